@@ -1,0 +1,85 @@
+"""Every error plait raises on purpose.
+
+    PlaitError
+      InputError       the user's file, option or value is wrong           (exit code 2)
+        TraceError     ... in a trace: names file, line and column
+      PlanError        a policy proposed a plan that cannot be             (exit code 4)
+      SimulationError  a run cannot go on: stuck jobs, a broken invariant  (exit code 4)
+      MissingExtra     an optional dependency is not installed             (exit code 2)
+
+A message names the thing, what was given, and what would work.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PlaitError(Exception):
+    """Base of all errors raised on purpose; `exit_code` is what the command line returns."""
+
+    exit_code = 1
+
+
+class InputError(PlaitError):
+    """Something the user gave is wrong."""
+
+    exit_code = 2
+
+
+class TraceError(InputError):
+    """A trace file is wrong at a known place."""
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        file: str,
+        line: int | None = None,
+        column: str | None = None,
+        value: object = None,
+        hint: str | None = None,
+    ) -> None:
+        """Build the message `file:line: column 'c': problem (got ...); hint`."""
+        self.file, self.line, self.column, self.value, self.hint = file, line, column, value, hint
+        where = file if line is None else f"{file}:{line}"
+        text = f"{where}: " + (f"column {column!r}: " if column else "") + problem
+        if value is not None:
+            text += f" (got {value!r})"
+        if hint:
+            text += f"; {hint}"
+        super().__init__(text)
+
+
+class PlanError(PlaitError):
+    """A plan that cannot be: names the policy, the job and the GPU."""
+
+    exit_code = 4
+
+
+class SimulationError(PlaitError):
+    """The simulated run cannot go on, or broke one of its own invariants."""
+
+    exit_code = 4
+
+
+class MissingExtra(InputError):
+    """An optional dependency is needed; says how to install it."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        """Name the package, the extra that brings it and what needs it."""
+        super().__init__(f"{purpose} needs {package}; install it with: pip install 'plait[{extra}]'")
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """The tail of an 'unknown name' message.
+
+    >>> suggest("tiresas-l", ["fifo", "tiresias-l"])
+    "did you mean 'tiresias-l'?"
+    >>> suggest("zzz", ["fifo", "srsf"])
+    'known: fifo, srsf'
+    """
+    options = list(known)
+    near = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(options)
