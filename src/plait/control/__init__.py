@@ -1,1 +1,1 @@
-"""."""
+"""The controller: events in, commands out; no clock, thread, socket, file or GPU."""

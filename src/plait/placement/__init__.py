@@ -1,1 +1,6 @@
-"""."""
+"""Where gangs go: from an order of jobs to GPUs by name."""
+
+from plait.placement.packing import Scheme, place
+from plait.placement.skew import SkewAware
+
+__all__ = ["Scheme", "SkewAware", "place"]

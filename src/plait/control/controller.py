@@ -1,0 +1,302 @@
+"""The scheduler as a state machine: events in, commands out.
+
+The controller keeps the books, asks the policy when a decision is due, checks the plan, compares it with
+what runs and says what has to change. It has no clock, thread, socket, file or GPU, so a simulation, a live
+cluster and the replay of a log all run this very code.
+
+Rules of the books (one place each):
+  a job waits from submission, or from the moment it loses its GPUs           `_to_waiting`
+  progress, service and run time are what the backend measured                `_progress`
+  a job's waits count from its first run on, and from zero after a promotion  `_start`, `_promote`
+  failures are retried while the spec allows it                               `_fail`
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from plait.control.books import Books, refusal
+from plait.control.messages import (
+    Adjust,
+    Command,
+    Event,
+    JobCancelled,
+    JobFailed,
+    JobFinished,
+    JobProfiled,
+    JobSubmitted,
+    Launch,
+    LaunchFailed,
+    NodeJoined,
+    NodeLost,
+    ProgressReported,
+    Refuse,
+    ReplanDue,
+    Stop,
+    Wake,
+)
+from plait.control.review import OK, fault, review
+from plait.core.arrays import NO_JOBS, IntArray
+from plait.core.cluster import Cluster
+from plait.core.errors import PlaitError
+from plait.core.jobs import TRANSITIONS, JobTable, Phase
+from plait.core.plan import NO_GROUPS, Groups, Plan
+from plait.core.policy import Policy, View
+
+_WAITING, _RUNNING = int(Phase.WAITING), int(Phase.RUNNING)
+
+
+class Controller:
+    """Applies one policy to one cluster.
+
+    `handle(event)` returns the commands the event causes; only `ReplanDue` (and a refusal at submission)
+    causes any. Raises `PlanError` for a plan that cannot be, and `PlaitError` for an event that cannot be.
+    """
+
+    def __init__(self, policy: Policy, cluster: Cluster) -> None:
+        """Start with no jobs."""
+        self.policy = policy
+        self.cluster = cluster
+        self.books = Books()
+        self.active: IntArray = NO_JOBS
+        self.running: Groups = NO_GROUPS
+        self.plan: Plan = Plan(NO_GROUPS)
+        self.now_s = -math.inf
+        self.events = 0
+        self.changed = False
+        self.competing = 0.0
+        self._handlers: dict[type, Callable[[Any], Sequence[Command]]] = {
+            JobSubmitted: self._submit,
+            ProgressReported: self._progress,
+            JobProfiled: self._profile,
+            JobFinished: self._finish,
+            JobFailed: self._fail,
+            JobCancelled: self._cancel,
+            NodeJoined: self._join,
+            NodeLost: self._lose,
+            LaunchFailed: self._launch_failed,
+            ReplanDue: self._replan,
+        }
+
+    def handle(self, event: Event) -> Sequence[Command]:
+        """Take note of what happened and say what to do."""
+        at_s = event.at_s
+        if not at_s >= self.now_s:
+            raise PlaitError(
+                f"event {type(event).__name__} at {at_s} s comes after {self.now_s} s; time cannot go back"
+            )
+        if at_s > self.now_s > -math.inf:
+            self.competing += len(self.active) * (at_s - self.now_s)
+        self.now_s = at_s
+        self.events += 1
+        return self._handlers[type(event)](event)
+
+    def view(self) -> View:
+        """What the policy would see now."""
+        table = JobTable(self.books.columns, self.active, self.now_s, self.competing, self.books)  # type: ignore[arg-type]
+        return View(self.now_s, self.cluster, table, self.running)
+
+    # -- jobs -----------------------------------------------------------------------------------------
+
+    def _submit(self, event: JobSubmitted) -> Sequence[Command]:
+        if event.first != self.books.count:
+            raise PlaitError(f"submission starts at number {event.first}, expected {self.books.count}")
+        numbers = self.books.append(event.jobs, self.competing)
+        refused = self._refusals(numbers)
+        if refused:
+            jobs = np.array(list(refused), dtype=np.int64)
+            for job, reason in refused.items():
+                self.books.columns["reason"][job] = reason
+            self._end(jobs, Phase.FAILED, event.at_s)
+            numbers = numbers[~np.isin(numbers, jobs)]
+        self.active = np.concatenate([self.active, numbers])
+        self.changed = True
+        return (Refuse(self.events, jobs, tuple(refused.values())),) if refused else ()
+
+    def _refusals(self, numbers: IntArray) -> dict[int, str]:
+        columns = self.books.columns
+        simple = not (columns["has_demands"][0] or columns["has_kinds"][0])
+        if simple and len(self.cluster.kinds) == 1:
+            suspects = numbers[columns["min_gpus"][numbers] > self.cluster.gpus]
+        else:
+            suspects = numbers
+        reasons = {int(n): refusal(self.books.spec(int(n)), self.cluster) for n in suspects}
+        return {n: reason for n, reason in reasons.items() if reason is not None}
+
+    def _progress(self, event: ProgressReported) -> Sequence[Command]:
+        jobs, columns = event.jobs, self.books.columns
+        columns["iterations_done"][jobs] = event.iterations_done
+        columns["attained_gpu_s"][jobs] = event.attained_gpu_s
+        columns["run_s"][jobs] = event.run_s
+        if not self.running.single:
+            self._note_shared_speed(event)
+        return ()
+
+    def _note_shared_speed(self, event: ProgressReported) -> None:
+        columns = self.books.columns
+        members = np.diff(self.running.first_job)
+        slot = columns["slot"][event.jobs]
+        shares = (slot >= 0) & (members[slot] > 1) & ~np.isnan(event.iteration_s)
+        jobs = event.jobs[shares]
+        columns["shared_speed"][jobs] = columns["iteration_s"][jobs] / event.iteration_s[shares]
+
+    def _profile(self, event: JobProfiled) -> Sequence[Command]:
+        self.books.columns["iteration_s"][event.jobs] = event.iteration_s
+        self.books.columns["stage_s"][event.jobs] = event.stage_s
+        self.changed = True
+        return ()
+
+    def _finish(self, event: JobFinished) -> Sequence[Command]:
+        self._require(event.jobs, Phase.FINISHED, event)
+        columns = self.books.columns
+        done = ~np.isnan(columns["iterations"][event.jobs])
+        columns["iterations_done"][event.jobs[done]] = columns["iterations"][event.jobs[done]]
+        self._end(event.jobs, Phase.FINISHED, event.end_s)
+        return ()
+
+    def _fail(self, event: JobFailed) -> Sequence[Command]:
+        columns = self.books.columns
+        self._require(event.jobs, Phase.FAILED, event)
+        columns["failures"][event.jobs] += 1
+        columns["reason"][event.jobs] = event.reason
+        again = columns["failures"][event.jobs] <= columns["retries"][event.jobs]
+        self._to_waiting(event.jobs[again])
+        self._end(event.jobs[~again], Phase.FAILED, event.at_s)
+        return ()
+
+    def _cancel(self, event: JobCancelled) -> Sequence[Command]:
+        self._require(event.jobs, Phase.CANCELLED, event)
+        stop = event.jobs[self.books.columns["phase"][event.jobs] == _RUNNING]
+        self._end(event.jobs, Phase.CANCELLED, event.at_s)
+        return (Stop(self.events, stop, checkpoint=False),) if len(stop) else ()
+
+    def _launch_failed(self, event: LaunchFailed) -> Sequence[Command]:
+        self.books.columns["reason"][event.jobs] = event.reason
+        self._to_waiting(event.jobs)
+        return ()
+
+    # -- nodes ----------------------------------------------------------------------------------------
+
+    def _join(self, event: NodeJoined) -> Sequence[Command]:
+        self.cluster = self.cluster.with_node(event.node)
+        self.changed = True
+        return ()
+
+    def _lose(self, event: NodeLost) -> Sequence[Command]:
+        node = self.cluster.index(event.node)
+        self.cluster = self.cluster.without_node(event.node)
+        groups = self.running
+        hit = np.zeros(len(groups), dtype=bool)
+        owner = np.repeat(np.arange(len(groups)), groups.gpu_count())
+        hit[owner[self.cluster.gpu_node[groups.gpus] == node]] = True
+        members = groups.jobs[hit[groups.group_of_member()]]
+        columns = self.books.columns
+        lost = members[(columns["phase"][members] == _RUNNING) & (columns["slot"][members] >= 0)]
+        columns["reason"][lost] = f"lost node {event.node}"
+        # Processes of the gang on other nodes are told to go; there is nothing left to checkpoint.
+        self._to_waiting(lost)
+        self.changed = True
+        return (Stop(self.events, np.sort(lost), checkpoint=False),) if len(lost) else ()
+
+    # -- the books ------------------------------------------------------------------------------------
+
+    def _require(self, jobs: IntArray, target: Phase, event: Event) -> None:
+        phases = self.books.columns["phase"][jobs]
+        for phase in set(phases.tolist()):
+            if target not in TRANSITIONS[Phase(phase)]:
+                job = int(jobs[int(np.argmax(phases == phase))])
+                raise PlaitError(
+                    f"{self.books.name(job)} is {Phase(phase).name.lower()} and cannot become "
+                    f"{target.name.lower()} ({type(event).__name__} at {event.at_s} s)"
+                )
+
+    def _end(self, jobs: IntArray, phase: Phase, end_s: Any) -> None:
+        columns = self.books.columns
+        columns["phase"][jobs] = int(phase)
+        columns["end_s"][jobs] = end_s
+        columns["slot"][jobs] = -1
+        if len(jobs) == 1:
+            at = int(np.searchsorted(self.active, jobs[0]))
+            if at < len(self.active) and self.active[at] == jobs[0]:
+                self.active = np.concatenate([self.active[:at], self.active[at + 1 :]])
+        elif len(jobs):
+            self.active = self.active[columns["phase"][self.active] <= _RUNNING]
+        self.changed = True
+
+    def _to_waiting(self, jobs: IntArray) -> None:
+        columns = self.books.columns
+        columns["phase"][jobs] = _WAITING
+        columns["slot"][jobs] = -1
+        columns["pending_since_s"][jobs] = self.now_s
+        self.changed = True
+
+    def _start(self, jobs: IntArray) -> None:
+        columns = self.books.columns
+        ran = columns["run_s"][jobs] > columns["run_base_s"][jobs]
+        columns["wait_s"][jobs] += np.where(ran, self.now_s - columns["pending_since_s"][jobs], 0.0)
+        first = np.isnan(columns["first_start_s"][jobs])
+        columns["first_start_s"][jobs[first]] = self.now_s
+        columns["last_start_s"][jobs] = self.now_s
+        columns["starts"][jobs] += 1
+        columns["phase"][jobs] = _RUNNING
+
+    def _promote(self, jobs: IntArray) -> None:
+        columns = self.books.columns
+        columns["promotions"][jobs] += 1
+        columns["attained_base_gpu_s"][jobs] = columns["attained_gpu_s"][jobs]
+        columns["run_base_s"][jobs] = columns["run_s"][jobs]
+        columns["wait_s"][jobs] = 0.0
+
+    # -- deciding -------------------------------------------------------------------------------------
+
+    def _replan(self, event: ReplanDue) -> Sequence[Command]:
+        if not self.changed and event.at_s < self.plan.valid_until_s:
+            return ()
+        plan = self.policy.decide(self.view())
+        return self._apply(plan)
+
+    def _apply(self, plan: Plan) -> Sequence[Command]:
+        groups, columns = plan.groups, self.books.columns
+        code, job, gpu, changes = review(groups, self.running, columns, self.books.count, self.cluster)
+        if code != OK:
+            name = self.books.name(job) if 0 <= job < self.books.count else f"job number {job}"
+            raise fault(code, name, gpu, self.cluster, describe(self.policy))
+        if not plan.valid_until_s > self.now_s:
+            raise PlaitError(
+                f"policy {describe(self.policy)} wants to be asked again at {plan.valid_until_s} s, "
+                f"which is not after {self.now_s} s; give a later valid_until_s"
+            )
+        if len(plan.promoted):
+            self._promote(plan.promoted)
+        leave, starts = changes.leave, groups.jobs[~changes.stays]
+        commands: list[Command] = []
+        if len(leave):
+            self._to_waiting(leave)
+            columns["preemptions"][leave] += 1
+            commands.append(Stop(self.events, leave))
+        if len(starts):
+            self._start(starts)
+        columns["slot"][groups.jobs] = groups.group_of_member()
+        if plan.order is not None:
+            columns["rank"][plan.order] = np.arange(len(plan.order))
+            if plan.levels is not None:
+                columns["level"][plan.order] = plan.levels
+        if changes.change.any():
+            adjusted, launched = np.flatnonzero(changes.change == 1), np.flatnonzero(changes.change == 2)
+            if len(adjusted):
+                commands.append(Adjust(self.events, groups[adjusted]))
+            if len(launched):
+                commands.append(Launch(self.events, groups[launched]))
+        if plan.valid_until_s != self.plan.valid_until_s and plan.valid_until_s < math.inf:
+            commands.append(Wake(self.events, plan.valid_until_s))
+        self.running, self.plan, self.changed = groups, plan, False
+        return commands
+
+
+def describe(policy: Policy) -> str:
+    """A policy's name for messages: its `name` if it has one, else its class."""
+    return str(getattr(policy, "name", "") or type(policy).__name__)

@@ -1,0 +1,319 @@
+"""Events (what happened) and commands (what to do); each goes to JSON and back.
+
+Messages are batches: `at_s` is when the controller learns, arrays inside say what happened to each job and,
+where it matters, when. Jobs are named by number; `JobSubmitted` gives the first number of its batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from plait.core.arrays import NO_JOBS, FloatArray, IntArray
+from plait.core.cluster import Node
+from plait.core.errors import InputError
+from plait.core.jobs import JobBatch, JobClass, JobSpec
+from plait.core.plan import Gate, Group, Groups, Member
+from plait.core.resources import StageProfile
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobSubmitted:
+    """New jobs; they get the numbers `first`, `first + 1`, ..."""
+
+    at_s: float
+    first: int
+    jobs: JobBatch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProgressReported:
+    """What the monitors measured, one entry a job.
+
+    Iterations done, GPU-seconds and seconds held so far (overheads included), and the current seconds an
+    iteration (NaN while starting or stopped).
+    """
+
+    at_s: float
+    jobs: IntArray
+    iterations_done: FloatArray
+    attained_gpu_s: FloatArray
+    run_s: FloatArray
+    iteration_s: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobProfiled:
+    """Measured solo iteration time and stage seconds (jobs x resources)."""
+
+    at_s: float
+    jobs: IntArray
+    iteration_s: FloatArray
+    stage_s: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobFinished:
+    """Jobs that completed, each at its `end_s`."""
+
+    at_s: float
+    jobs: IntArray
+    end_s: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobFailed:
+    """Jobs whose processes failed; the controller starts them again while retries are left."""
+
+    at_s: float
+    jobs: IntArray
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobCancelled:
+    """Jobs the user took back."""
+
+    at_s: float
+    jobs: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeJoined:
+    """A node is there: new, or back."""
+
+    at_s: float
+    node: Node
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeLost:
+    """A node is gone, and with it the processes on it."""
+
+    at_s: float
+    node: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaunchFailed:
+    """Jobs that could not be started where they were told to."""
+
+    at_s: float
+    jobs: IntArray
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplanDue:
+    """Time to decide: all that happened until now has been said."""
+
+    at_s: float
+
+
+Event: TypeAlias = (
+    JobSubmitted
+    | ProgressReported
+    | JobProfiled
+    | JobFinished
+    | JobFailed
+    | JobCancelled
+    | NodeJoined
+    | NodeLost
+    | LaunchFailed
+    | ReplanDue
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stop:
+    """Take these jobs off their GPUs, after a checkpoint if asked."""
+
+    event: int
+    jobs: IntArray
+    checkpoint: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """These groups shall run as given: members not yet running there start, the others go on."""
+
+    event: int
+    groups: Groups
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adjust:
+    """These groups run on, with other members, turns, shares, memory, batch sizes or gate."""
+
+    event: int
+    groups: Groups
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Refuse:
+    """These jobs can never run here; they have failed, each with its reason."""
+
+    event: int
+    jobs: IntArray
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wake:
+    """Ask for a decision at this time even if nothing happens before."""
+
+    event: int
+    at_s: float
+
+
+Command: TypeAlias = Stop | Launch | Adjust | Refuse | Wake
+
+_TYPES: dict[str, type[Any]] = {
+    t.__name__: t
+    for t in (
+        JobSubmitted,
+        ProgressReported,
+        JobProfiled,
+        JobFinished,
+        JobFailed,
+        JobCancelled,
+        NodeJoined,
+        NodeLost,
+        LaunchFailed,
+        ReplanDue,
+        Stop,
+        Launch,
+        Adjust,
+        Refuse,
+        Wake,
+    )
+}
+
+
+def to_json(message: Event | Command) -> dict[str, Any]:
+    """A JSON object with a `type` and the fields; unknown numbers are null.
+
+    >>> to_json(ReplanDue(60.0))
+    {'type': 'ReplanDue', 'at_s': 60.0}
+    """
+    out: dict[str, Any] = {"type": type(message).__name__}
+    for f in fields(message):
+        out[f.name] = _plain(getattr(message, f.name))
+    return out
+
+
+def from_json(data: Mapping[str, Any]) -> Event | Command:
+    """The message that `to_json` wrote; `InputError` for anything else."""
+    try:
+        kind = _TYPES[data["type"]]
+        values = {f.name: _parse(str(f.type), data[f.name]) for f in fields(kind)}
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"not a message of this version: {str(data)[:200]} ({error!r})") from error
+    message: Event | Command = kind(**values)
+    return message
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        items = value.tolist()
+        if value.dtype.kind == "f":
+            return _nulls(items)
+        return items
+    if isinstance(value, JobBatch):
+        return [spec_to_json(spec) for spec in value]
+    if isinstance(value, Groups):
+        return [group_to_json(group) for group in value]
+    if isinstance(value, Node):
+        return {f.name: getattr(value, f.name) for f in fields(value)}
+    if isinstance(value, tuple):
+        return list(value)
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _nulls(items: list[Any]) -> list[Any]:
+    return [_nulls(i) if isinstance(i, list) else (None if math.isnan(i) else i) for i in items]
+
+
+def _floats(items: list[Any]) -> FloatArray:
+    def number(x: Any) -> Any:
+        return [number(i) for i in x] if isinstance(x, list) else (math.nan if x is None else x)
+
+    return np.array(number(items), dtype=np.float64)
+
+
+def _parse(annotation: str, value: Any) -> Any:
+    if annotation == "IntArray":
+        return np.array(value, dtype=np.int64) if value else NO_JOBS
+    if annotation == "FloatArray":
+        return _floats(value)
+    if annotation == "JobBatch":
+        return JobBatch.of([spec_from_json(v) for v in value])
+    if annotation == "Groups":
+        return Groups.of([group_from_json(v) for v in value])
+    if annotation == "Node":
+        return Node(**value)
+    if annotation.startswith("tuple"):
+        return tuple(value)
+    return value
+
+
+_DEFAULT_SPEC = JobSpec(id="-")
+
+
+def spec_to_json(spec: JobSpec) -> dict[str, Any]:
+    """The fields of a spec that differ from the defaults."""
+    out: dict[str, Any] = {}
+    for f in fields(JobSpec):
+        value = getattr(spec, f.name)
+        if f.name in ("id", "submit_s", "gpus") or value != getattr(_DEFAULT_SPEC, f.name):
+            out[f.name] = value
+    if spec.profile is not None:
+        out["profile"] = list(spec.profile.stage_s)
+    for name in ("gpu_kinds", "tensor_bytes"):
+        if out.get(name) is not None:
+            out[name] = list(out[name])
+    if "job_class" in out:
+        out["job_class"] = spec.job_class.name.lower()
+    return out
+
+
+def spec_from_json(data: Mapping[str, Any]) -> JobSpec:
+    """The spec that `spec_to_json` wrote."""
+    row = dict(data)
+    if row.get("profile") is not None:
+        row["profile"] = StageProfile.from_sequence(row["profile"], row["iteration_s"])
+    for name in ("gpu_kinds", "tensor_bytes"):
+        if row.get(name) is not None:
+            row[name] = tuple(row[name])
+    if "job_class" in row:
+        row["job_class"] = JobClass[row["job_class"].upper()]
+    return JobSpec(**row)
+
+
+_DEFAULT_MEMBER = Member(0)
+
+
+def group_to_json(group: Group) -> dict[str, Any]:
+    """GPUs and members; a member without details is just its number."""
+    members: list[Any] = []
+    for m in group.members:
+        details = {
+            f.name: getattr(m, f.name)
+            for f in fields(Member)
+            if f.name != "job" and getattr(m, f.name) != getattr(_DEFAULT_MEMBER, f.name)
+        }
+        members.append({"job": m.job, **details} if details else m.job)
+    out: dict[str, Any] = {"jobs": members, "gpus": list(group.gpus)}
+    if group.gate is not Gate.NONE:
+        out["gate"] = group.gate.name.lower()
+    return out
+
+
+def group_from_json(data: Mapping[str, Any]) -> Group:
+    """The group that `group_to_json` wrote."""
+    members = tuple(Member(**m) if isinstance(m, Mapping) else Member(int(m)) for m in data["jobs"])
+    return Group(members, tuple(int(g) for g in data["gpus"]), Gate[data.get("gate", "none").upper()])

@@ -1,0 +1,220 @@
+"""Hardware only: nodes, GPUs, racks. What is in use is always computed from a plan, never kept here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from plait.core.arrays import BoolArray, IntArray
+from plait.core.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU: its index in the cluster, the index of its node, its kind."""
+
+    index: int
+    node: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One machine. Zero `cpus` or `memory_bytes` means: not a limit."""
+
+    id: str
+    gpus: int
+    gpu_kind: str = "gpu"
+    gpu_memory_bytes: int = 0
+    cpus: float = 0.0
+    memory_bytes: float = 0.0
+    rack: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse hardware that cannot be."""
+        if self.gpus < 0:
+            raise InputError(f"node {self.id!r}: gpus must be >= 0, got {self.gpus}")
+        if self.cpus < 0 or self.memory_bytes < 0 or self.gpu_memory_bytes < 0:
+            raise InputError(f"node {self.id!r}: cpus and memory must be >= 0")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes in a fixed order; GPU number `i` of the cluster belongs to `gpu_node[i]`.
+
+    A node that is down keeps its place and its GPU numbers, so plans and logs stay readable.
+
+    >>> Cluster.parse("2x4").gpus
+    8
+    >>> Cluster.parse("2x8:v100,1x4:a100").kinds
+    ('v100', 'a100')
+    """
+
+    nodes: tuple[Node, ...]
+    up: tuple[bool, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        """Check names and fill `up`."""
+        if not self.nodes:
+            raise InputError("a cluster needs at least one node, e.g. --cluster 8x8")
+        ids = {n.id for n in self.nodes}
+        if len(ids) != len(self.nodes):
+            raise InputError("node ids must be unique")
+        if not self.up:
+            object.__setattr__(self, "up", (True,) * len(self.nodes))
+        if len(self.up) != len(self.nodes):
+            raise InputError("`up` needs one value a node")
+
+    @classmethod
+    def of(cls, nodes: int, gpus_per_node: int, **node: object) -> Cluster:
+        """A uniform cluster; further keywords go to every `Node`."""
+        return cls(tuple(Node(f"n{i}", gpus_per_node, **node) for i in range(nodes)))  # type: ignore[arg-type]
+
+    @classmethod
+    def parse(cls, text: str) -> Cluster:
+        """Read `NODESxGPUS[:KIND][@NODES_PER_RACK][,...]`, e.g. `8x8`, `4x8:v100,2x8:a100`, `16x8@4`.
+
+        Raises `InputError` for anything else.
+        """
+        nodes: list[Node] = []
+        rack = 0
+        for part in text.split(","):
+            match = re.fullmatch(r"(\d+)x(\d+)(?::([\w.-]+))?(?:@(\d+))?", part.strip())
+            if not match or int(match[1]) < 1 or int(match[2]) < 1 or match[4] == "0":
+                raise InputError(
+                    f"cannot read cluster {part.strip()!r}; write NODESxGPUS, e.g. 8x8, 4x8:v100,2x8:a100, "
+                    "or 16x8@4 for racks of four nodes"
+                )
+            per_rack = int(match[4]) if match[4] else None
+            for i in range(int(match[1])):
+                if per_rack and i and i % per_rack == 0:
+                    rack += 1
+                nodes.append(Node(f"n{len(nodes)}", int(match[2]), match[3] or "gpu", rack=rack))
+            rack += 1 if per_rack else 0
+        return cls(tuple(nodes))
+
+    @cached_property
+    def gpus(self) -> int:
+        """GPUs in the cluster, on nodes up and down."""
+        return int(self.node_gpus.sum())
+
+    @cached_property
+    def node_gpus(self) -> IntArray:
+        """GPUs of each node."""
+        return np.array([n.gpus for n in self.nodes], dtype=np.int64)
+
+    @cached_property
+    def first_gpu(self) -> IntArray:
+        """Offsets: node `n` has the GPUs `first_gpu[n]` to `first_gpu[n + 1] - 1`."""
+        return np.concatenate([[0], np.cumsum(self.node_gpus)]).astype(np.int64)
+
+    @cached_property
+    def gpu_node(self) -> IntArray:
+        """Node of each GPU."""
+        return np.repeat(np.arange(len(self.nodes), dtype=np.int64), self.node_gpus)
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """GPU kinds in order of first appearance."""
+        return tuple(dict.fromkeys(n.gpu_kind for n in self.nodes))
+
+    @cached_property
+    def node_kind(self) -> IntArray:
+        """Index into `kinds` for each node."""
+        number = {kind: i for i, kind in enumerate(self.kinds)}
+        return np.array([number[n.gpu_kind] for n in self.nodes], dtype=np.int64)
+
+    @cached_property
+    def node_rack(self) -> IntArray:
+        """Rack of each node."""
+        return np.array([n.rack for n in self.nodes], dtype=np.int64)
+
+    @cached_property
+    def node_up(self) -> BoolArray:
+        """Whether each node is up."""
+        return np.array(self.up, dtype=bool)
+
+    @cached_property
+    def node_cpus(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """CPU cores of each node; infinite where not a limit."""
+        return np.array([n.cpus or np.inf for n in self.nodes], dtype=np.float64)
+
+    @cached_property
+    def node_memory_bytes(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Memory of each node in bytes; infinite where not a limit."""
+        return np.array([n.memory_bytes or np.inf for n in self.nodes], dtype=np.float64)
+
+    @cached_property
+    def gpus_up(self) -> int:
+        """GPUs on nodes that are up."""
+        return int(self.node_gpus[self.node_up].sum())
+
+    @cached_property
+    def cap_prefix(self) -> IntArray:
+        """`cap_prefix[kind, k]`: the most GPUs of a kind that `k + 1` whole nodes have together."""
+        table = np.zeros((len(self.kinds), len(self.nodes)), dtype=np.int64)
+        for kind in range(len(self.kinds)):
+            sizes = np.sort(self.node_gpus[self.node_kind == kind])[::-1]
+            table[kind, : len(sizes)] = np.cumsum(sizes)
+            table[kind, len(sizes) :] = sizes.sum()
+        return table
+
+    def kind_mask(self, kinds: Iterable[str] | None) -> int:
+        """Bit mask over `kinds`; None allows all."""
+        if kinds is None:
+            return (1 << len(self.kinds)) - 1
+        return sum(1 << self.kinds.index(kind) for kind in set(kinds) if kind in self.kinds)
+
+    def gpu(self, index: int) -> Gpu:
+        """The GPU with this number."""
+        node = int(self.gpu_node[index])
+        return Gpu(index, node, self.nodes[node].gpu_kind)
+
+    def index(self, node_id: str) -> int:
+        """Position of a node; `InputError` if there is none of that name."""
+        for i, node in enumerate(self.nodes):
+            if node.id == node_id:
+                return i
+        raise InputError(f"no node {node_id!r} in this cluster of {len(self.nodes)} nodes")
+
+    def with_node(self, node: Node) -> Cluster:
+        """The cluster after `node` joined: appended, or back up if it is known by id."""
+        for i, known in enumerate(self.nodes):
+            if known.id == node.id:
+                if known.gpus != node.gpus:
+                    raise InputError(f"node {node.id!r} came back with {node.gpus} GPUs, had {known.gpus}")
+                return self._with_up(i, True)
+        return Cluster(self.nodes + (node,), self.up + (True,))
+
+    def without_node(self, node_id: str) -> Cluster:
+        """The cluster after a node went down."""
+        return self._with_up(self.index(node_id), False)
+
+    def _with_up(self, index: int, up: bool) -> Cluster:
+        return replace(self, up=self.up[:index] + (up,) + self.up[index + 1 :])
+
+    def largest_gang(self, kinds: Iterable[str] | None = None) -> int:
+        """GPUs of the largest gang that fits when the cluster is whole and empty; one kind a gang."""
+        allowed = set(self.kinds if kinds is None else kinds)
+        return max(
+            (sum(n.gpus for n in self.nodes if n.gpu_kind == kind) for kind in self.kinds if kind in allowed),
+            default=0,
+        )
+
+    def __iter__(self) -> Iterator[Node]:
+        """Iterate over the nodes."""
+        return iter(self.nodes)
+
+    def __str__(self) -> str:
+        """The shortest text that `parse` reads back for clusters it can write."""
+        runs: list[tuple[int, int, str]] = []
+        for node in self.nodes:
+            if runs and runs[-1][1:] == (node.gpus, node.gpu_kind):
+                runs[-1] = (runs[-1][0] + 1, node.gpus, node.gpu_kind)
+            else:
+                runs.append((1, node.gpus, node.gpu_kind))
+        return ",".join(f"{n}x{g}" + ("" if kind == "gpu" else f":{kind}") for n, g, kind in runs)

@@ -1,0 +1,199 @@
+"""Plans: which jobs run on which GPUs. A few groups are objects; thousands are columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from types import MappingProxyType
+from typing import overload
+
+import numpy as np
+
+from plait.core.arrays import NO_JOBS, FloatArray, IntArray
+from plait.core.errors import InputError
+
+
+class Gate(IntEnum):
+    """How the members of a group take turns.
+
+    NONE: all at once, whatever happens. TOKENS: a stage waits for its resource. BARRIER: lock step, every
+    member does one stage, then all rotate (Muri, section 4).
+    """
+
+    NONE = 0
+    TOKENS = 1
+    BARRIER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One job's part in a group: covers Muri (turn), Pollux (batch size) and AntMan (share, memory)."""
+
+    job: int
+    turn: int = 0
+    batch_size: int = 0
+    accumulation: int = 1
+    gpu_share: float = 1.0
+    gpu_memory_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Jobs that share these GPUs (numbers in the cluster, ascending)."""
+
+    members: tuple[Member, ...]
+    gpus: tuple[int, ...]
+    gate: Gate = Gate.NONE
+
+    def __post_init__(self) -> None:
+        """Refuse a group nobody is in or that has nowhere to run."""
+        if not self.members or not self.gpus:
+            raise InputError("a group needs at least one member and one GPU")
+
+
+#: per-member details that differ from `Member`'s defaults, as columns
+_DETAILS = {"turn": 0.0, "batch_size": 0.0, "accumulation": 1.0, "gpu_share": 1.0, "gpu_memory_bytes": 0.0}
+
+
+class Groups:
+    """A sequence of `Group`s held as columns.
+
+    `jobs[first_job[g]:first_job[g+1]]` are the members and `gpus[first_gpu[g]:first_gpu[g+1]]` the GPUs of
+    group `g`. `gate` has one value a group; `details` is None or one row of `_DETAILS` a member.
+    """
+
+    __slots__ = ("details", "first_gpu", "first_job", "gate", "gpus", "jobs")
+
+    def __init__(
+        self,
+        jobs: IntArray,
+        gpus: IntArray,
+        first_gpu: IntArray,
+        first_job: IntArray | None = None,
+        gate: IntArray | None = None,
+        details: FloatArray | None = None,
+    ) -> None:
+        """Without `first_job` every group has one member."""
+        self.jobs = jobs
+        self.gpus = gpus
+        self.first_gpu = first_gpu
+        self.first_job = np.arange(len(jobs) + 1, dtype=np.int64) if first_job is None else first_job
+        self.gate = gate
+        self.details = details
+
+    @classmethod
+    def of(cls, groups: Iterable[Group]) -> Groups:
+        """Columns of these groups."""
+        rows = list(groups)
+        members = [m for g in rows for m in g.members]
+        details = np.array([[getattr(m, name) for name in _DETAILS] for m in members], dtype=np.float64)
+        plain = not members or bool((details == list(_DETAILS.values())).all())
+        gates = np.array([g.gate for g in rows], dtype=np.int64)
+        return cls(
+            np.array([m.job for m in members], dtype=np.int64),
+            np.array([gpu for g in rows for gpu in g.gpus], dtype=np.int64),
+            _offsets([len(g.gpus) for g in rows]),
+            _offsets([len(g.members) for g in rows]),
+            gates if gates.any() else None,
+            None if plain else details,
+        )
+
+    def __len__(self) -> int:
+        """Number of groups."""
+        return len(self.first_gpu) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Group: ...
+    @overload
+    def __getitem__(self, index: IntArray) -> Groups: ...
+    def __getitem__(self, index: int | IntArray) -> Group | Groups:
+        """One group as an object, or some groups as columns."""
+        if isinstance(index, np.ndarray):
+            return self._take(index)
+        lo, hi = int(self.first_job[index]), int(self.first_job[index + 1])
+        members = tuple(self._member(i) for i in range(lo, hi))
+        gpus = tuple(self.gpus[self.first_gpu[index] : self.first_gpu[index + 1]].tolist())
+        return Group(members, gpus, Gate.NONE if self.gate is None else Gate(self.gate[index]))
+
+    def _member(self, i: int) -> Member:
+        job = int(self.jobs[i])
+        if self.details is None:
+            return Member(job)
+        turn, batch, accumulation, share, memory = self.details[i].tolist()
+        return Member(job, int(turn), int(batch), int(accumulation), share, memory)
+
+    def _take(self, index: IntArray) -> Groups:
+        members, first_job = _ragged(self.first_job, index)
+        gpus, first_gpu = _ragged(self.first_gpu, index)
+        return Groups(
+            self.jobs[members],
+            self.gpus[gpus],
+            first_gpu,
+            first_job,
+            None if self.gate is None else self.gate[index],
+            None if self.details is None else self.details[members],
+        )
+
+    def __iter__(self) -> Iterator[Group]:
+        """Iterate over groups as objects."""
+        return (self[i] for i in range(len(self)))
+
+    @property
+    def single(self) -> bool:
+        """Whether every group has exactly one member."""
+        return len(self.jobs) == len(self)
+
+    def gpu_count(self) -> IntArray:
+        """GPUs of each group."""
+        return np.diff(self.first_gpu)
+
+    def group_of_member(self) -> IntArray:
+        """For each entry of `jobs`, the index of its group."""
+        if self.single:
+            return np.arange(len(self.jobs), dtype=np.int64)
+        return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.first_job))
+
+
+def _offsets(lengths: list[int]) -> IntArray:
+    return np.concatenate([[0], np.cumsum(np.array(lengths, dtype=np.int64))]).astype(np.int64)
+
+
+def _ragged(first: IntArray, index: IntArray) -> tuple[IntArray, IntArray]:
+    """Positions of all entries of the selected rows, and the offsets of the selection."""
+    lengths = first[index + 1] - first[index]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    positions = np.arange(offsets[-1], dtype=np.int64) + np.repeat(first[index] - offsets[:-1], lengths)
+    return positions, offsets
+
+
+NO_GROUPS = Groups(NO_JOBS, NO_JOBS, np.zeros(1, dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who runs where, completely: what is not named should not run.
+
+    `order` lists jobs best first (place in the queue) and `levels` their queue, both kept in `JobStatus` for
+    the next decision. `promoted` jobs start counting service and waiting from zero (Tiresias, section 3).
+    `reasons` says for jobs that wait why they do. `valid_until_s`: when the policy wants to be asked again if
+    nothing happens before.
+    """
+
+    groups: Groups
+    order: IntArray | None = None
+    levels: IntArray | None = None
+    promoted: IntArray = field(default_factory=lambda: NO_JOBS)
+    reasons: Mapping[int, str] = MappingProxyType({})
+    valid_until_s: float = math.inf
+
+    @classmethod
+    def of(
+        cls,
+        groups: Iterable[Group],
+        reasons: Mapping[int, str] | None = None,
+        valid_until_s: float = math.inf,
+    ) -> Plan:
+        """A plan from group objects, for policies that think in small numbers."""
+        return cls(Groups.of(groups), reasons=reasons or {}, valid_until_s=valid_until_s)

@@ -1,0 +1,509 @@
+"""The placement kernel: walk jobs in order, keep what runs, place what is new, move only when it must.
+
+State of one walk, all plain arrays so that it compiles:
+  owner[gpu]     position in the order of the job that holds it, FREE, or DOWN
+  free[node]     free GPUs of a node; spare[node, 0] CPU cores and spare[node, 1] bytes left
+`placement/reference.py` says the same in plain Python, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.jit import kernel
+
+FREE, DOWN = -1, -2
+
+# schemes
+CONSOLIDATED, CONSOLIDATED_FIRST_FIT, FIRST_FIT, BEST_FIT, SPREAD, COUNTING, RANDOM = 0, 1, 2, 3, 4, 5, 6
+
+# what became of a job
+PLACED, TOO_FEW, FRAGMENTED, BLOCKED = 0, 1, 2, 3
+
+
+@kernel
+def room(node: int, free: IntArray, spare: FloatArray, per_gpu: FloatArray) -> int:
+    """GPUs of a job that fit on a node beside what is there."""
+    fits = free[node]
+    for i in range(2):
+        if per_gpu[i] > 0.0 and per_gpu[i] * fits > spare[node, i] + 1e-6:
+            fits = int(math.floor((spare[node, i] + 1e-6) / per_gpu[i]))
+    return max(fits, 0)
+
+
+@kernel
+def best_node(
+    need: int,
+    kind: int,
+    node_kind: IntArray,
+    free: IntArray,
+    spare: FloatArray,
+    per_gpu: FloatArray,
+    taken: IntArray,
+) -> int:
+    """The node with least room that still takes `need`; -1 if none."""
+    best, best_room = -1, 1 << 60
+    for node in range(len(free)):
+        if free[node] >= need and node_kind[node] == kind and taken[node] == 0:
+            fits = room(node, free, spare, per_gpu)
+            if need <= fits < best_room:
+                best, best_room = node, fits
+                if fits == need:
+                    break
+    return best
+
+
+@kernel
+def roomiest(
+    kind: int, node_kind: IntArray, free: IntArray, spare: FloatArray, per_gpu: FloatArray, taken: IntArray
+) -> int:
+    """The node with most room; -1 if none has any."""
+    best, best_room = -1, 0
+    for node in range(len(free)):
+        if free[node] > best_room and node_kind[node] == kind and taken[node] == 0:
+            fits = room(node, free, spare, per_gpu)
+            if fits > best_room:
+                best, best_room = node, fits
+    return best
+
+
+@kernel
+def pick_fewest(
+    need: int,
+    kind: int,
+    nodes_needed: int,
+    node_kind: IntArray,
+    free: IntArray,
+    spare: FloatArray,
+    per_gpu: FloatArray,
+    take: IntArray,
+) -> bool:
+    """Fewest nodes, and among those the least room left over."""
+    left = need
+    for _ in range(nodes_needed - 1):
+        node = roomiest(kind, node_kind, free, spare, per_gpu, take)
+        if node < 0:
+            return False
+        take[node] = min(left, room(node, free, spare, per_gpu))
+        left -= take[node]
+        if left == 0:
+            return True
+    node = best_node(left, kind, node_kind, free, spare, per_gpu, take)
+    if node < 0:
+        return False
+    take[node] = left
+    return True
+
+
+@kernel
+def pick_first(
+    need: int,
+    kind: int,
+    racks: int,
+    node_kind: IntArray,
+    node_rack: IntArray,
+    node_gpus: IntArray,
+    free: IntArray,
+    spare: FloatArray,
+    per_gpu: FloatArray,
+    take: IntArray,
+) -> bool:
+    """The first idle nodes by number, then the first with the rest, all in one rack (tiresias.md 3.2)."""
+    size = 0
+    for node in range(len(free)):
+        if node_kind[node] == kind:
+            size = max(size, node_gpus[node])
+    whole, rest = (need // size, need % size) if size > 0 else (0, need)
+    if need == size:
+        whole, rest = 0, need
+    for rack in range(racks):
+        take[:] = 0
+        left = whole
+        for node in range(len(free)):
+            if left > 0 and node_kind[node] == kind and node_rack[node] == rack and free[node] == size:
+                if room(node, free, spare, per_gpu) == size:
+                    take[node] = size
+                    left -= 1
+        if left > 0:
+            continue
+        if rest == 0:
+            return True
+        for node in range(len(free)):
+            ok = node_kind[node] == kind and node_rack[node] == rack and take[node] == 0
+            if ok and room(node, free, spare, per_gpu) >= rest:
+                take[node] = rest
+                return True
+    take[:] = 0
+    return False
+
+
+@kernel
+def pick_anywhere(
+    need: int,
+    kind: int,
+    scheme: int,
+    node_kind: IntArray,
+    free: IntArray,
+    spare: FloatArray,
+    per_gpu: FloatArray,
+    take: IntArray,
+) -> bool:
+    """Any nodes, as many as it takes: by number, the roomiest first, or the fullest first."""
+    left = need
+    if scheme in (FIRST_FIT, BEST_FIT):
+        node = -1
+        if scheme == BEST_FIT:
+            node = best_node(need, kind, node_kind, free, spare, per_gpu, take)
+        else:
+            for n in range(len(free)):
+                if node_kind[n] == kind and room(n, free, spare, per_gpu) >= need:
+                    node = n
+                    break
+        if node >= 0:
+            take[node] = need
+            return True
+    if scheme in (FIRST_FIT, COUNTING):
+        for node in range(len(free)):
+            if left > 0 and node_kind[node] == kind:
+                take[node] = min(left, room(node, free, spare, per_gpu))
+                left -= take[node]
+    while left > 0:
+        if scheme == BEST_FIT:
+            node = roomiest(kind, node_kind, free, spare, per_gpu, take)
+        elif scheme == SPREAD:
+            node = best_node(1, kind, node_kind, free, spare, per_gpu, take)
+        else:
+            node = -1
+        if node < 0:
+            return False
+        take[node] = min(left, room(node, free, spare, per_gpu))
+        left -= take[node]
+    return True
+
+
+@kernel
+def pick_random(
+    need: int,
+    kind: int,
+    seed: int,
+    node_kind: IntArray,
+    gpu_node: IntArray,
+    owner: IntArray,
+    free: IntArray,
+    spare: FloatArray,
+    per_gpu: FloatArray,
+    take: IntArray,
+) -> bool:
+    """GPUs drawn without replacement among the free ones of a kind; the same for the same seed."""
+    state = seed % 2147483646 + 1
+    pool = np.empty(len(owner), dtype=np.int64)
+    n = 0
+    for gpu in range(len(owner)):
+        if owner[gpu] == FREE and node_kind[gpu_node[gpu]] == kind:
+            pool[n] = gpu
+            n += 1
+    left = need
+    while left > 0 and n > 0:
+        state = state * 48271 % 2147483647  # Lehmer's generator: fits 64 bits, compiled or not
+        i = state % n
+        node = gpu_node[pool[i]]
+        pool[i] = pool[n - 1]
+        n -= 1
+        if take[node] < room(node, free, spare, per_gpu):
+            take[node] += 1
+            left -= 1
+    return left == 0
+
+
+@kernel
+def choose(
+    need: int,
+    scheme: int,
+    kinds_allowed: int,
+    seed: int,
+    per_gpu: FloatArray,
+    cap_prefix: IntArray,
+    racks: int,
+    node_kind: IntArray,
+    node_rack: IntArray,
+    node_gpus: IntArray,
+    gpu_node: IntArray,
+    owner: IntArray,
+    free: IntArray,
+    spare: FloatArray,
+    take: IntArray,
+) -> bool:
+    """Fill `take[node]` with GPUs a node for one gang, all of one kind; False if it does not fit."""
+    for kind in range(len(cap_prefix)):
+        if (kinds_allowed >> kind) & 1 == 0:
+            continue
+        take[:] = 0
+        if scheme == CONSOLIDATED:
+            nodes_needed = 0
+            for k in range(cap_prefix.shape[1]):
+                if cap_prefix[kind, k] >= need:
+                    nodes_needed = k + 1
+                    break
+            if nodes_needed == 0:
+                ok = False
+            else:
+                ok = pick_fewest(need, kind, nodes_needed, node_kind, free, spare, per_gpu, take)
+        elif scheme == CONSOLIDATED_FIRST_FIT:
+            ok = pick_first(need, kind, racks, node_kind, node_rack, node_gpus, free, spare, per_gpu, take)
+        elif scheme == RANDOM:
+            ok = pick_random(need, kind, seed, node_kind, gpu_node, owner, free, spare, per_gpu, take)
+        else:
+            ok = pick_anywhere(need, kind, scheme, node_kind, free, spare, per_gpu, take)
+        if ok:
+            return True
+    return False
+
+
+@kernel
+def hold(
+    position: int,
+    gpus: IntArray,
+    per_gpu: FloatArray,
+    gpu_node: IntArray,
+    owner: IntArray,
+    free: IntArray,
+    spare: FloatArray,
+) -> None:
+    """Give these GPUs to the job at `position`; FREE gives them back."""
+    sign = -1 if position == FREE else 1
+    for gpu in gpus:
+        owner[gpu] = position
+        node = gpu_node[gpu]
+        free[node] -= sign
+        spare[node, 0] -= sign * per_gpu[0]
+        spare[node, 1] -= sign * per_gpu[1]
+
+
+@kernel
+def all_free(
+    gpus: IntArray, per_gpu: FloatArray, gpu_node: IntArray, owner: IntArray, spare: FloatArray
+) -> bool:
+    """Whether a job can take exactly these GPUs."""
+    for gpu in gpus:
+        if owner[gpu] != FREE:
+            return False
+    if per_gpu[0] > 0.0 or per_gpu[1] > 0.0:
+        for gpu in gpus:
+            count = 0
+            for other in gpus:
+                count += gpu_node[other] == gpu_node[gpu]
+            for i in range(2):
+                if per_gpu[i] * count > spare[gpu_node[gpu], i] + 1e-6:
+                    return False
+    return True
+
+
+@kernel
+def mark_candidates(
+    p: int,
+    need: int,
+    scheme: int,
+    kinds_allowed: int,
+    held: IntArray,
+    now_gpus: IntArray,
+    now_lo: IntArray,
+    now_hi: IntArray,
+    cap_prefix: IntArray,
+    node_kind: IntArray,
+    gpu_node: IntArray,
+    free: IntArray,
+) -> IntArray:
+    """Nodes from which lower-ranked running jobs could make room for the job at position `p`."""
+    nodes = len(free)
+    could = free.copy()
+    for q in range(p + 1, len(held)):
+        if held[q] == 1:
+            for i in range(now_lo[q], now_hi[q]):
+                could[gpu_node[now_gpus[i]]] += 1
+    mark = np.zeros(nodes, dtype=np.int64)
+    for kind in range(len(cap_prefix)):
+        if (kinds_allowed >> kind) & 1 == 0:
+            continue
+        if scheme > CONSOLIDATED_FIRST_FIT:
+            for node in range(nodes):
+                mark[node] = 1 if node_kind[node] == kind else mark[node]
+            continue
+        left = need
+        for k in range(cap_prefix.shape[1]):
+            # The node that can give most (as much as is needed), and among those the one that is freest.
+            best = -1
+            for node in range(nodes):
+                if node_kind[node] == kind and mark[node] == 0 and could[node] > 0:
+                    if best < 0:
+                        best = node
+                        continue
+                    a, b = min(could[node], left), min(could[best], left)
+                    if a > b or (a == b and free[node] > free[best]):
+                        best = node
+            if best < 0:
+                break
+            mark[best] = 1
+            left -= could[best]
+            if left <= 0 or cap_prefix[kind, k] >= need:
+                break
+        if left <= 0:
+            return mark
+        mark[:] = 0
+    return mark
+
+
+@kernel
+def admit(
+    need: IntArray,
+    scheme: IntArray,
+    strict: BoolArray,
+    kinds_allowed: IntArray,
+    per_gpu: FloatArray,
+    now_gpus: IntArray,
+    now_lo: IntArray,
+    now_hi: IntArray,
+    seed: int,
+    cap_prefix: IntArray,
+    node_kind: IntArray,
+    node_rack: IntArray,
+    node_gpus: IntArray,
+    first_gpu: IntArray,
+    gpu_node: IntArray,
+    node_up: BoolArray,
+    spare: FloatArray,
+) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Walk the order and say who gets which GPUs.
+
+    One entry a position for `need`, `scheme`, `strict` (if it does not fit nobody after it starts),
+    `kinds_allowed` (bit mask), `per_gpu` (cores and bytes a GPU); `now_gpus[now_lo:now_hi]` are the GPUs it
+    holds. Returns (status of each position, positions placed, their GPUs, offsets).
+
+    1. Count: admit in order while GPUs last, so that running jobs outside are known to leave.
+    2. Running jobs that are admitted hold their GPUs.
+    3. In order, place the rest; one that does not fit because of lower-ranked running jobs makes them move.
+    4. In order, use what is left over (backfill), first for those who can simply stay.
+    """
+    n, nodes = len(need), len(node_gpus)
+    owner = np.full(len(gpu_node), FREE, dtype=np.int64)
+    free = np.zeros(nodes, dtype=np.int64)
+    racks = 1
+    budget = 0
+    for node in range(nodes):
+        racks = max(racks, node_rack[node] + 1)
+        if node_up[node]:
+            free[node] = node_gpus[node]
+            budget += node_gpus[node]
+        else:
+            owner[first_gpu[node] : first_gpu[node + 1]] = DOWN
+    status = np.full(n, TOO_FEW, dtype=np.int64)
+    held = np.zeros(n, dtype=np.int64)  # 1: keeps its GPUs so far, 2: placed for good
+    admitted = np.zeros(n, dtype=np.int64)
+    take = np.zeros(nodes, dtype=np.int64)
+    lo, hi = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    out = np.empty(len(owner) + 1, dtype=np.int64)
+    used = 0
+
+    stop = n
+    for p in range(n):
+        if need[p] <= budget:
+            budget -= need[p]
+            admitted[p] = 1
+        elif strict[p]:
+            stop = p
+            break
+    for p in range(stop):
+        if admitted[p] == 1 and now_hi[p] - now_lo[p] == need[p]:
+            mine = now_gpus[now_lo[p] : now_hi[p]]
+            if all_free(mine, per_gpu[p], gpu_node, owner, spare):
+                hold(p, mine, per_gpu[p], gpu_node, owner, free, spare)
+                held[p] = 1
+    for turn in range(2):
+        for p in range(stop):
+            if held[p] == 2 or (turn == 0 and admitted[p] == 0):
+                continue
+            mine = now_gpus[now_lo[p] : now_hi[p]]
+            ok = held[p] == 1
+            keeps = ok
+            if not ok and len(mine) == need[p] and all_free(mine, per_gpu[p], gpu_node, owner, spare):
+                hold(p, mine, per_gpu[p], gpu_node, owner, free, spare)
+                ok = keeps = True
+            if not ok:
+                ok = choose(
+                    need[p], scheme[p], kinds_allowed[p], seed + p, per_gpu[p], cap_prefix, racks,
+                    node_kind, node_rack, node_gpus, gpu_node, owner, free, spare, take,
+                )  # fmt: skip
+            if not ok and turn == 0:
+                mark = mark_candidates(
+                    p, need[p], scheme[p], kinds_allowed[p], held, now_gpus, now_lo, now_hi, cap_prefix,
+                    node_kind, gpu_node, free,
+                )  # fmt: skip
+                if mark.any():
+                    for q in range(n - 1, p, -1):
+                        if held[q] != 1:
+                            continue
+                        theirs = now_gpus[now_lo[q] : now_hi[q]]
+                        touches = False
+                        for gpu in theirs:
+                            touches = touches or mark[gpu_node[gpu]] == 1
+                        if touches:
+                            hold(FREE, theirs, per_gpu[q], gpu_node, owner, free, spare)
+                            held[q] = 0
+                            ok = choose(
+                                need[p], scheme[p], kinds_allowed[p], seed + p, per_gpu[p], cap_prefix, racks,
+                                node_kind, node_rack, node_gpus, gpu_node, owner, free, spare, take,
+                            )  # fmt: skip
+                            if ok:
+                                break
+            if not ok:
+                total = free.sum()
+                status[p] = FRAGMENTED if total >= need[p] else TOO_FEW
+                if strict[p]:
+                    stop = p
+                    break
+                continue
+            lo[p] = used
+            if keeps:
+                for gpu in mine:
+                    out[used] = gpu
+                    used += 1
+            else:
+                for node in range(nodes):
+                    left = take[node]
+                    gpu = first_gpu[node]
+                    while left > 0:
+                        if owner[gpu] == FREE:
+                            out[used] = gpu
+                            used += 1
+                            left -= 1
+                        gpu += 1
+                hold(p, out[lo[p] : used], per_gpu[p], gpu_node, owner, free, spare)
+            hi[p] = used
+            held[p] = 2
+            status[p] = PLACED
+        for q in range(stop, n):
+            if held[q] == 1:  # after a strict job that does not fit nobody runs
+                hold(FREE, now_gpus[now_lo[q] : now_hi[q]], per_gpu[q], gpu_node, owner, free, spare)
+                held[q] = 0
+    for p in range(stop + 1, n):
+        if status[p] != PLACED:
+            status[p] = BLOCKED
+    count = 0
+    for p in range(n):
+        count += status[p] == PLACED
+    positions = np.empty(count, dtype=np.int64)
+    offsets = np.zeros(count + 1, dtype=np.int64)
+    gpus = np.empty(used, dtype=np.int64)
+    k = 0
+    at = 0
+    for p in range(n):
+        if status[p] == PLACED:
+            positions[k] = p
+            for i in range(lo[p], hi[p]):
+                gpus[at] = out[i]
+                at += 1
+            k += 1
+            offsets[k] = at
+    return status, positions, gpus, offsets

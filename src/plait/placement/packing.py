@@ -1,0 +1,195 @@
+"""From an order of jobs to a plan that names GPUs.
+
+    place(view, order)                       the simplest policy there is: an order, consolidated gangs
+    place(view, order, scheme=Scheme.SPREAD)
+
+A kept job keeps its GPUs; a running job moves only if a higher-ranked job cannot be placed otherwise
+(spec: Tiresias, section 2.6). The walk itself is in `kernels.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+
+from plait.core.arrays import BoolArray, IntArray
+from plait.core.cluster import Cluster
+from plait.core.jobs import JobTable
+from plait.core.plan import Groups, Plan
+from plait.core.policy import View
+from plait.placement import kernels
+
+
+class Scheme(IntEnum):
+    """How the GPUs of one gang are chosen.
+
+    CONSOLIDATED: the fewest nodes that can hold the gang, best fit among them; waits if they are not free.
+    CONSOLIDATED_FIRST_FIT: whole idle nodes by number plus one for the rest, under one switch, as in the
+    released Tiresias simulator's `yarn`; waits otherwise.
+    FIRST_FIT and BEST_FIT: one node if possible (lowest number; least room left), else several.
+    SPREAD: the fullest nodes first, filling fragments. COUNTING: any free GPUs by number, so that only the
+    count matters. RANDOM: any free GPUs, drawn by a seeded generator.
+    """
+
+    CONSOLIDATED = kernels.CONSOLIDATED
+    CONSOLIDATED_FIRST_FIT = kernels.CONSOLIDATED_FIRST_FIT
+    FIRST_FIT = kernels.FIRST_FIT
+    BEST_FIT = kernels.BEST_FIT
+    SPREAD = kernels.SPREAD
+    COUNTING = kernels.COUNTING
+    RANDOM = kernels.RANDOM
+
+
+class Placement(Protocol):
+    """Chooses a scheme for each job: a `Scheme`, or something that looks at the jobs (skew-aware)."""
+
+    def __call__(self, view: View) -> IntArray:
+        """One `Scheme` a job of `view.jobs`."""
+        ...
+
+
+class WaitReasons(Mapping[int, str]):
+    """Why each job that was not placed waits; the words are made when somebody asks."""
+
+    def __init__(self, view: View, order: IntArray, status: IntArray) -> None:
+        """`status[i]` is what the kernel said about `view.jobs` row `order[i]`."""
+        waiting = status != kernels.PLACED
+        self._status = dict(
+            zip(view.jobs.number[order[waiting]].tolist(), status[waiting].tolist(), strict=True)
+        )
+        self._gpus = dict(zip(self._status, view.jobs.gpus[order[waiting]].tolist(), strict=True))
+        self._ahead = {job: i for i, job in enumerate(view.jobs.number[order].tolist())}
+
+    def __getitem__(self, job: int) -> str:
+        """The reason of one waiting job."""
+        status, gpus, ahead = self._status[job], self._gpus[job], self._ahead[job]
+        if status == kernels.BLOCKED:
+            return f"waits behind a job ahead of it that does not fit yet (place {ahead + 1} in the order)"
+        if status == kernels.FRAGMENTED:
+            return f"needs {gpus} GPUs together; enough are free, but not on few enough nodes"
+        return f"needs {gpus} GPUs; too few are left after the {ahead} jobs ahead of it"
+
+    def __iter__(self) -> Iterator[int]:
+        """Job numbers that wait."""
+        return iter(self._status)
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._status)
+
+
+class LazyReasons(Mapping[int, str]):
+    """`WaitReasons` built on first use: most plans are never asked."""
+
+    def __init__(self, view: View, order: IntArray, status: IntArray) -> None:
+        """Keep what is needed to answer."""
+        self._make = (view, order, status)
+        self._made: WaitReasons | None = None
+
+    def _reasons(self) -> WaitReasons:
+        if self._made is None:
+            self._made = WaitReasons(*self._make)
+        return self._made
+
+    def __getitem__(self, job: int) -> str:
+        """The reason of one waiting job."""
+        return self._reasons()[job]
+
+    def __iter__(self) -> Iterator[int]:
+        """Job numbers that wait."""
+        return iter(self._reasons())
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._reasons())
+
+
+def demands(
+    jobs: JobTable, order: IntArray, gpus: IntArray
+) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """CPU cores and memory bytes a GPU, shape (len(order), 2)."""
+    table = np.zeros((len(order), 2))
+    if jobs.columns["has_demands"][0]:
+        table[:, 0] = jobs.cpus[order] / gpus
+        table[:, 1] = jobs.memory_bytes[order] / gpus
+    return table
+
+
+def allowed_kinds(view: View, order: IntArray) -> IntArray:
+    """Bit mask of the GPU kinds each job may use."""
+    cluster = view.cluster
+    everything = cluster.kind_mask(None)
+    if not view.jobs.columns["has_kinds"][0]:
+        return np.full(len(order), everything, dtype=np.int64)
+    kinds = view.jobs.columns["gpu_kinds"][view.jobs.number[order]]
+    masks = {key: cluster.kind_mask(key) for key in set(kinds.tolist())}
+    return np.array([masks[key] for key in kinds.tolist()], dtype=np.int64)
+
+
+def node_spare(cluster: Cluster) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """CPU cores and memory bytes of each empty node, shape (nodes, 2); infinite where not a limit."""
+    return np.column_stack([cluster.node_cpus, cluster.node_memory_bytes])
+
+
+def place(
+    view: View,
+    order: IntArray,
+    *,
+    scheme: Scheme | IntArray = Scheme.CONSOLIDATED,
+    strict: bool | BoolArray = False,
+    gpus: IntArray | None = None,
+    seed: int = 0,
+    valid_until_s: float = math.inf,
+    levels: IntArray | None = None,
+    promoted: IntArray | None = None,
+) -> Plan:
+    """Admit jobs in this order and give each its GPUs; one job a group.
+
+    `order` lists rows of `view.jobs`, best first; jobs left out do not run. `scheme`, `strict`, `gpus` and
+    `levels` are one value a row of `view.jobs` (not of `order`). A `strict` job that does not fit blocks all
+    after it. `promoted` lists rows. Raises nothing: what does not fit waits, with a reason.
+    """
+    jobs, cluster = view.jobs, view.cluster
+    order = np.asarray(order, dtype=np.int64)
+    n = len(order)
+    need = (jobs.gpus if gpus is None else gpus)[order]
+    schemes = np.full(n, int(scheme), dtype=np.int64) if isinstance(scheme, (int, Scheme)) else scheme[order]
+    stricts = np.full(n, strict, dtype=np.bool_) if isinstance(strict, bool) else strict[order]
+    slot = jobs.slot[order]
+    running = view.running
+    if len(running):
+        lo = np.where(slot < 0, 0, running.first_gpu[slot])
+        hi = np.where(slot < 0, 0, running.first_gpu[slot + 1])
+    else:
+        lo = hi = np.zeros(n, dtype=np.int64)
+    status, positions, taken, offsets = kernels.admit(
+        need,
+        schemes,
+        stricts,
+        allowed_kinds(view, order),
+        demands(jobs, order, need),
+        running.gpus,
+        lo,
+        hi,
+        seed * 1_000_003 + int(view.now_s * 1000),
+        cluster.cap_prefix,
+        cluster.node_kind,
+        cluster.node_rack,
+        cluster.node_gpus,
+        cluster.first_gpu,
+        cluster.gpu_node,
+        cluster.node_up,
+        node_spare(cluster),
+    )
+    return Plan(
+        Groups(jobs.number[order[positions]], taken, offsets),
+        order=jobs.number[order],
+        levels=None if levels is None else levels[order],
+        promoted=jobs.number[promoted] if promoted is not None else jobs.number[:0],
+        reasons=LazyReasons(view, order, status),
+        valid_until_s=valid_until_s,
+    )

@@ -1,0 +1,68 @@
+"""Tensor-size skew decides who must be consolidated (Tiresias, section 3).
+
+A tensor is one message: a huge one suffers from contention, small ones interleave. The paper's own formula
+is not published; the default here is the share of the largest tensor, which separates the paper's sensitive
+models (VGG, AlexNet: 0.61-0.77) from the insensitive ones (ResNet, Inception: 0.04-0.14).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from plait.core.arrays import IntArray
+from plait.core.policy import View
+from plait.placement.packing import Scheme
+
+
+def max_share(tensor_bytes: Sequence[float]) -> float:
+    """Largest tensor over all bytes.
+
+    >>> round(max_share([392.0, 135.0]), 3)
+    0.744
+    """
+    return max(tensor_bytes) / sum(tensor_bytes)
+
+
+def ps_imbalance(tensor_bytes: Sequence[float], servers: int) -> float:
+    """Largest load over mean load when tensors are dealt round-robin to parameter servers.
+
+    >>> ps_imbalance([4, 1, 1, 2], 2)
+    1.25
+    """
+    loads = [sum(tensor_bytes[s::servers]) for s in range(servers)]
+    return max(loads) * servers / sum(loads)
+
+
+def gini(tensor_bytes: Sequence[float]) -> float:
+    """Gini coefficient of tensor sizes: 0 all equal, near 1 one holds all.
+
+    >>> gini([1, 1, 1, 1])
+    0.0
+    """
+    ordered = sorted(tensor_bytes)
+    n = len(ordered)
+    weighted = sum((i + 1) * size for i, size in enumerate(ordered))
+    return 2 * weighted / (n * sum(ordered)) - (n + 1) / n
+
+
+@dataclass(frozen=True)
+class SkewAware:
+    """Consolidate jobs whose skew exceeds `packlimit`, spread the rest.
+
+    Unknown skew counts as sensitive. After `patience_s` of waiting a sensitive job accepts any GPUs.
+    """
+
+    packlimit: float = 0.3
+    patience_s: float = math.inf
+
+    def __call__(self, view: View) -> IntArray:
+        """One `Scheme` a job."""
+        jobs = view.jobs
+        spread = jobs.skew <= self.packlimit  # NaN compares false: consolidated
+        if math.isfinite(self.patience_s):
+            spread = spread | (~jobs.running & (jobs.waiting_s >= self.patience_s))
+        return np.where(spread, int(Scheme.SPREAD), int(Scheme.CONSOLIDATED))
