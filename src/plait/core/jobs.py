@@ -274,7 +274,7 @@ class JobBatch:
 def _column(given: Any, n: int, default: float, dtype: type) -> Any:
     if given is None:
         return np.full(n, default, dtype=dtype)
-    array = np.asarray(given, dtype=dtype)
+    array: Any = np.asarray(given, dtype=dtype)
     if array.shape != (n,):
         raise InputError(f"a job column has shape {array.shape}, expected ({n},)")
     return array

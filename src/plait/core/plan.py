@@ -168,6 +168,7 @@ def _ragged(first: IntArray, index: IntArray) -> tuple[IntArray, IntArray]:
     return positions, offsets
 
 
+NO_REASONS: Mapping[int, str] = MappingProxyType({})
 NO_GROUPS = Groups(NO_JOBS, NO_JOBS, np.zeros(1, dtype=np.int64))
 
 
@@ -185,7 +186,7 @@ class Plan:
     order: IntArray | None = None
     levels: IntArray | None = None
     promoted: IntArray = field(default_factory=lambda: NO_JOBS)
-    reasons: Mapping[int, str] = MappingProxyType({})
+    reasons: Mapping[int, str] = field(default_factory=lambda: NO_REASONS)
     valid_until_s: float = math.inf
 
     @classmethod

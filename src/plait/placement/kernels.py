@@ -8,8 +8,6 @@ State of one walk, all plain arrays so that it compiles:
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
@@ -30,8 +28,8 @@ def room(node: int, free: IntArray, spare: FloatArray, per_gpu: FloatArray) -> i
     fits = free[node]
     for i in range(2):
         if per_gpu[i] > 0.0 and per_gpu[i] * fits > spare[node, i] + 1e-6:
-            fits = int(math.floor((spare[node, i] + 1e-6) / per_gpu[i]))
-    return max(fits, 0)
+            fits = int(np.floor((spare[node, i] + 1e-6) / per_gpu[i]))
+    return fits if fits > 0 else 0
 
 
 @kernel
@@ -123,10 +121,10 @@ def pick_first(
         take[:] = 0
         left = whole
         for node in range(len(free)):
-            if left > 0 and node_kind[node] == kind and node_rack[node] == rack and free[node] == size:
-                if room(node, free, spare, per_gpu) == size:
-                    take[node] = size
-                    left -= 1
+            idle = node_kind[node] == kind and node_rack[node] == rack and free[node] == size
+            if left > 0 and idle and room(node, free, spare, per_gpu) == size:
+                take[node] = size
+                left -= 1
         if left > 0:
             continue
         if rest == 0:
