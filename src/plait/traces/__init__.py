@@ -1,1 +1,3 @@
-"""."""
+"""Traces: every public deep-learning cluster trace read into one canonical table, and seeded synthetic
+ones.
+"""

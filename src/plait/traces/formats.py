@@ -1,0 +1,78 @@
+"""The trace formats plait reads, by name, and how to tell them apart."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from plait.core.errors import InputError, TraceError, suggest
+from plait.traces import canonical, muri, muri_testbed, tiresias
+from plait.traces.files import Pathish, Source
+from plait.traces.reader import Format, Head
+from plait.traces.table import TraceTable
+
+FORMATS: dict[str, Format] = {
+    module.FORMAT.name: module.FORMAT for module in (canonical, muri, muri_testbed, tiresias)
+}
+
+HEAD_CHARS = 1 << 14
+
+
+def sniff(path: Pathish) -> Format:
+    """The format of a file, by its header or its number of fields; TraceError if none or more than one
+    fits.
+    """
+    head = _head(path)
+    fitting = [fmt for fmt in FORMATS.values() if fmt.matches(head)]
+    if len(fitting) == 1:
+        return fitting[0]
+    problem = f"could be {' or '.join(f.name for f in fitting)}" if fitting else "no known format fits"
+    raise TraceError(problem, file=str(path), hint="name one with format=, one of: " + ", ".join(FORMATS))
+
+
+def _head(path: Pathish) -> Head:
+    where = Path(path)
+    if where.is_dir():
+        return Head(where, "", "")
+    if canonical.is_parquet(where):
+        return Head(where, "", "PAR1")
+    source = Source(where)
+    start = _start(source)
+    if not start.strip():
+        raise TraceError("the file is empty", file=str(path))
+    return Head(where, start.splitlines()[0], start)
+
+
+def _start(source: Source) -> str:
+    """The first characters of a file, without reading the rest."""
+
+    class _EnoughError(Exception):
+        pass
+
+    start = ""
+    try:
+        with source.open() as text:
+            start = text.read(HEAD_CHARS)
+            raise _EnoughError
+    except _EnoughError:
+        return start
+
+
+def read_trace(path: Pathish, format: str = "auto", **options: Any) -> TraceTable:  # noqa: A002
+    """Reads a trace in any known format into the canonical table.
+
+    `auto` tells the format by its header. `options` are those of the format's reader, e.g.
+    `work="iterations"` for muri; every reader takes `strict=True`, which turns warnings into errors. Raises
+    TraceError, naming the place.
+    """
+    if format != "auto" and format not in FORMATS:
+        raise InputError(f"unknown trace format {format!r}; {suggest(format, ['auto', *FORMATS])}")
+    if not Path(path).exists():
+        raise TraceError("no such file", file=str(path))
+    chosen = sniff(path) if format == "auto" else FORMATS[format]
+    known = list(inspect.signature(chosen.read).parameters)[1:]
+    for name in options:
+        if name not in known:
+            raise InputError(f"format {chosen.name} has no option {name!r}; {suggest(name, known)}")
+    return chosen.read(path, **options)

@@ -1,0 +1,178 @@
+"""A trace in memory: the canonical jobs as columns, the cluster's nodes if known, and where it all came
+from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from plait.core.errors import InputError, suggest
+from plait.traces.schema import JOBS, SCHEMA_VERSION, Array, Column, extra_column
+
+Columns = Mapping[str, Array]
+
+META_FIELDS: dict[str, Any] = {
+    "schema_version": SCHEMA_VERSION,
+    "source": None,
+    "citation": None,
+    "licence": None,
+    "origin_utc": None,
+    "time_zone": None,
+    "rows_read": 0,
+    "rows_kept": 0,
+    "rows_dropped": {},
+    "filters": [],
+    "options": {},
+    "assignments": [],
+    "warnings": [],
+    "extra_columns": {},
+    "input_sha256": None,
+    "plait_version": None,
+}
+
+
+def new_meta(**known: Any) -> dict[str, Any]:
+    """A sidecar with every field present and the given ones filled in.
+
+    >>> new_meta(source="invented", rows_read=3, rows_kept=3)["rows_dropped"]
+    {}
+    """
+    import plait
+
+    fresh = {
+        key: value.copy() if isinstance(value, dict | list) else value for key, value in META_FIELDS.items()
+    }
+    return {**fresh, "plait_version": getattr(plait, "__version__", None), **known}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TraceTable:
+    """The canonical jobs table: one array a column, sorted by submission, then by natural job id.
+
+    `columns` holds the columns that have a value somewhere; an absent nullable column reads as all null.
+    Nulls are NaN in numeric columns (nullable whole numbers are kept in float64) and None in strings.
+    `nodes` is the cluster of the trace, in the same layout. `meta` is the sidecar: source, units,
+    rows read, kept and dropped by reason, options, warnings.
+
+    Build one with `plait.traces.validate.checked_table`; the constructor itself checks nothing.
+    """
+
+    columns: dict[str, Array]
+    meta: dict[str, Any] = field(default_factory=new_meta)
+    nodes: dict[str, Array] | None = None
+
+    def __len__(self) -> int:
+        """The number of jobs."""
+        return len(self.columns["job_id"])
+
+    def __contains__(self, name: object) -> bool:
+        """Whether any job has a value in this column."""
+        return name in self.columns
+
+    def __getitem__(self, name: str) -> Array:
+        """The column; all null when the trace does not have it."""
+        if name in self.columns:
+            return self.columns[name]
+        if name not in JOBS:
+            raise InputError(f"no column {name!r} in this trace; {suggest(name, [*JOBS, *self.columns])}")
+        return JOBS[name].nulls(len(self))
+
+    def row(self, index: int) -> dict[str, Any]:
+        """One job as plain Python values, None for null; only columns the trace has."""
+        return {name: plain(column_of(name, values), values[index]) for name, values in self.columns.items()}
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Every job, as `row` gives it."""
+        return (self.row(i) for i in range(len(self)))
+
+    def select(self, which: Array) -> TraceTable:
+        """The jobs a boolean mask or an index array picks; order, nodes and sidecar stay."""
+        return TraceTable(
+            {name: values[which] for name, values in self.columns.items()}, self.meta, self.nodes
+        )
+
+    def equals(self, other: TraceTable) -> bool:
+        """Same jobs and same nodes, nulls equal to nulls; the sidecars are not compared."""
+        return same_columns(self.columns, other.columns) and same_columns(self.nodes or {}, other.nodes or {})
+
+    @property
+    def span_s(self) -> float:
+        """Seconds from the first to the last submission."""
+        submit = self["submit_s"]
+        return float(submit.max() - submit.min()) if len(self) else 0.0
+
+    @property
+    def gpu_s(self) -> float:
+        """GPU-seconds of work with a known duration; a job that asks for part of a GPU counts that part."""
+        share = np.nan_to_num(self["gpu_milli"] / 1000.0, nan=1.0)
+        return float(np.nansum(self["gpus"] * share * self["duration_s"]))
+
+    def load(self, cluster_gpus: int) -> float:
+        """Work offered over work possible: GPU-seconds / (cluster GPUs x submit span). Infinite without a
+        span.
+        """
+        if cluster_gpus < 1:
+            raise InputError(f"a cluster needs at least one GPU (got {cluster_gpus})")
+        return self.gpu_s / (cluster_gpus * self.span_s) if self.span_s > 0 else float("inf")
+
+
+def column_of(name: str, values: Array, known: Mapping[str, Column] = JOBS) -> Column:
+    """The declaration of a column, known or extra."""
+    return known.get(name) or extra_column(name, "string" if values.dtype == object else "float")
+
+
+def plain(column: Column, value: Any) -> Any:
+    """A cell as a plain Python value, None for null."""
+    if column.kind == "string":
+        return value
+    if value != value:  # NaN
+        return None
+    return int(value) if column.is_integer else float(value)
+
+
+def same_columns(left: Columns, right: Columns) -> bool:
+    """Equal names, types and values, where null equals null."""
+    if left.keys() != right.keys():
+        return False
+    for name, values in left.items():
+        other = right[name]
+        if values.dtype != other.dtype or len(values) != len(other):
+            return False
+        if values.dtype == object:
+            if values.tolist() != other.tolist():
+                return False
+        elif not np.array_equal(values, other, equal_nan=values.dtype.kind == "f"):
+            return False
+    return True
+
+
+_DIGITS = re.compile(r"(\d+)")
+
+
+def natural_key(text: str) -> tuple[Any, ...]:
+    """Orders ids as people do: numbers by value, so "2" comes before "10"; equal only for equal text.
+
+    >>> sorted(["job-10", "job-9", "10", "2"], key=natural_key)
+    ['2', '10', 'job-9', 'job-10']
+    """
+    pieces = _DIGITS.split(text)
+    return (tuple((p, 0) if i % 2 == 0 else ("", int(p)) for i, p in enumerate(pieces)), text)
+
+
+def submit_order(submit_s: Array, job_ids: Array) -> Array:
+    """Row indices by submission time, ties by natural job id: the same for any order of the rows."""
+    order = np.argsort(submit_s, kind="stable")
+    times = submit_s[order]
+    starts = (
+        np.flatnonzero(np.concatenate(([True], times[1:] != times[:-1]))) if len(times) else np.empty(0, int)
+    )
+    ends = np.append(starts[1:], len(times))
+    for first, last in zip(starts[ends - starts > 1], ends[ends - starts > 1], strict=True):
+        tied = order[first:last].tolist()
+        order[first:last] = sorted(tied, key=lambda i: natural_key(str(job_ids[i])))
+    return order

@@ -1,0 +1,78 @@
+"""Tiresias job files (SymbioticLab/Tiresias, NSDI'19): CSV, whole seconds; and its sample of job sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plait.traces.files import Pathish, Source, read_rows
+from plait.traces.reader import Format, Head, TableBuilder
+from plait.traces.schema import Array
+from plait.traces.table import TraceTable
+
+HEADER = ("job_id", "num_gpu", "submit_time", "iterations", "model_name", "duration")
+
+
+def read(path: Pathish, *, strict: bool = False) -> TraceTable:
+    """Reads a Tiresias job file. Model names are kept as they are; iteration times are not in the file."""
+    source = Source(path)
+    builder = TableBuilder(source)
+    for row in read_rows(source, required=HEADER):
+        builder.keep(
+            row.line,
+            job_id=row.text("job_id"),
+            submit_s=row.number("submit_time"),
+            gpus=row.whole("num_gpu"),
+            duration_s=row.number("duration"),
+            duration_kind="exact",
+            model=row.text("model_name"),
+            model_source="trace",
+            iterations=row.whole("iterations"),
+        )
+    return builder.finish(FORMAT, strict=strict)
+
+
+def read_size_sample(path: Pathish) -> Array:
+    """A sample of job sizes (attained service at completion), GPU-seconds, in file order."""
+    source = Source(path)
+    sizes = []
+    for row in read_rows(source, required=("duration",)):
+        sizes.append(row.number("duration"))
+        if sizes[-1] <= 0:
+            raise row.error("must be more than 0", column="duration")
+    return np.array(sizes, dtype=np.float64)
+
+
+def read_cluster(path: Pathish) -> dict[str, Array]:
+    """A cluster file (one row: switches, nodes per switch, GPUs and CPUs per node, memory in GB) as a nodes
+    table.
+    """
+    source = Source(path)
+    names = ("num_switch", "num_node_p_switch", "num_gpu_p_node", "num_cpu_p_node", "mem_p_node")
+    for row in read_rows(source, required=names):
+        switches, nodes, gpus, cpus = (row.whole(name) for name in names[:4])
+        count = switches * nodes
+        if min(switches, nodes) < 1 or count > 1_000_000:
+            raise row.error("not a number of nodes", column="num_node_p_switch")
+        return {
+            "node_id": np.array([f"n{i}" for i in range(count)], dtype=object),
+            "gpus": np.full(count, gpus),
+            "cpu_milli": np.full(count, cpus * 1000.0),
+            "memory_bytes": np.full(count, row.number("mem_p_node") * 1e9),
+            "rack": np.array([f"s{i // nodes}" for i in range(count)], dtype=object),
+        }
+    raise source.error("the file has no cluster row")
+
+
+def _matches(head: Head) -> bool:
+    return head.has(*HEADER) and not head.has("iteration_time")
+
+
+FORMAT = Format(
+    "tiresias",
+    read,
+    _matches,
+    units="whole seconds",
+    source="SymbioticLab/Tiresias",
+    licence="Apache-2.0",
+    citation="Gu et al., NSDI'19",
+)

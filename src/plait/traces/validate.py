@@ -1,0 +1,272 @@
+"""Checks of a canonical table: each error names file, line, column and value, and says what would work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from plait.core.errors import TraceError, suggest
+from plait.traces.schema import JOBS, MAX_INTEGER, NODES, STAGES, Array, Column
+from plait.traces.table import TraceTable, column_of, new_meta, plain, submit_order
+
+DAY_S = 86_400.0
+YEAR_S = 365.25 * DAY_S
+INT32_MAX = 2**31 - 1
+
+
+class _Place:
+    """Where a column came from, to point at the line that is wrong."""
+
+    def __init__(self, file: str, lines: Array | None) -> None:
+        self.file, self.lines = file, lines
+
+    def error(
+        self, problem: str, column: Column, values: Array, row: int, hint: str | None = None
+    ) -> TraceError:
+        value = values[row]
+        return TraceError(
+            problem,
+            file=self.file,
+            line=row + 1 if self.lines is None else int(self.lines[row]),
+            column=column.name,
+            value=value.item() if isinstance(value, np.generic) else value,
+            hint=hint,
+        )
+
+
+def checked_table(
+    columns: Mapping[str, Array],
+    *,
+    file: str = "<memory>",
+    lines: Array | None = None,
+    meta: dict[str, Any] | None = None,
+    nodes: Mapping[str, Array] | None = None,
+    strict: bool = False,
+) -> TraceTable:
+    """A table from columns: types settled, every rule of the canonical form checked, rows sorted.
+
+    `lines` gives the source line of each row for messages (default: the row number, from 1).
+    Raises TraceError; with `strict`, warnings are errors too.
+    """
+    place = _Place(file, lines)
+    jobs = _checked_columns(columns, JOBS, place)
+    _check_unique(jobs["job_id"], JOBS["job_id"], place)
+    _check_shares(jobs, place)
+    _check_stages(jobs, place)
+    _check_elastic(jobs, place)
+    _check_work(jobs, place)
+    sidecar = new_meta() if meta is None else dict(meta)
+    note_warnings(sidecar, suspicions(jobs, file), strict=strict, file=file)
+    order = submit_order(jobs["submit_s"], jobs["job_id"])
+    if np.any(order[1:] < order[:-1]):
+        jobs = {name: values[order] for name, values in jobs.items()}
+        sidecar["filters"] = _with(sidecar.get("filters") or [], "sorted by submit_s, job_id")
+    sidecar["extra_columns"] = {n: column_of(n, v).kind for n, v in jobs.items() if n not in JOBS}
+    return TraceTable(jobs, sidecar, None if nodes is None else checked_nodes(nodes, file=file))
+
+
+def checked_nodes(
+    columns: Mapping[str, Array], *, file: str = "<memory>", lines: Array | None = None
+) -> dict[str, Array]:
+    """A nodes table with the same checks; its rows keep their order."""
+    place = _Place(file, lines)
+    nodes = _checked_columns(columns, NODES, place)
+    _check_unique(nodes["node_id"], NODES["node_id"], place)
+    return nodes
+
+
+def note_warnings(meta: dict[str, Any], warnings: list[str], *, strict: bool, file: str) -> None:
+    """Adds warnings to the sidecar, each once; raises the first when `strict`."""
+    known = list(meta.get("warnings") or [])
+    if strict and (known or warnings):
+        raise TraceError([*known, *warnings][0], file=file, hint="warnings are errors under strict")
+    meta["warnings"] = _with(known, *warnings)
+
+
+def _with(known: list[str], *more: str) -> list[str]:
+    return list(dict.fromkeys([*known, *more]))
+
+
+def _checked_columns(
+    columns: Mapping[str, Array], known: Mapping[str, Column], place: _Place
+) -> dict[str, Array]:
+    """Each column in its declared type, in the declared order; all-null optional columns are left out."""
+    missing = [
+        c.name for c in known.values() if not c.nullable and c.default is None and c.name not in columns
+    ]
+    if missing:
+        raise TraceError("a required column is missing", file=place.file, column=missing[0])
+    sizes = {name: len(values) for name, values in columns.items()}
+    if len(set(sizes.values())) > 1:
+        raise TraceError(f"columns differ in length: {sizes}", file=place.file)
+    size = next(iter(sizes.values()))
+    result = {}
+    extras = [name for name in columns if name not in known]
+    for name in [*known, *sorted(extras)]:
+        if name not in columns:
+            if not known[name].nullable:
+                result[name] = known[name].nulls(size)
+            continue
+        values = np.asarray(columns[name])
+        column = column_of(name, values, known)
+        if name not in known and not name.startswith("x_"):
+            raise TraceError("unknown column", file=place.file, column=name, hint=suggest(name, known))
+        settled = _settle(values, column, place)
+        if not column.nullable or not _null_mask(settled).all():
+            result[name] = settled
+    return result
+
+
+def _null_mask(values: Array) -> Array:
+    if values.dtype == object:
+        return np.fromiter((v is None for v in values), dtype=bool, count=len(values))
+    return np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), dtype=bool)
+
+
+def _settle(values: Array, column: Column, place: _Place) -> Array:
+    """The column in its declared type, or an error at the first row that breaks its declaration."""
+    if column.kind == "string":
+        return _settle_strings(values.astype(object), column, place)
+    if values.dtype.kind not in "iuf":
+        raise TraceError("not numbers", file=place.file, column=column.name)
+    values = values.astype(np.float64) if column.nullable or values.dtype.kind == "f" else values
+    null = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), dtype=bool)
+    if not column.nullable and null.any():
+        raise place.error("a value is needed here", column, values, int(np.argmax(null)))
+    _refuse(
+        np.isinf(values) if values.dtype.kind == "f" else null & False,
+        "must be finite",
+        column,
+        values,
+        place,
+    )
+    if column.positive:
+        _refuse(values <= 0, "must be more than 0", column, values, place)
+    if column.minimum is not None:
+        _refuse(values < column.minimum, f"must be at least {column.minimum:g}", column, values, place)
+    top = column.maximum or (
+        INT32_MAX if column.kind == "int32" else MAX_INTEGER if column.is_integer else None
+    )
+    if top is not None:
+        _refuse(values > top, f"must be at most {top:g}", column, values, place)
+    if column.is_integer and values.dtype.kind == "f":
+        _refuse(~null & (values != np.floor(values)), "must be a whole number", column, values, place)
+    settled: Array = values.astype(column.dtype)
+    if settled.dtype.kind == "f":
+        settled = settled + 0.0  # -0.0 and 0.0 are one value, also after a round trip through text
+    return settled
+
+
+def _refuse(bad: Array, problem: str, column: Column, values: Array, place: _Place) -> None:
+    if bad.any():
+        raise place.error(problem, column, values, int(np.argmax(bad)), f"{column.name}: {column.doc}")
+
+
+def _settle_strings(values: Array, column: Column, place: _Place) -> Array:
+    distinct = set(values.tolist())
+    if "" in distinct:
+        values = np.array([v or None for v in values.tolist()], dtype=object)
+        distinct = (distinct - {""}) | {None}
+    if None in distinct and not column.nullable:
+        row = values.tolist().index(None)
+        raise place.error("a value is needed here", column, values, row)
+    for value in distinct - {None}:
+        wrong = not isinstance(value, str)
+        if wrong or (column.enum and value not in column.enum):
+            row = values.tolist().index(value)
+            hint = None if wrong else suggest(str(value), column.enum)
+            raise place.error("must be text" if wrong else "unknown value", column, values, row, hint)
+    return values
+
+
+def _check_unique(ids: Array, column: Column, place: _Place) -> None:
+    if len(set(ids.tolist())) == len(ids):
+        return
+    seen: dict[str, int] = {}
+    for row, value in enumerate(ids.tolist()):
+        if value in seen:
+            first = seen[value] + 1 if place.lines is None else int(place.lines[seen[value]])
+            raise place.error(
+                "duplicate id", column, ids, row, f"first seen on line {first}; ids are unique in a file"
+            )
+        seen[value] = row
+
+
+def _check_shares(jobs: Mapping[str, Array], place: _Place) -> None:
+    if "gpu_milli" in jobs:
+        bad = ~np.isnan(jobs["gpu_milli"]) & (jobs["gpus"] != 1)
+        if bad.any():
+            raise place.error(
+                "a share of a GPU only goes with gpus = 1",
+                JOBS["gpu_milli"],
+                jobs["gpu_milli"],
+                int(np.argmax(bad)),
+            )
+
+
+def _check_stages(jobs: Mapping[str, Array], place: _Place) -> None:
+    present = [name for name in STAGES if name in jobs]
+    if not present:
+        return
+    size = len(jobs["job_id"])
+    stages = np.stack([jobs.get(name, np.full(size, np.nan)) for name in STAGES])
+    known = ~np.isnan(stages)
+    partial = known.any(axis=0) & ~known.all(axis=0)
+    if partial.any():
+        row = int(np.argmax(partial))
+        name = STAGES[int(np.argmin(known[:, row]))]
+        raise place.error(
+            "stage times are given all four or none", JOBS[name], stages[STAGES.index(name)], row
+        )
+    idle = known.all(axis=0) & (np.nan_to_num(stages).sum(axis=0) <= 0)
+    if idle.any():
+        row = int(np.argmax(idle))
+        raise place.error("at least one stage must take time", JOBS["gpu_s"], stages[2], row)
+
+
+def _check_elastic(jobs: Mapping[str, Array], place: _Place) -> None:
+    if "min_gpus" in jobs and "max_gpus" in jobs:
+        bad = jobs["min_gpus"] > jobs["max_gpus"]
+        if bad.any():
+            raise place.error("more than max_gpus", JOBS["min_gpus"], jobs["min_gpus"], int(np.argmax(bad)))
+
+
+def _check_work(jobs: Mapping[str, Array], place: _Place) -> None:
+    """Iterations x iteration time agree with an exact duration to 1 %."""
+    if not {"duration_s", "iterations", "iteration_s"} <= jobs.keys():
+        return
+    product = jobs["iterations"] * jobs["iteration_s"]
+    exact = np.fromiter((kind == "exact" for kind in jobs["duration_kind"]), dtype=bool, count=len(product))
+    bad = exact & (np.abs(product - jobs["duration_s"]) > 0.01 * jobs["duration_s"])
+    if bad.any():
+        row = int(np.argmax(bad))
+        hint = f"iterations x iteration_s is {product[row]:g}; set duration_kind to derived to keep both"
+        raise place.error("disagrees with the iterations", JOBS["duration_s"], jobs["duration_s"], row, hint)
+
+
+def suspicions(jobs: Mapping[str, Array], file: str) -> list[str]:
+    """Warnings about units. A median duration over ten years is past doubt and raises TraceError."""
+    found = []
+    durations = jobs.get("duration_s", np.empty(0))
+    durations = durations[~np.isnan(durations)]
+    if len(durations):
+        median = float(np.median(durations))
+        if median > 10 * YEAR_S:
+            raise TraceError(
+                "the median duration is over ten years",
+                file=file,
+                column="duration_s",
+                value=plain(JOBS["duration_s"], median),
+                hint="are these milliseconds? durations are in seconds",
+            )
+        if not 1.0 <= median <= 30 * DAY_S:
+            found.append(
+                f"the median duration is {median:g} s, outside 1 s to 30 days; are these milliseconds?"
+            )
+    submit = jobs["submit_s"]
+    if len(submit) > 100 and submit.max() - submit.min() < 60.0:
+        span = float(submit.max() - submit.min())
+        found.append(f"{len(submit)} jobs are submitted within {span:g} s; are the units right?")
+    return found
