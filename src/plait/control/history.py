@@ -1,0 +1,360 @@
+"""What happened, folded into arrays: who held which GPUs when, who waited, which nodes were down.
+
+`History` listens to `drive` and sees only events, commands and the controller's books, so a simulated, a live
+and a replayed run are recorded by the same code. While the run goes on it only keeps references; `timeline`
+does the work at the end.
+
+    history = History(controller)
+    drive(controller, backend, record=history)
+    history.timeline().span_gpus
+
+Times of a span are the scheduler's: from the command that starts a job to the command or event that takes it
+off (a completion counts from when it happened, `end_s`, not from when the controller heard of it).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from plait.control.controller import Controller
+from plait.control.messages import (
+    Adjust,
+    Command,
+    Event,
+    JobCancelled,
+    JobFailed,
+    JobFinished,
+    JobSubmitted,
+    Launch,
+    LaunchFailed,
+    NodeJoined,
+    NodeLost,
+    Refuse,
+    Stop,
+)
+from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.cluster import Cluster
+from plait.core.plan import Groups
+
+Int32Array = npt.NDArray[np.int32]
+Int8Array = npt.NDArray[np.int8]
+
+#: Messages kept as they came before they are packed into arrays.
+PACK_AFTER = 8192
+
+
+class SpanEnd(IntEnum):
+    """Why a span of a job on its GPUs ended."""
+
+    OPEN = 0
+    CHANGED = 1
+    STOPPED = 2
+    FINISHED = 3
+    FAILED = 4
+    CANCELLED = 5
+    NODE_LOST = 6
+    LAUNCH_FAILED = 7
+
+
+_ENDINGS: Mapping[type, int] = {
+    JobFinished: int(SpanEnd.FINISHED),
+    JobFailed: int(SpanEnd.FAILED),
+    JobCancelled: int(SpanEnd.CANCELLED),
+    LaunchFailed: int(SpanEnd.LAUNCH_FAILED),
+}
+_START, _FINISHED = int(SpanEnd.CHANGED), int(SpanEnd.FINISHED)  # a start ends the span before it by a change
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """A whole run as columns; jobs and nodes by number, times in seconds.
+
+    span_*   a job on its GPUs, in order of job, then time: `span_group` is its row in the groups,
+             `span_company` how many jobs shared the GPUs (itself included), `span_continued` whether it went
+             on from the span before without a restart, `span_iterations` the progress made, `span_end` a
+             `SpanEnd`
+    group_*  jobs on the same GPUs, held from `group_from_s` until the last member left; group `g` has the
+             GPUs `group_gpus[group_first_gpu[g]:group_first_gpu[g + 1]]`
+    wait_*   a job without GPUs, in order of job, then time; `wait_remaining_s` is the work left alone at the
+             asked size as the books know it, NaN if unknown
+    down_*   a node that was not there
+    refused  jobs refused when they were submitted
+    """
+
+    cluster: Cluster
+    jobs: int
+    events: int
+    last_s: float
+    span_job: IntArray
+    span_from_s: FloatArray
+    span_to_s: FloatArray
+    span_gpus: IntArray
+    span_company: IntArray
+    span_group: IntArray
+    span_continued: BoolArray
+    span_iterations: FloatArray
+    span_end: Int8Array
+    group_from_s: FloatArray
+    group_to_s: FloatArray
+    group_first_gpu: IntArray
+    group_gpus: Int32Array
+    wait_job: IntArray
+    wait_from_s: FloatArray
+    wait_to_s: FloatArray
+    wait_remaining_s: FloatArray
+    down_node: IntArray
+    down_from_s: FloatArray
+    down_to_s: FloatArray
+    refused: IntArray
+
+
+class History:
+    """A `Record`: takes note of every event and its commands, a few list appends each."""
+
+    def __init__(self, controller: Controller) -> None:
+        """Listen to this controller, from before its first event."""
+        self._controller = controller
+        self._known = {
+            node.id: up for node, up in zip(controller.cluster, controller.cluster.up, strict=True)
+        }
+        self._node_changes: list[tuple[float, str, bool]] = []
+        self._refused: list[IntArray] = []
+        self._codes: list[int] = []
+        self._jobs: list[IntArray] = []
+        self._at: list[float] = []
+        self._ends: list[FloatArray] = []
+        self._done: list[FloatArray] = []
+        self._groups: list[Groups] = []
+        self._group_at: list[float] = []
+        self._packed: list[dict[str, Any]] = []
+        self.events = 0
+        self.last_s = -math.inf
+
+    def __call__(self, event: Event, commands: Sequence[Command]) -> None:
+        """Take note of one event and the commands it caused."""
+        self.events += 1
+        at_s = self.last_s = event.at_s
+        if isinstance(event, (JobFinished, JobFailed, JobCancelled, LaunchFailed)):
+            self._codes.append(_ENDINGS[type(event)])
+            self._jobs.append(event.jobs)
+            self._at.append(at_s)
+            if isinstance(event, JobFinished):
+                self._ends.append(event.end_s)
+        elif isinstance(event, NodeLost):
+            self._node_changes.append((at_s, event.node, False))
+        elif isinstance(event, NodeJoined):
+            self._node_changes.append((at_s, event.node.id, True))
+        for command in commands:
+            self._note(command, type(event), at_s)
+        if len(self._codes) >= PACK_AFTER:
+            self._pack()
+
+    def _note(self, command: Command, cause: type, at_s: float) -> None:
+        if isinstance(command, (Launch, Adjust)):
+            groups = command.groups
+            self._codes.append(_START)
+            self._jobs.append(groups.jobs)
+            self._at.append(at_s)
+            self._done.append(self._controller.books.columns["iterations_done"].take(groups.jobs))
+            self._groups.append(groups)
+            self._group_at.append(at_s)
+        elif isinstance(command, Stop):
+            self._codes.append(int(SpanEnd.NODE_LOST if cause is NodeLost else SpanEnd.STOPPED))
+            self._jobs.append(command.jobs)
+            self._at.append(at_s)
+        elif isinstance(command, Refuse) and cause is JobSubmitted:
+            self._refused.append(command.jobs)
+
+    def _pack(self) -> None:
+        """Turn the messages kept so far into compact arrays."""
+        if not self._codes:
+            return
+        lengths = np.array([len(jobs) for jobs in self._jobs])
+        codes = np.repeat(np.array(self._codes, dtype=np.int8), lengths)
+        at_s = np.repeat(np.array(self._at, dtype=np.float64), lengths)
+        at_s[codes == _FINISHED] = _join(self._ends, np.float64)
+        groups = self._groups
+        self._packed.append(
+            {
+                "code": codes,
+                "job": _join(self._jobs, np.int32),
+                "at_s": at_s,
+                "done": _join(self._done, np.float64),
+                "members": _counts([g.first_job for g in groups]),
+                "gpu_count": _counts([g.first_gpu for g in groups]),
+                "gpus": _join([g.gpus for g in groups], np.int32),
+                "group_at_s": np.repeat(self._group_at, [len(g) for g in groups]).astype(np.float64),
+            }
+        )
+        for kept in (self._codes, self._jobs, self._at, self._ends, self._done, groups, self._group_at):
+            kept.clear()
+
+    def timeline(self) -> Timeline:
+        """The run so far."""
+        self._pack()
+        log = {name: _join([p[name] for p in self._packed], dtype) for name, dtype in _LOG.items()}
+        books = self._controller.books
+        columns = {name: column[: books.count] for name, column in books.columns.items()}
+        refused = _join(self._refused, np.int64)
+        marks = _marks(log)
+        spans = _spans(marks, log, columns, self.last_s)
+        cluster = self._controller.cluster
+        down = _down(self._known, self._node_changes, cluster)
+        return Timeline(
+            cluster=cluster,
+            jobs=books.count,
+            events=self.events,
+            last_s=self.last_s,
+            **spans,
+            group_from_s=log["group_at_s"],
+            group_to_s=_group_ends(spans["span_group"], spans["span_to_s"], log["group_at_s"]),
+            group_first_gpu=np.concatenate([[0], np.cumsum(log["gpu_count"], dtype=np.int64)]),
+            group_gpus=log["gpus"],
+            **_waits(marks, columns, refused, self.last_s),
+            down_node=np.array([d[0] for d in down], dtype=np.int64),
+            down_from_s=np.array([d[1] for d in down], dtype=np.float64),
+            down_to_s=np.array([d[2] for d in down], dtype=np.float64),
+            refused=refused,
+        )
+
+
+_LOG: Mapping[str, Any] = {
+    "code": np.int8,
+    "job": np.int32,
+    "at_s": np.float64,
+    "done": np.float64,
+    "members": np.int32,
+    "gpu_count": np.int32,
+    "gpus": np.int32,
+    "group_at_s": np.float64,
+}
+
+
+def _join(parts: Sequence[Any], dtype: Any) -> Any:
+    return np.concatenate(parts).astype(dtype, copy=False) if len(parts) else np.zeros(0, dtype=dtype)
+
+
+def _counts(offsets: Sequence[IntArray]) -> Int32Array:
+    """Row lengths of many offset arrays, one after the other."""
+    if not offsets:
+        return np.zeros(0, dtype=np.int32)
+    steps = np.diff(np.concatenate(offsets)).astype(np.int32)
+    keep = np.ones(len(steps), dtype=bool)
+    keep[np.cumsum([len(o) for o in offsets])[:-1] - 1] = False
+    return steps[keep]
+
+
+def _marks(log: Mapping[str, Any]) -> dict[str, Any]:
+    """Starts and ends in order of job, then time; ends of jobs that hold no GPUs are dropped."""
+    code, job = log["code"], log["job"]
+    is_start = code == _START
+    row = np.full(len(code), -1, dtype=np.int64)
+    row[is_start] = np.repeat(np.arange(len(log["members"])), log["members"])
+    done = np.full(len(code), math.nan)
+    done[is_start] = log["done"]
+    order = np.argsort(job, kind="stable")
+    job, start = job[order], is_start[order]
+    held_before = np.zeros(len(job), dtype=bool)
+    held_before[1:] = (job[1:] == job[:-1]) & start[:-1]
+    keep = start | held_before
+    order = order[keep]
+    return {
+        "job": job[keep].astype(np.int64),
+        "at_s": log["at_s"][order],
+        "code": code[order],
+        "row": row[order],
+        "done": done[order],
+        "start": start[keep],
+        "continued": (start & held_before)[keep],
+    }
+
+
+def _spans(
+    marks: Mapping[str, Any], log: Mapping[str, Any], columns: Mapping[str, Any], last_s: float
+) -> Any:
+    """One span a start mark, until the next mark of the same job."""
+    at = np.flatnonzero(marks["start"])
+    job = marks["job"][at]
+    nxt = np.minimum(at + 1, len(marks["job"]) - 1)
+    more = (at + 1 < len(marks["job"])) & (marks["job"][nxt] == job)
+    to_s = np.where(more, marks["at_s"][nxt], last_s)
+    to_s = np.fmin(to_s, columns["end_s"][job])
+    done = marks["done"][at]
+    following = np.append(done[1:], math.nan)
+    same = np.append(job[1:] == job[:-1], False)[: len(job)]
+    after = np.where(same, following[: len(job)], columns["iterations_done"][job])
+    row = marks["row"][at]
+    return {
+        "span_job": job,
+        "span_from_s": np.minimum(marks["at_s"][at], to_s),
+        "span_to_s": to_s,
+        "span_gpus": log["gpu_count"][row].astype(np.int64),
+        "span_company": log["members"][row].astype(np.int64),
+        "span_group": row,
+        "span_continued": marks["continued"][at],
+        "span_iterations": np.maximum(after - done, 0.0),
+        "span_end": np.where(more, marks["code"][nxt], int(SpanEnd.OPEN)).astype(np.int8),
+    }
+
+
+def _group_ends(row: IntArray, to_s: FloatArray, from_s: FloatArray) -> FloatArray:
+    """When the last member of each group left."""
+    ends = from_s.copy()
+    if len(row):
+        order = np.argsort(row, kind="stable")
+        rows = row[order]
+        first = np.flatnonzero(np.concatenate([[True], rows[1:] != rows[:-1]]))
+        ends[rows[first]] = np.maximum.reduceat(to_s[order], first)
+    return np.maximum(ends, from_s)
+
+
+def _waits(marks: Mapping[str, Any], columns: Mapping[str, Any], refused: IntArray, last_s: float) -> Any:
+    """From submission or from losing the GPUs until the next start, or the end of the job or the run."""
+    job, at_s = marks["job"], marks["at_s"]
+    first = np.ones(len(job), dtype=bool)
+    first[1:] = job[1:] != job[:-1]
+    begins = np.flatnonzero(marks["start"] & ~marks["continued"])
+    from_s = np.where(first[begins], columns["submit_s"][job[begins]], at_s[begins - 1])
+    # Waits that no start ends: after the last mark of a job, or of a job without marks.
+    last = np.flatnonzero(np.append(first[1:], True)[: len(job)] & ~marks["start"])
+    never = np.ones(len(columns["end_s"]), dtype=bool)
+    never[job] = False
+    never[refused] = False
+    silent = np.flatnonzero(never)
+    end_s = np.where(np.isnan(columns["end_s"]), last_s, columns["end_s"])
+    tail = np.concatenate([job[last], silent])
+    jobs = np.concatenate([job[begins], tail])
+    starts_s = np.concatenate([from_s, at_s[last], columns["submit_s"][silent]])
+    stops_s = np.concatenate([at_s[begins], end_s[tail]])
+    done = np.concatenate([marks["done"][begins], columns["iterations_done"][tail]])
+    keep = np.flatnonzero(stops_s > starts_s)
+    keep = keep[np.argsort(jobs[keep], kind="stable")]
+    jobs = jobs[keep]
+    return {
+        "wait_job": jobs,
+        "wait_from_s": starts_s[keep],
+        "wait_to_s": stops_s[keep],
+        "wait_remaining_s": (columns["iterations"][jobs] - done[keep]) * columns["iteration_s"][jobs],
+    }
+
+
+def _down(
+    known: Mapping[str, bool], changes: Sequence[tuple[float, str, bool]], cluster: Cluster
+) -> list[tuple[int, float, float]]:
+    """(node, from, to) for each time a node was not there; open ends are infinite."""
+    number = {node.id: i for i, node in enumerate(cluster)}
+    since = {node.id: -math.inf for node in cluster if not known.get(node.id, False)}
+    out: list[tuple[int, float, float]] = []
+    for at_s, node, up in changes:
+        if up and node in since:
+            out.append((number[node], since.pop(node), at_s))
+        elif not up:
+            since.setdefault(node, at_s)
+    return out + [(number[node], from_s, math.inf) for node, from_s in since.items()]
