@@ -167,14 +167,18 @@ def read_rows(
     names: Sequence[str] | None = None,
     delimiter: str = ",",
     nulls: Collection[str] = ("",),
+    quoted: bool = True,
     seen: Callable[[list[str]], None] | None = None,
 ) -> Iterator[Row]:
     """The rows of a delimited file, one reused cursor; `names` replaces a header the file does not have.
 
-    Columns beyond `required` may or may not be there; `seen` is called with the header found.
+    With `quoted` false quotation marks are ordinary characters. Columns beyond `required` may or may not be
+    there; `seen` is called with the header found.
     """
     with source.open() as text:
-        lines = csv.reader(text, delimiter=delimiter, strict=True)
+        lines = csv.reader(
+            text, delimiter=delimiter, strict=True, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+        )
         source.line = 1
         header = _header(source, lines, required, delimiter) if names is None else list(names)
         if seen:

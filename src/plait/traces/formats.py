@@ -7,14 +7,48 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.errors import InputError, TraceError, suggest
-from plait.traces import canonical, muri, muri_testbed, tiresias
+from plait.traces import (
+    acme,
+    alibaba2020,
+    alibaba2025,
+    canonical,
+    gavel,
+    helios,
+    muri,
+    muri_testbed,
+    openb2023,
+    philly,
+    pollux,
+    spot2026,
+    synergy,
+    tiresias,
+)  # fmt: skip
 from plait.traces.files import Pathish, Source
 from plait.traces.reader import Format, Head
 from plait.traces.table import TraceTable
 
 FORMATS: dict[str, Format] = {
-    module.FORMAT.name: module.FORMAT for module in (canonical, muri, muri_testbed, tiresias)
+    fmt.name: fmt
+    for fmt in (
+        canonical.FORMAT,
+        muri.FORMAT,
+        muri_testbed.FORMAT,
+        tiresias.FORMAT,
+        gavel.FORMAT,
+        pollux.FORMAT,
+        pollux.SIA,
+        synergy.FORMAT,
+        philly.FORMAT,
+        helios.FORMAT,
+        acme.SEREN,
+        acme.KALOS,
+        alibaba2020.FORMAT,
+        openb2023.FORMAT,
+        alibaba2025.FORMAT,
+        spot2026.FORMAT,
+    )
 }
+"""Every format, by name: adding one is writing its reader and naming it here."""
 
 HEAD_CHARS = 1 << 14
 

@@ -1,0 +1,198 @@
+"""Alibaba PAI 2020 (cluster-trace-gpu-v2020): several CSVs without header, seconds minus a constant.
+
+A job has tasks (kinds of worker); a task has instances that each ask for a percentage of a GPU. Read the
+folder with `pai_job_table.csv` and `pai_task_table.csv`, and `pai_group_tag_table.csv` where it is (each
+plain or `.gz`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from plait.core.errors import TraceError
+from plait.traces.files import Pathish, Row, Source, read_rows
+from plait.traces.reader import Format, Head, TableBuilder
+from plait.traces.table import TraceTable
+
+JOB = ("job_name", "inst_id", "user", "status", "start_time", "end_time")
+TASK = (
+    "job_name",
+    "task_name",
+    "inst_num",
+    "status",
+    "start_time",
+    "end_time",
+    "plan_cpu",
+    "plan_mem",
+    "plan_gpu",
+    "gpu_type",
+)
+TAG = ("inst_id", "user", "gpu_type_spec", "group", "workload")
+STATES = {"Running": "running", "Terminated": "completed", "Failed": "failed", "Waiting": "pending"}
+GB = 10**9
+
+
+@dataclass(slots=True)
+class _Tasks:
+    """What the tasks of one job add up to: GPUs in percent, CPU in percent of a core, memory in GB, times in
+    s.
+    """
+
+    gpu_percent: float = 0.0
+    cpu_percent: float = 0.0
+    memory_gb: float = 0.0
+    start_s: float | None = None
+    end_s: float | None = None
+    open_ended: bool = False
+    kinds: set[str] = field(default_factory=set)
+
+    def add(self, row: Row) -> None:
+        count = row.maybe_number("inst_num") or 0.0
+        gpu = row.maybe_number("plan_gpu") or 0.0
+        self.gpu_percent += count * gpu
+        self.cpu_percent += count * (row.maybe_number("plan_cpu") or 0.0)
+        self.memory_gb += count * (row.maybe_number("plan_mem") or 0.0)
+        start_s, end_s = row.maybe_number("start_time"), row.maybe_number("end_time")
+        if start_s is not None:
+            self.start_s = start_s if self.start_s is None else min(start_s, self.start_s)
+            self.open_ended |= end_s is None
+        if end_s is not None:
+            self.end_s = end_s if self.end_s is None else max(end_s, self.end_s)
+        kind = row.maybe_text("gpu_type")
+        if kind is not None and gpu > 0:
+            self.kinds.add(kind)
+
+
+def read(path: Pathish, *, strict: bool = False) -> TraceTable:
+    """Reads the folder of a PAI trace (or its job table, the others lying beside).
+
+    Gang = sum over tasks of instances x share of a GPU. Less than one GPU becomes `gpus` 1 with `gpu_milli`;
+    a gang with a fraction is rounded up, its true size kept in `x_gpu_share`. Run time = latest task end -
+    earliest task start; the workload tag is the model. Dropped, counted: never_started, no_task, negative,
+    zero_duration.
+    """
+    jobs_path, tasks_path, tags_path = _tables(Path(path))
+    tasks, latest_s = _read_tasks(tasks_path)
+    tags = {} if tags_path is None else _read_tags(tags_path)
+    source = Source(jobs_path)
+    builder = TableBuilder(source)
+    for row in read_rows(source, names=JOB):
+        state = row.choice("status", STATES)
+        mine = tasks.get(row.text("job_name"))
+        reason = _reason(state, mine, latest_s)
+        if reason or mine is None or mine.start_s is None:
+            builder.drop(reason or "no_task")
+            continue
+        submit_s = row.maybe_number("start_time")
+        if submit_s is None:
+            builder.warn("no submission time, the first task's start counts")
+            submit_s = mine.start_s
+        group, workload = tags.get(row.maybe_text("inst_id") or "", (None, None))
+        builder.keep(
+            row.line,
+            job_id=row.text("job_name"),
+            submit_s=submit_s,
+            **_run(mine, state, submit_s, latest_s),
+            **_size(mine, builder),
+            user=row.maybe_text("user"),
+            group=group,
+            model=workload,
+            model_source=None if workload is None else "trace",
+        )
+    return builder.finish(FORMAT, strict=strict, time_zone="UTC+8 keeps hour and weekday, not the date")
+
+
+def _tables(path: Path) -> tuple[Path, Path, Path | None]:
+    folder = path if path.is_dir() else path.parent
+    found = []
+    for name in ("pai_job_table", "pai_task_table", "pai_group_tag_table"):
+        choices = [folder / f"{name}.csv", folder / f"{name}.csv.gz"]
+        found.append(next((c for c in choices if c.exists()), None))
+    jobs, tasks, tags = found
+    if jobs is None or tasks is None:
+        name = "pai_job_table.csv" if jobs is None else "pai_task_table.csv"
+        raise TraceError(f"{name} is missing in this folder", file=str(folder))
+    return jobs, tasks, tags
+
+
+def _read_tasks(path: Path) -> tuple[dict[str, _Tasks], float]:
+    """The tasks of each job, and the latest time of the trace."""
+    source = Source(path)
+    tasks: dict[str, _Tasks] = {}
+    latest_s = 0.0
+    for row in read_rows(source, names=TASK):
+        tasks.setdefault(row.text("job_name"), _Tasks()).add(row)
+        latest_s = max(latest_s, row.maybe_number("start_time") or 0.0, row.maybe_number("end_time") or 0.0)
+    return tasks, latest_s
+
+
+def _read_tags(path: Path) -> dict[str, tuple[str | None, str | None]]:
+    source = Source(path)
+    rows = read_rows(source, names=TAG)
+    return {row.text("inst_id"): (row.maybe_text("group"), row.maybe_text("workload")) for row in rows}
+
+
+def _end(mine: _Tasks, state: str, latest_s: float) -> float | None:
+    """When the job ended, or None if it was still running at the end of the trace."""
+    return None if mine.end_s is None or (state == "running" and mine.open_ended) else mine.end_s
+
+
+def _reason(state: str, mine: _Tasks | None, latest_s: float) -> str | None:
+    if state == "pending":
+        return "never_started"
+    if mine is None:
+        return "no_task"
+    if mine.start_s is None:
+        return "never_started"
+    seconds = (_end(mine, state, latest_s) or latest_s) - mine.start_s
+    return "negative" if seconds < 0 else "zero_duration" if seconds == 0 else None
+
+
+def _run(mine: _Tasks, state: str, submit_s: float, latest_s: float) -> dict[str, Any]:
+    start_s = mine.start_s or 0.0
+    end_s = _end(mine, state, latest_s)
+    return {
+        "duration_s": (latest_s if end_s is None else end_s) - start_s,
+        "duration_kind": "right_censored" if end_s is None else "exact",
+        "state": "running" if end_s is None else state,
+        "observed_start_s": start_s,
+        "observed_end_s": end_s,
+        "observed_queue_s": max(0.0, start_s - submit_s),
+    }
+
+
+def _size(mine: _Tasks, builder: TableBuilder) -> dict[str, Any]:
+    share = mine.gpu_percent / 100
+    whole = math.ceil(share - 1e-9)
+    size: dict[str, Any] = {
+        "gpus": whole,
+        "gpu_kinds": "|".join(sorted(mine.kinds)) or None,
+        "cpu_milli": round(mine.cpu_percent * 10),
+        "memory_bytes": round(mine.memory_gb * GB),
+    }
+    if 0 < share < 1 - 1e-9:
+        size["gpu_milli"] = max(1, round(share * 1000))
+    elif abs(share - whole) > 1e-9:
+        builder.warn("a gang with a fraction of a GPU, rounded up")
+        size["x_gpu_share"] = share
+    return size
+
+
+def _matches(head: Head) -> bool:
+    if head.path.is_dir():
+        return any(head.path.glob("pai_job_table.csv*"))
+    return head.path.name.startswith("pai_job_table")
+
+
+FORMAT = Format(
+    "alibaba2020",
+    read,
+    _matches,
+    units="seconds; percent of a core and of a GPU; GB",
+    source="alibaba/clusterdata, cluster-trace-gpu-v2020",
+    licence="CC-BY-4.0",
+    citation="Weng et al., NSDI'22",
+)

@@ -1,0 +1,61 @@
+"""Helios logs (S-Lab-System-Group/HeliosData, SenseTime 2020): CSV, local stamps without zone (taken as
+UTC+8).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from plait.traces.files import Pathish
+from plait.traces.reader import Format, Head
+from plait.traces.slurmlike import Log, read_log
+from plait.traces.table import TraceTable
+from plait.traces.times import CHINA
+
+HEADER = (
+    "job_id",
+    "user",
+    "vc",
+    "gpu_num",
+    "cpu_num",
+    "node_num",
+    "state",
+    "submit_time",
+    "start_time",
+    "end_time",
+)
+CLUSTERS = ("venus", "earth", "saturn", "uranus")
+
+
+def read(path: Pathish, *, cluster: str | None = None, strict: bool = False) -> TraceTable:
+    """Reads `cluster_log.csv` of one cluster.
+
+    cluster: prefix of the job ids, which are unique per cluster only; default: the cluster named in the path,
+    else `helios`. CPU-only jobs are kept with `gpus` 0; the virtual cluster is the group.
+    """
+    parts = [part.lower() for part in Path(path).parts]
+    name = cluster or next((c for c in CLUSTERS if any(c in part for part in parts)), "helios")
+    log = Log(
+        FORMAT,
+        HEADER,
+        CHINA,
+        "UTC+8 (assumed)",
+        lambda row: {"group": row.maybe_text("vc")},
+        prefix=f"{name}-",
+    )
+    return read_log(log, path, strict=strict)
+
+
+def _matches(head: Head) -> bool:
+    return head.has("vc", "gpu_num", "submit_time", "state")
+
+
+FORMAT = Format(
+    "helios",
+    read,
+    _matches,
+    units="local stamps, seconds",
+    source="S-Lab-System-Group/HeliosData",
+    licence="CC-BY-4.0",
+    citation="Hu et al., SC'21",
+)

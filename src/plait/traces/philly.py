@@ -1,0 +1,190 @@
+"""The Philly job log (msr-fiddle/philly-traces, 2017): a JSON list, local US Pacific time stamps.
+
+No model, no iterations, and no requested size apart from the GPUs that were granted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from plait.core.errors import suggest
+from plait.traces.files import Pathish, Source, read_json_list
+from plait.traces.reader import Format, Head, TableBuilder, pick
+from plait.traces.table import TraceTable
+from plait.traces.times import pacific_s, utc_text
+
+STATES = {"Pass": "completed", "Killed": "cancelled", "Failed": "failed"}
+NO_TIME = (None, "", "None")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One start of a job, seconds since 1970; `end_s` is None while it runs."""
+
+    start_s: float
+    end_s: float | None
+    gpus: int
+
+
+def read(path: Pathish, *, attempts: str = "sum", strict: bool = False) -> TraceTable:
+    """Reads `cluster_job_log`.
+
+    attempts: `sum` adds the run times of all attempts of a job, `last` takes the last one's, `split` makes
+    each attempt a job `<id>#<k>`, submitted when the one before ended.
+
+    Dropped, counted: never_started (no attempt, or none with a start), negative (an end before its start),
+    zero_duration, no_gpus. An attempt without a start, or without an end that is not the last, is a logging
+    error and left out with a warning. A last attempt without end still runs when the log ends (its latest
+    stamp).
+    """
+    pick("attempts", attempts, ("sum", "last", "split"))
+    end_s = _end_of_log(path)
+    source = Source(path)
+    builder = TableBuilder(source)
+    for entry in read_json_list(source):
+        _add(builder, entry, attempts, end_s)
+    if not builder.rows_read:
+        raise source.error("the list of jobs is empty")
+    table = builder.finish(
+        FORMAT, strict=strict, first_is_zero=True, time_zone="US Pacific", options={"attempts": attempts}
+    )
+    if "origin_s" in table.meta:
+        table.meta["origin_utc"] = utc_text(table.meta["origin_s"])
+    return table
+
+
+def _end_of_log(path: Pathish) -> float:
+    """The latest stamp of the log: a first pass, so that the result is the same for any order of the jobs."""
+    source = Source(path)
+    latest = float("-inf")
+    for entry in read_json_list(source):
+        latest = max(latest, _stamp(source, entry, "submitted_time") or latest)
+        for attempt in _list(source, entry, "attempts"):
+            for name in ("start_time", "end_time"):
+                latest = max(latest, _stamp(source, attempt, name) or latest)
+    return latest
+
+
+def _add(builder: TableBuilder, entry: dict[str, Any], mode: str, end_s: float) -> None:
+    source, line = builder.source, builder.source.line
+    submit_s = _stamp(source, entry, "submitted_time")
+    if submit_s is None:
+        raise source.error("a value is needed here", column="submitted_time")
+    job: dict[str, Any] = {
+        "job_id": _text(source, entry, "jobid"),
+        "user": entry.get("user") and _text(source, entry, "user"),
+        "group": entry.get("vc") and _text(source, entry, "vc"),
+        "state": _state(source, entry),
+        "submit_s": submit_s,
+    }
+    runs = _attempts(builder, entry, submit_s)
+    reason = _reason(runs, end_s)
+    if reason:
+        builder.drop(reason)
+        return
+    if len({run.gpus for run in runs}) > 1 and mode != "split":
+        builder.warn("attempts with different numbers of GPUs, the last counts")
+    if mode != "split":
+        builder.keep(line, **job, **_observed(job, runs, runs[-1:] if mode == "last" else runs, end_s))
+        return
+    for k, run in enumerate(runs):
+        before_s = submit_s if k == 0 else min(runs[k - 1].end_s or run.start_s, run.start_s)
+        state = job["state"] if k == len(runs) - 1 else "failed"
+        piece = job | {"job_id": f"{job['job_id']}#{k + 1}", "submit_s": before_s, "state": state}
+        builder.keep(line, again=k > 0, **piece | _observed(piece, [run], [run], end_s))
+
+
+def _reason(runs: list[Attempt], end_s: float) -> str | None:
+    """Why a job gives no row, if so."""
+    if not runs:
+        return "never_started"
+    seconds = [(run.end_s or end_s) - run.start_s for run in runs]
+    if min(seconds) < 0:
+        return "negative"
+    if min(run.gpus for run in runs) < 1:
+        return "no_gpus"
+    return None if all(s > 0 for s in seconds[-1:]) and sum(seconds) > 0 else "zero_duration"
+
+
+def _observed(
+    job: dict[str, Any], runs: list[Attempt], counted: list[Attempt], end_s: float
+) -> dict[str, Any]:
+    running = runs[-1].end_s is None
+    return {
+        "gpus": runs[-1].gpus,
+        "duration_s": sum((run.end_s or end_s) - run.start_s for run in counted),
+        "duration_kind": "right_censored" if running else "exact",
+        "state": "running" if running else job["state"],
+        "observed_start_s": runs[0].start_s,
+        "observed_end_s": runs[-1].end_s,
+        "observed_queue_s": max(0.0, runs[0].start_s - job["submit_s"]),
+        "attempts": len(runs),
+    }
+
+
+def _attempts(builder: TableBuilder, entry: dict[str, Any], submit_s: float) -> list[Attempt]:
+    source = builder.source
+    raw = _list(source, entry, "attempts")
+    runs, known_s = [], submit_s
+    for k, attempt in enumerate(raw):
+        start_s = _stamp(source, attempt, "start_time", known_s)
+        end_s = _stamp(source, attempt, "end_time", known_s if start_s is None else start_s)
+        if start_s is None or (end_s is None and k < len(raw) - 1):
+            builder.warn("an attempt without start, or without end before another, left out")
+            continue
+        gpus = sum(len(_list(source, node, "gpus")) for node in _list(source, attempt, "detail", dicts=True))
+        runs.append(Attempt(start_s, end_s, gpus))
+        known_s = start_s if end_s is None else end_s
+    return runs
+
+
+def _stamp(
+    source: Source, entry: dict[str, Any], name: str, not_before_s: float = float("-inf")
+) -> float | None:
+    text = entry.get(name)
+    if text in NO_TIME:
+        return None
+    try:
+        return pacific_s(text if isinstance(text, str) else "", not_before_s)
+    except (ValueError, OverflowError):
+        hint = "written YYYY-MM-DD HH:MM:SS"
+        raise source.error("not a time stamp", column=name, value=text, hint=hint) from None
+
+
+def _text(source: Source, entry: dict[str, Any], name: str) -> str:
+    value = entry.get(name)
+    if not isinstance(value, str) or not value:
+        raise source.error("must be text", column=name, value=value)
+    return value
+
+
+def _state(source: Source, entry: dict[str, Any]) -> str:
+    status = _text(source, entry, "status")
+    if status not in STATES:
+        raise source.error("unknown value", column="status", value=status, hint=suggest(status, STATES))
+    return STATES[status]
+
+
+def _list(source: Source, entry: dict[str, Any], name: str, *, dicts: bool = False) -> list[Any]:
+    value = entry.get(name)
+    items = value if isinstance(value, list) else [] if value is None else None
+    objects = dicts or name == "attempts"
+    if items is None or (objects and not all(isinstance(item, dict) for item in items)):
+        raise source.error("must be a list" + (" of objects" if objects else ""), column=name, value=value)
+    return items
+
+
+def _matches(head: Head) -> bool:
+    return head.start.lstrip()[:1] == "[" and '"' in head.start
+
+
+FORMAT = Format(
+    "philly",
+    read,
+    _matches,
+    units="local US Pacific stamps",
+    source="msr-fiddle/philly-traces",
+    licence="CC-BY-4.0",
+    citation="Jeon et al., ATC'19",
+)

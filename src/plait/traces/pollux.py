@@ -1,0 +1,64 @@
+"""Pollux and Sia workloads: CSV, seconds, elastic jobs. Durations are not given: they follow from measured
+tables.
+"""
+
+from __future__ import annotations
+
+from plait.traces.files import Pathish, Source, read_rows
+from plait.traces.reader import Format, Head, TableBuilder
+from plait.traces.table import TraceTable
+
+HEADER = ("name", "time", "application", "num_replicas", "batch_size")
+
+
+def read(path: Pathish, *, strict: bool = False) -> TraceTable:
+    """Reads a workload; `gpus` and `batch_size` (total) are those of the tuned configuration, durations are
+    null.
+    """
+    return _read(FORMAT, path, strict)
+
+
+def read_sia(path: Pathish, *, strict: bool = False) -> TraceTable:
+    """Reads a Sia workload, which has the columns of Pollux and maybe more; those are ignored."""
+    return _read(SIA, path, strict)
+
+
+def _read(fmt: Format, path: Pathish, strict: bool) -> TraceTable:
+    source = Source(path)
+    builder = TableBuilder(source)
+    for row in read_rows(source, required=HEADER):
+        builder.keep(
+            row.line,
+            job_id=row.text("name"),
+            submit_s=row.number("time"),
+            gpus=row.whole("num_replicas"),
+            model=row.text("application"),
+            model_source="trace",
+            batch_size=row.whole("batch_size"),
+            batch_scope="total",
+        )
+    return builder.finish(fmt, strict=strict)
+
+
+def _matches(head: Head) -> bool:
+    return head.has(*HEADER)
+
+
+FORMAT = Format(
+    "pollux",
+    read,
+    _matches,
+    units="seconds; batch sizes of the whole job",
+    source="petuum/adaptdl, branch osdi21-artifact",
+    licence="none stated for the data: do not redistribute",
+    citation="Qiao et al., OSDI'21",
+)
+SIA = Format(
+    "sia",
+    read_sia,
+    lambda head: False,  # the columns of pollux: say format="sia" to have the source named right
+    units="seconds; batch sizes of the whole job",
+    source="siasosp23/artifacts",
+    licence="none stated: do not redistribute",
+    citation="Jayaram Subramanya et al., SOSP'23",
+)

@@ -1,0 +1,51 @@
+"""Synergy traces (msr-fiddle/synergy, OSDI'22): comma-separated, no header,
+`id,model,arrival_s,iterations,gpus`.
+"""
+
+from __future__ import annotations
+
+from plait.traces.files import Pathish, Source, read_rows
+from plait.traces.reader import Format, Head, TableBuilder
+from plait.traces.table import TraceTable
+
+NAMES = ("id", "model", "arrival_s", "iterations", "gpus")
+
+
+def read(path: Pathish, *, strict: bool = False) -> TraceTable:
+    """Reads a static trace; durations are null: they follow from the models' speeds."""
+    source = Source(path)
+    builder = TableBuilder(source)
+    for row in read_rows(source, names=NAMES):
+        builder.keep(
+            row.line,
+            job_id=row.text("id"),
+            submit_s=row.number("arrival_s"),
+            gpus=row.whole("gpus"),
+            model=row.text("model"),
+            model_source="trace",
+            iterations=row.whole("iterations"),
+        )
+    return builder.finish(FORMAT, strict=strict)
+
+
+def _matches(head: Head) -> bool:
+    cells = head.comma
+    return len(cells) == len(NAMES) and cells[0].isdecimal() and all(_is_number(c) for c in cells[2:])
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return float(cell) >= 0
+    except ValueError:
+        return False
+
+
+FORMAT = Format(
+    "synergy",
+    read,
+    _matches,
+    units="seconds",
+    source="msr-fiddle/synergy",
+    licence="MIT",
+    citation="Mohan et al., OSDI'22",
+)
