@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from plait.core.errors import InputError, suggest
-from plait.traces.files import Pathish, Source
+from plait.traces.files import Source
 from plait.traces.schema import JOBS, Array, Column
 from plait.traces.table import TraceTable, new_meta
 from plait.traces.validate import checked_table
@@ -178,8 +178,3 @@ def pick(name: str, value: str, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise InputError(f"option {name}: unknown value {value!r}; {suggest(value, choices)}")
     return value
-
-
-def path_of(path: Pathish) -> Path:
-    """The path as a `Path`."""
-    return Path(path)

@@ -1,0 +1,126 @@
+"""`plait trace`: convert, inspect and generate traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from plait.traces.table import TraceTable
+
+app = typer.Typer(help="Convert, inspect and generate traces.", no_args_is_help=True)
+
+FormatOption = Annotated[
+    str, typer.Option("--format", "-f", help="Format of the input; `plait trace formats` lists them.")
+]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")]
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A trace in any known format (.gz too).")],
+    target: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Canonical trace: .csv, .csv.gz or .parquet.")
+    ],
+    trace_format: FormatOption = "auto",
+    work: Annotated[
+        str | None, typer.Option(help="muri: duration or iterations, what the work of a job is.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="muri: by_model, storage or cpu, where data time goes.")
+    ] = None,
+    attempts: Annotated[str | None, typer.Option(help="philly: sum, last or split.")] = None,
+    nodes: Annotated[Path | None, typer.Option(help="openb2023, spot2026: the node list.")] = None,
+    throughputs: Annotated[Path | None, typer.Option(help="gavel: throughput table (JSON).")] = None,
+    models: Annotated[
+        str | None, typer.Option("--assign-models", help="Mix: uniform or by_gpu_hours.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the model assignment.")] = 0,
+    strict: StrictOption = False,
+) -> None:
+    """Convert a trace to the canonical form."""
+    from plait.traces.canonical import write_canonical
+    from plait.traces.formats import read_trace
+
+    given = {"work": work, "split": split, "attempts": attempts, "nodes": nodes, "throughputs": throughputs}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    table = read_trace(source, trace_format, strict=strict, **options)
+    if models is not None:
+        from plait.traces.assign import assign_models
+
+        table = assign_models(table, seed=seed, mix=models)
+    write_canonical(table, target)
+    _say_written(table, target)
+
+
+@app.command()
+def generate(
+    target: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Canonical trace: .csv, .csv.gz or .parquet.")
+    ],
+    preset: Annotated[
+        str, typer.Option(help="philly, philly_heavy, gavel, muri_like, lognormal, ...")
+    ] = "philly",
+    jobs: Annotated[int, typer.Option(help="Number of jobs.")] = 1000,
+    gpus: Annotated[int, typer.Option(help="GPUs of the cluster the load refers to.")] = 64,
+    load: Annotated[float | None, typer.Option(help="Offered load; default: the preset's own rate.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same trace.")] = 0,
+    models: Annotated[
+        str | None, typer.Option("--assign-models", help="Mix: uniform or by_gpu_hours.")
+    ] = None,
+) -> None:
+    """Generate a synthetic trace."""
+    from plait.traces.canonical import write_canonical
+    from plait.traces.synthetic import generate as make
+
+    table = make(preset, jobs, gpus, load, seed, models=models)
+    write_canonical(table, target)
+    _say_written(table, target)
+
+
+@app.command()
+def show(
+    file: Annotated[Path, typer.Argument(help="A trace in any known format.")],
+    trace_format: FormatOption = "auto",
+    cluster_gpus: Annotated[
+        int | None, typer.Option(help="GPUs of a cluster, to show the offered load.")
+    ] = None,
+    strict: StrictOption = False,
+) -> None:
+    """Show what is in a trace: jobs, sizes, span, GPU-hours, durations, load, what was dropped."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from plait.traces.formats import read_trace
+    from plait.traces.statistics import summary
+
+    table = read_trace(file, trace_format, strict=strict)
+    grid = Table(title=str(file), title_justify="left", show_header=False)
+    for name, value in summary(table, cluster_gpus):
+        grid.add_row(name, value)
+    Console().print(grid)
+
+
+@app.command()
+def formats() -> None:
+    """List the formats plait reads."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from plait.traces.formats import FORMATS
+
+    grid = Table("format", "units", "published as", "licence")
+    for fmt in FORMATS.values():
+        grid.add_row(fmt.name, fmt.units, fmt.source, fmt.licence)
+    Console().print(grid)
+
+
+def _say_written(table: TraceTable, target: Path) -> None:
+    dropped = sum(table.meta["rows_dropped"].values())
+    typer.echo(f"{target}: {len(table)} jobs" + (f", {dropped} rows dropped" if dropped else ""))
+    for reason, count in table.meta["rows_dropped"].items():
+        typer.echo(f"  dropped {count}: {reason}")
+    for warning in table.meta["warnings"]:
+        typer.echo(f"  warning: {warning}", err=True)

@@ -1,0 +1,199 @@
+"""Models, classes and deadlines for traces that have none.
+
+What a job gets is a function of (seed, key, job id, catalogue version) alone, drawn from a keyed hash:
+filtering, sorting or splitting a trace never changes it, and each kind of assignment has its own key, so
+adding one never changes another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from plait.core.errors import InputError, suggest
+from plait.traces.profiles import Catalogue, Profile, catalogue
+from plait.traces.schema import STAGES, Array
+from plait.traces.table import TraceTable
+from plait.traces.validate import checked_table
+
+GPU_HOURS = (1.0, 10.0, 100.0, float("inf"))
+"""Upper ends of the size classes S, M, L, XL of Pollux, GPU-hours (its XL ends at 1000)."""
+
+POLLUX_CLASSES: tuple[dict[str, float], ...] = (
+    {"cifar10": 36.0, "neumf": 36.0},
+    {"bert": 10.0, "deepspeech2": 10.0},
+    {"yolov3": 6.0},
+    {"imagenet": 2.0},
+)
+"""Models of each size class with their overall shares in Pollux (OSDI'21); needs a catalogue that has
+them."""
+
+DEFAULT_CLASSES: tuple[dict[str, float], ...] = (
+    {"dqn": 1.0, "a2c": 1.0, "resnet18": 1.0},
+    {"shufflenet_v2_x1_0": 1.0, "resnet18": 1.0},
+    {"vgg16": 1.0, "vgg19": 1.0, "bert": 1.0},
+    {"bert": 1.0, "gpt2": 1.0},
+)
+"""The same idea with the models of the shipped catalogue. Which model is large is our assumption."""
+
+MIXES = ("uniform", "by_gpu_hours")
+
+
+def uniforms(seed: int, key: str, job_ids: Iterable[str]) -> Array:
+    """A uniform number in [0, 1) for each job id: the same for the same (seed, key, id), whatever the others
+    are.
+
+    >>> uniforms(1, "model", ["a", "b"])[1] == uniforms(1, "model", ["b"])[0]
+    np.True_
+    """
+    base = hashlib.blake2b(f"{seed}\n{key}\n".encode(), digest_size=8)
+    draws = bytearray()
+    for job_id in job_ids:
+        one = base.copy()
+        one.update(job_id.encode("utf-8", "surrogatepass"))
+        draws += one.digest()
+    numbers: Array = (np.frombuffer(bytes(draws), dtype="<u8") >> np.uint64(11)) * 2.0**-53
+    return numbers
+
+
+def assign_models(
+    table: TraceTable,
+    *,
+    seed: int,
+    mix: str | Mapping[str, float] | Sequence[Mapping[str, float]] = "uniform",
+    profiles: Catalogue | None = None,
+    noise: float = 0.0,
+) -> TraceTable:
+    """Gives every GPU job a model, stage times and iterations from the catalogue; CPU-only jobs stay as they
+    are.
+
+    mix: `uniform` over the models measured at the job's size; `by_gpu_hours` by the job's GPU-hours; a
+    mapping model -> weight; or four such mappings, for the classes under 1, 10, 100 and above 100 GPU-hours.
+    noise: n multiplies each stage by a draw from U[1-n, 1+n], seeded apart from the choice of the model.
+
+    `iterations` = max(1, round(duration / iteration time)) and `duration_s` becomes their product; the
+    trace's value is kept in `x_duration_trace_s`. A size without a profile is an InputError naming the job
+    and the sizes covered.
+    """
+    if not 0 <= noise < 1:
+        raise InputError(f"noise must lie in [0, 1) (got {noise})")
+    known = profiles or catalogue()
+    classes = _classes(mix, known)
+    ids = table["job_id"]
+    jobs = np.flatnonzero(table["gpus"] > 0)
+    draws = uniforms(seed, f"model\n{known.version}", ids[jobs])
+    levels = np.zeros(len(jobs), dtype=np.int64)
+    if len(classes) > 1:
+        hours = table["gpus"][jobs] * table["duration_s"][jobs] / 3600
+        if np.isnan(hours).any():
+            raise InputError(f"job {ids[jobs][np.isnan(hours)][0]!r} has no duration; use the mix uniform")
+        levels = np.searchsorted(GPU_HOURS[: len(classes) - 1], hours, side="right")
+    picked = np.empty(len(jobs), dtype=np.int64)
+    catalogued = list(known.profiles.values())
+    for gpus in np.unique(table["gpus"][jobs]):
+        for level, weights in enumerate(classes):
+            which = np.flatnonzero((table["gpus"][jobs] == gpus) & (levels == level))
+            if len(which):
+                choice = _candidates(catalogued, weights, int(gpus), str(ids[jobs[which[0]]]), known)
+                edges = np.cumsum([weights[catalogued[i].model] for i in choice])
+                at = np.searchsorted(edges / edges[-1], draws[which], side="right")
+                picked[which] = np.asarray(choice)[np.minimum(at, len(choice) - 1)]
+    columns = _profiled(table, jobs, picked, catalogued)
+    if noise:
+        for stage in STAGES:
+            scale = 1 - noise + 2 * noise * uniforms(seed, f"noise\n{stage}", ids[jobs])
+            columns[stage][jobs] *= scale
+    what = {"what": "model", "seed": seed, "catalogue": known.version, "mix": mix, "noise": noise}
+    return _assigned(table, columns, what)
+
+
+def _classes(
+    mix: str | Mapping[str, float] | Sequence[Mapping[str, float]], known: Catalogue
+) -> list[dict[str, float]]:
+    """The weights of each size class (one class where the mix does not depend on size)."""
+    if isinstance(mix, str):
+        if mix not in MIXES:
+            raise InputError(f"unknown mix {mix!r}; {suggest(mix, MIXES)}")
+        classes = (
+            [dict.fromkeys(known.models, 1.0)] if mix == "uniform" else [dict(c) for c in DEFAULT_CLASSES]
+        )
+    else:
+        classes = [dict(mix)] if isinstance(mix, Mapping) else [dict(c) for c in mix]
+    if len(classes) not in (1, len(GPU_HOURS)):
+        raise InputError(f"a mix has one set of weights or {len(GPU_HOURS)} (got {len(classes)})")
+    for weights in classes:
+        for model, weight in weights.items():
+            if model not in known.models:
+                raise InputError(f"no profile of model {model!r}; {suggest(model, known.models)}")
+            if not 0 <= weight < float("inf"):
+                raise InputError(f"the weight of {model} must be finite and at least 0 (got {weight})")
+        if not sum(weights.values()) > 0:
+            raise InputError("a mix needs a model with a positive weight")
+    return classes
+
+
+def _candidates(
+    profiles: Sequence[Profile], weights: Mapping[str, float], gpus: int, job: str, known: Catalogue
+) -> list[int]:
+    found = [i for i, p in enumerate(profiles) if p.gpus == gpus and weights.get(p.model, 0) > 0]
+    if not found:
+        sizes = ", ".join(map(str, known.sizes))
+        raise InputError(
+            f"job {job!r} asks for {gpus} GPUs, where no model of the mix was measured; sizes: {sizes}"
+        )
+    return found
+
+
+def _profiled(table: TraceTable, jobs: Array, picked: Array, profiles: Sequence[Profile]) -> dict[str, Array]:
+    """The columns that a profile decides, unchanged for the jobs that got none."""
+    from plait.traces.profiles import BATCH
+
+    columns = {name: table[name].copy() for name in ("model", "model_source", "batch_size", "batch_scope")}
+    columns |= {name: table[name].copy() for name in ("iterations", "iteration_s", "duration_s", *STAGES)}
+    columns["model"][jobs] = np.array([p.model for p in profiles], dtype=object)[picked]
+    columns["model_source"][jobs] = "assigned"
+    columns["batch_size"][jobs] = np.array([BATCH.get(p.model, np.nan) for p in profiles])[picked]
+    columns["batch_scope"][jobs] = "per_gpu"
+    iteration_s = np.array([p.iteration_s for p in profiles])[picked]
+    columns["iteration_s"][jobs] = iteration_s
+    for stage in STAGES:
+        columns[stage][jobs] = np.array([getattr(p, stage) for p in profiles])[picked]
+    iterations = np.maximum(1.0, np.round(table["duration_s"][jobs] / iteration_s))
+    columns["iterations"][jobs] = iterations
+    # profiles are whole milliseconds: multiplying these first keeps the duration a whole number of them
+    columns["duration_s"][jobs] = iterations * np.round(iteration_s * 1e6) / 1e6
+    if "x_duration_trace_s" not in table:
+        columns["x_duration_trace_s"] = table["duration_s"].copy()
+    return columns
+
+
+def assign_classes(table: TraceTable, *, seed: int, opportunistic: float) -> TraceTable:
+    """Makes each job opportunistic with this probability, else guaranteed."""
+    if not 0 <= opportunistic <= 1:
+        raise InputError(f"a probability lies in [0, 1] (got {opportunistic})")
+    chosen = uniforms(seed, "job_class", table["job_id"]) < opportunistic
+    classes = np.where(chosen, "opportunistic", "guaranteed").astype(object)
+    what = {"what": "job_class", "seed": seed, "opportunistic": opportunistic}
+    return _assigned(table, {"job_class": classes}, what)
+
+
+def assign_deadlines(
+    table: TraceTable, *, seed: int, factors: Sequence[float] = (1.2, 2.0, 10.0)
+) -> TraceTable:
+    """Deadlines of one of `factors` x duration, each as likely (default: those of Gavel); null without a
+    duration.
+    """
+    if not factors or min(factors) <= 0:
+        raise InputError(f"deadline factors must be positive (got {list(factors)})")
+    at = (uniforms(seed, "deadline", table["job_id"]) * len(factors)).astype(np.int64)
+    deadlines = np.asarray(factors, dtype=np.float64)[at] * table["duration_s"]
+    what = {"what": "deadline", "seed": seed, "factors": list(factors)}
+    return _assigned(table, {"deadline_s": deadlines}, what)
+
+
+def _assigned(table: TraceTable, columns: Mapping[str, Array], what: dict[str, Any]) -> TraceTable:
+    meta = {**table.meta, "assignments": [*table.meta.get("assignments", []), what]}
+    return checked_table({**table.columns, **columns}, meta=meta, nodes=table.nodes)
