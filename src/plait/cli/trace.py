@@ -21,22 +21,14 @@ StrictOption = Annotated[bool, typer.Option("--strict", help="Treat warnings as 
 @app.command()
 def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A trace in any known format (.gz too).")],
-    target: Annotated[
-        Path, typer.Argument(metavar="OUT", help="Canonical trace: .csv, .csv.gz or .parquet.")
-    ],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="Canonical trace: .csv, .csv.gz or .parquet.")],
     trace_format: FormatOption = "auto",
-    work: Annotated[
-        str | None, typer.Option(help="muri: duration or iterations, what the work of a job is.")
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option(help="muri: by_model, storage or cpu, where data time goes.")
-    ] = None,
+    work: Annotated[str | None, typer.Option(help="muri: duration or iterations, what the work of a job is.")] = None,
+    split: Annotated[str | None, typer.Option(help="muri: by_model, storage or cpu, where data time goes.")] = None,
     attempts: Annotated[str | None, typer.Option(help="philly: sum, last or split.")] = None,
     nodes: Annotated[Path | None, typer.Option(help="openb2023, spot2026: the node list.")] = None,
     throughputs: Annotated[Path | None, typer.Option(help="gavel: throughput table (JSON).")] = None,
-    models: Annotated[
-        str | None, typer.Option("--assign-models", help="Mix: uniform or by_gpu_hours.")
-    ] = None,
+    models: Annotated[str | None, typer.Option("--assign-models", help="Mix: uniform or by_gpu_hours.")] = None,
     seed: Annotated[int, typer.Option(help="Of the model assignment.")] = 0,
     strict: StrictOption = False,
 ) -> None:
@@ -57,19 +49,13 @@ def convert(
 
 @app.command()
 def generate(
-    target: Annotated[
-        Path, typer.Argument(metavar="OUT", help="Canonical trace: .csv, .csv.gz or .parquet.")
-    ],
-    preset: Annotated[
-        str, typer.Option(help="philly, philly_heavy, gavel, muri_like, lognormal, ...")
-    ] = "philly",
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="Canonical trace: .csv, .csv.gz or .parquet.")],
+    preset: Annotated[str, typer.Option(help="philly, philly_heavy, gavel, muri_like, lognormal, ...")] = "philly",
     jobs: Annotated[int, typer.Option(help="Number of jobs.")] = 1000,
     gpus: Annotated[int, typer.Option(help="GPUs of the cluster the load refers to.")] = 64,
     load: Annotated[float | None, typer.Option(help="Offered load; default: the preset's own rate.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same trace.")] = 0,
-    models: Annotated[
-        str | None, typer.Option("--assign-models", help="Mix: uniform or by_gpu_hours.")
-    ] = None,
+    models: Annotated[str | None, typer.Option("--assign-models", help="Mix: uniform or by_gpu_hours.")] = None,
 ) -> None:
     """Generate a synthetic trace."""
     from plait.traces.canonical import write_canonical
@@ -84,9 +70,7 @@ def generate(
 def show(
     file: Annotated[Path, typer.Argument(help="A trace in any known format.")],
     trace_format: FormatOption = "auto",
-    cluster_gpus: Annotated[
-        int | None, typer.Option(help="GPUs of a cluster, to show the offered load.")
-    ] = None,
+    cluster_gpus: Annotated[int | None, typer.Option(help="GPUs of a cluster, to show the offered load.")] = None,
     strict: StrictOption = False,
 ) -> None:
     """Show what is in a trace: jobs, sizes, span, GPU-hours, durations, load, what was dropped."""

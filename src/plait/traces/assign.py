@@ -117,9 +117,7 @@ def _classes(
     if isinstance(mix, str):
         if mix not in MIXES:
             raise InputError(f"unknown mix {mix!r}; {suggest(mix, MIXES)}")
-        classes = (
-            [dict.fromkeys(known.models, 1.0)] if mix == "uniform" else [dict(c) for c in DEFAULT_CLASSES]
-        )
+        classes = [dict.fromkeys(known.models, 1.0)] if mix == "uniform" else [dict(c) for c in DEFAULT_CLASSES]
     else:
         classes = [dict(mix)] if isinstance(mix, Mapping) else [dict(c) for c in mix]
     if len(classes) not in (1, len(GPU_HOURS)):
@@ -141,9 +139,7 @@ def _candidates(
     found = [i for i, p in enumerate(profiles) if p.gpus == gpus and weights.get(p.model, 0) > 0]
     if not found:
         sizes = ", ".join(map(str, known.sizes))
-        raise InputError(
-            f"job {job!r} asks for {gpus} GPUs, where no model of the mix was measured; sizes: {sizes}"
-        )
+        raise InputError(f"job {job!r} asks for {gpus} GPUs, where no model of the mix was measured; sizes: {sizes}")
     return found
 
 
@@ -180,9 +176,7 @@ def assign_classes(table: TraceTable, *, seed: int, opportunistic: float) -> Tra
     return _assigned(table, {"job_class": classes}, what)
 
 
-def assign_deadlines(
-    table: TraceTable, *, seed: int, factors: Sequence[float] = (1.2, 2.0, 10.0)
-) -> TraceTable:
+def assign_deadlines(table: TraceTable, *, seed: int, factors: Sequence[float] = (1.2, 2.0, 10.0)) -> TraceTable:
     """Deadlines of one of `factors` x duration, each as likely (default: those of Gavel); null without a
     duration.
     """

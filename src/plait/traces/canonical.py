@@ -80,9 +80,7 @@ def write_canonical(table: TraceTable, path: Pathish) -> None:
     target = Path(path)
     ending = _stem(target)[1]
     if not ending:
-        raise InputError(
-            f"cannot tell the format to write from {str(path)!r}; use an ending of {', '.join(ENDINGS)}"
-        )
+        raise InputError(f"cannot tell the format to write from {str(path)!r}; use an ending of {', '.join(ENDINGS)}")
     write: Callable[[Path, Mapping[str, Array], Mapping[str, Column]], None]
     if ending == ".parquet":
         from plait.traces.parquet import write_parquet as write
@@ -114,9 +112,7 @@ def _read_sidecar(path: Pathish) -> dict[str, Any] | None:
         try:
             meta = json.load(text)
         except (json.JSONDecodeError, RecursionError) as error:
-            raise TraceError(
-                f"the sidecar is not JSON: {error}", file=str(where), hint="delete or mend it"
-            ) from error
+            raise TraceError(f"the sidecar is not JSON: {error}", file=str(where), hint="delete or mend it") from error
     if not isinstance(meta, dict):
         raise TraceError("the sidecar is not a JSON object", file=str(where))
     fresh = new_meta()
@@ -144,9 +140,7 @@ def _read_columns(
         if not chunks:
             names[:] = canonical_names(source, names, known)
         cells = zip(*rows, strict=True)
-        chunks.append(
-            {n: _parse(source, _declared(n, known, kinds), c, at) for n, c in zip(names, cells, strict=True)}
-        )
+        chunks.append({n: _parse(source, _declared(n, known, kinds), c, at) for n, c in zip(names, cells, strict=True)})
         lines.append(np.array(at, dtype=np.int64))
     if not chunks:
         names[:] = canonical_names(source, names, known)
@@ -237,9 +231,7 @@ def _write_zipped(path: Path, columns: Mapping[str, Array], known: Mapping[str, 
     _write_csv(path, columns, known, zipped=True)
 
 
-def _write_csv(
-    path: Path, columns: Mapping[str, Array], known: Mapping[str, Column], *, zipped: bool = False
-) -> None:
+def _write_csv(path: Path, columns: Mapping[str, Array], known: Mapping[str, Column], *, zipped: bool = False) -> None:
     size = len(next(iter(columns.values())))
     declared = [column_of(name, values, known) for name, values in columns.items()]
     try:

@@ -80,9 +80,7 @@ class Source:
         except UnicodeError as error:
             raise self.error("not UTF-8 text", hint="save the file as UTF-8") from error
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise self.error(
-                f"the gzip file is damaged or truncated: {error}", hint="fetch it again"
-            ) from error
+            raise self.error(f"the gzip file is damaged or truncated: {error}", hint="fetch it again") from error
         except csv.Error as error:
             raise self.error(f"not readable as a table: {error}") from error
         except OSError as error:
@@ -206,11 +204,7 @@ def _header(source: Source, lines: Any, required: Sequence[str], delimiter: str)
     missing = [name for name in required if name not in header]
     if missing:
         other = next((d for d in ",;\t|" if d != delimiter and len(header) == 1 and d in header[0]), None)
-        hint = (
-            f"the fields look separated by {other!r}, not {delimiter!r}"
-            if other
-            else suggest(missing[0], header)
-        )
+        hint = f"the fields look separated by {other!r}, not {delimiter!r}" if other else suggest(missing[0], header)
         raise source.error("a required column is missing", column=missing[0], hint=hint)
     twice = [name for i, name in enumerate(header) if name in header[:i]]
     if twice:
@@ -287,9 +281,7 @@ class _Window:
                 break
             except json.JSONDecodeError as error:
                 if self.ended:
-                    raise self.source.error(
-                        f"not JSON: {error.msg}", hint="is the file cut short?"
-                    ) from error
+                    raise self.source.error(f"not JSON: {error.msg}", hint="is the file cut short?") from error
                 self.fill()
             except RecursionError:
                 raise self.source.error("not a job: nested too deeply") from None
@@ -323,9 +315,23 @@ def writing(path: Pathish) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+class _Zipped(gzip.GzipFile):
+    """A gzip file without name and time stamp that closes the file it writes to."""
+
+    def __init__(self, path: Path) -> None:
+        self._raw = path.open("wb")
+        super().__init__(filename="", fileobj=self._raw, mode="wb", mtime=0)
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._raw.close()
+
+
 def open_for_writing(path: Path, *, zipped: bool) -> TextIO:
     """UTF-8 text; gzip without a time stamp, so that equal content gives equal bytes."""
     if not zipped:
         return path.open("w", encoding="utf-8", newline="")
-    stream: Any = gzip.GzipFile(filename="", fileobj=path.open("wb"), mode="wb", mtime=0)
+    stream: Any = _Zipped(path)
     return io.TextIOWrapper(stream, encoding="utf-8", newline="")

@@ -44,9 +44,7 @@ def storage_share(model: str, split: str) -> float:
     raise KeyError(model)
 
 
-def read(
-    path: Pathish, *, work: str = "duration", split: str = "by_model", strict: bool = False
-) -> TraceTable:
+def read(path: Pathish, *, work: str = "duration", split: str = "by_model", strict: bool = False) -> TraceTable:
     """Reads a Muri trace.
 
     work: `duration` takes `duration_s` from the trace; `iterations` makes it iterations x iteration time and

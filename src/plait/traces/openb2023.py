@@ -30,9 +30,7 @@ END_S = 12_902_960.0
 MIB = 2**20
 
 
-def read(
-    path: Pathish, *, nodes: Pathish | None = None, end_s: float = END_S, strict: bool = False
-) -> TraceTable:
+def read(path: Pathish, *, nodes: Pathish | None = None, end_s: float = END_S, strict: bool = False) -> TraceTable:
     """Reads a pod list, and its cluster from the node list `nodes`.
 
     Run time = deletion - scheduled. Phase Running is the phase last seen of a pod deleted later: its run time
@@ -46,12 +44,10 @@ def read(
         stopped_s = end_s if deleted_s is None else deleted_s
         seconds = None if start_s is None else stopped_s - start_s
         if start_s is None or seconds is None or seconds <= 0:
-            builder.drop(
-                "never_started" if seconds is None else "negative" if seconds < 0 else "zero_duration"
-            )
+            builder.drop("never_started" if seconds is None else "negative" if seconds < 0 else "zero_duration")
             continue
         state = row.choice("pod_phase", PHASES) if row.maybe_text("pod_phase") else "unknown"
-        censored = stopped_s >= end_s
+        censored = stopped_s >= end_s and state not in ("completed", "failed")
         builder.keep(
             row.line,
             job_id=row.text("name"),
@@ -84,18 +80,14 @@ def _size(row: Row) -> dict[str, Any]:
         "gpu_milli": milli if gpus == 1 and milli is not None and milli < 1000 else None,
         "gpu_kinds": row.maybe_text("gpu_spec"),
         "cpu_milli": row.maybe_whole("cpu_milli"),
-        "memory_bytes": None
-        if row.maybe_text("memory_mib") is None
-        else round(row.number("memory_mib") * MIB),
+        "memory_bytes": None if row.maybe_text("memory_mib") is None else round(row.number("memory_mib") * MIB),
     }
 
 
 def read_nodes(path: Pathish) -> dict[str, Array]:
     """Reads a node list into the columns of a nodes table; G1 to G3 are undisclosed kinds of GPU."""
     source = Source(path)
-    cells: dict[str, list[Any]] = {
-        name: [] for name in ("node_id", "gpus", "gpu_kind", "cpu_milli", "memory_bytes")
-    }
+    cells: dict[str, list[Any]] = {name: [] for name in ("node_id", "gpus", "gpu_kind", "cpu_milli", "memory_bytes")}
     for row in read_rows(source, required=NODES):
         cells["node_id"].append(row.text("sn"))
         cells["gpus"].append(row.whole("gpu"))

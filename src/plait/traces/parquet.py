@@ -35,8 +35,7 @@ def read_parquet(
         with parquet.ParquetFile(source.path) as file:
             called = names(file.schema_arrow.names)
             columns = [
-                _column(source, pyarrow, n, f.type, known)
-                for n, f in zip(called, file.schema_arrow, strict=True)
+                _column(source, pyarrow, n, f.type, known) for n, f in zip(called, file.schema_arrow, strict=True)
             ]
             chunks.extend(
                 {c.name: _values(pyarrow, c, p) for c, p in zip(columns, batch.columns, strict=True)}
@@ -45,9 +44,7 @@ def read_parquet(
     except (pyarrow.ArrowException, OSError, ValueError, NotImplementedError) as error:
         problem = (str(error).splitlines() or [type(error).__name__])[0]
         raise source.error(f"not readable as Parquet: {problem}", hint="fetch it again") from error
-    missing = [
-        c.name for c in known.values() if not c.nullable and c.default is None and c.name not in called
-    ]
+    missing = [c.name for c in known.values() if not c.nullable and c.default is None and c.name not in called]
     if missing:
         raise source.error("a required column is missing", column=missing[0])
     found = {c.name: np.concatenate([k[c.name] for k in chunks] or [c.nulls(0)]) for c in columns}

@@ -86,7 +86,8 @@ def _add(builder: TableBuilder, entry: dict[str, Any], mode: str, end_s: float) 
     if len({run.gpus for run in runs}) > 1 and mode != "split":
         builder.warn("attempts with different numbers of GPUs, the last counts")
     if mode != "split":
-        builder.keep(line, **job, **_observed(job, runs, runs[-1:] if mode == "last" else runs, end_s))
+        counted = runs[-1:] if mode == "last" else runs
+        builder.keep(line, **job | _observed(job, runs, counted, end_s))
         return
     for k, run in enumerate(runs):
         before_s = submit_s if k == 0 else min(runs[k - 1].end_s or run.start_s, run.start_s)
@@ -107,9 +108,7 @@ def _reason(runs: list[Attempt], end_s: float) -> str | None:
     return None if all(s > 0 for s in seconds[-1:]) and sum(seconds) > 0 else "zero_duration"
 
 
-def _observed(
-    job: dict[str, Any], runs: list[Attempt], counted: list[Attempt], end_s: float
-) -> dict[str, Any]:
+def _observed(job: dict[str, Any], runs: list[Attempt], counted: list[Attempt], end_s: float) -> dict[str, Any]:
     running = runs[-1].end_s is None
     return {
         "gpus": runs[-1].gpus,
@@ -139,9 +138,7 @@ def _attempts(builder: TableBuilder, entry: dict[str, Any], submit_s: float) -> 
     return runs
 
 
-def _stamp(
-    source: Source, entry: dict[str, Any], name: str, not_before_s: float = float("-inf")
-) -> float | None:
+def _stamp(source: Source, entry: dict[str, Any], name: str, not_before_s: float = float("-inf")) -> float | None:
     text = entry.get(name)
     if text in NO_TIME:
         return None

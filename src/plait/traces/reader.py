@@ -154,9 +154,7 @@ class TableBuilder:
             input_sha256=self.source.sha256,
         )
         lines = np.array(self._lines, dtype=np.int64)
-        return checked_table(
-            columns, file=self.source.file, lines=lines, meta=sidecar, nodes=nodes, strict=strict
-        )
+        return checked_table(columns, file=self.source.file, lines=lines, meta=sidecar, nodes=nodes, strict=strict)
 
 
 def _absent(column: Column, size: int) -> Array:

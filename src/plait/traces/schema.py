@@ -85,9 +85,7 @@ JOB_COLUMNS: tuple[Column, ...] = (
     _count("gpus", "gang size; 0 = CPU-only job", nullable=False),
     _count("gpu_milli", "thousandths of one GPU; only with gpus = 1; null = 1000", minimum=1, maximum=1000),
     _s("duration_s", "seconds of run time alone at the requested size (work, not waiting)", positive=True),
-    _text(
-        "duration_kind", "how duration_s was observed", nullable=False, enum=DURATION_KINDS, default="unknown"
-    ),
+    _text("duration_kind", "how duration_s was observed", nullable=False, enum=DURATION_KINDS, default="unknown"),
     _text("state", "at the end of observation", nullable=False, enum=STATES, default="unknown"),
     _s("observed_start_s", "first start in the source cluster, seconds since trace origin"),
     _s("observed_end_s", "last end in the source cluster, seconds since trace origin"),

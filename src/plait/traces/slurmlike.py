@@ -61,11 +61,7 @@ def read_log(log: Log, path: Pathish, *, strict: bool) -> TraceTable:
             builder.drop(reason or "never_started")
             continue
         given_s = row.maybe_number("duration")
-        if (
-            log.check_duration
-            and None not in (given_s, end_s)
-            and abs((given_s or 0) - (end_s or 0) + start_s) > 1
-        ):
+        if log.check_duration and None not in (given_s, end_s) and abs((given_s or 0) - (end_s or 0) + start_s) > 1:
             builder.warn("duration is not end - start, which is used")
         builder.keep(
             row.line,
@@ -95,9 +91,7 @@ def _latest(source: Source, log: Log) -> float:
     return latest
 
 
-def _reason(
-    state: str, submit_s: float, start_s: float | None, end_s: float | None, latest_s: float
-) -> str | None:
+def _reason(state: str, submit_s: float, start_s: float | None, end_s: float | None, latest_s: float) -> str | None:
     if state == "suspended":
         return "suspended"
     if start_s is None:

@@ -38,9 +38,7 @@ def summary(table: TraceTable, cluster_gpus: int | None = None) -> list[tuple[st
             if len(values) <= 12:
                 lines.append((name, ", ".join(f"{v}: {c:,}" for v, c in zip(values, counts, strict=True))))
     if table.nodes is not None:
-        lines.append(
-            ("nodes", f"{len(table.nodes['node_id']):,} with {int(table.nodes['gpus'].sum()):,} GPUs")
-        )
+        lines.append(("nodes", f"{len(table.nodes['node_id']):,} with {int(table.nodes['gpus'].sum()):,} GPUs"))
     lines.append(("rows read / kept", f"{table.meta['rows_read']:,} / {table.meta['rows_kept']:,}"))
     lines += [(f"dropped: {reason}", f"{count:,}") for reason, count in table.meta["rows_dropped"].items()]
     return lines + [("warning", text) for text in table.meta["warnings"]]

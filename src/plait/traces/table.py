@@ -44,13 +44,11 @@ def new_meta(**known: Any) -> dict[str, Any]:
     """
     import plait
 
-    fresh = {
-        key: value.copy() if isinstance(value, dict | list) else value for key, value in META_FIELDS.items()
-    }
+    fresh = {key: value.copy() if isinstance(value, dict | list) else value for key, value in META_FIELDS.items()}
     return {**fresh, "plait_version": getattr(plait, "__version__", None), **known}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class TraceTable:
     """The canonical jobs table: one array a column, sorted by submission, then by natural job id.
 
@@ -65,6 +63,10 @@ class TraceTable:
     columns: dict[str, Array]
     meta: dict[str, Any] = field(default_factory=new_meta)
     nodes: dict[str, Array] | None = None
+
+    def __repr__(self) -> str:
+        """Size and columns, not the data."""
+        return f"TraceTable({len(self)} jobs: {', '.join(self.columns)})"
 
     def __len__(self) -> int:
         """The number of jobs."""
@@ -92,9 +94,7 @@ class TraceTable:
 
     def select(self, which: Array) -> TraceTable:
         """The jobs a boolean mask or an index array picks; order, nodes and sidecar stay."""
-        return TraceTable(
-            {name: values[which] for name, values in self.columns.items()}, self.meta, self.nodes
-        )
+        return TraceTable({name: values[which] for name, values in self.columns.items()}, self.meta, self.nodes)
 
     def equals(self, other: TraceTable) -> bool:
         """Same jobs and same nodes, nulls equal to nulls; the sidecars are not compared."""
@@ -168,9 +168,7 @@ def submit_order(submit_s: Array, job_ids: Array) -> Array:
     """Row indices by submission time, ties by natural job id: the same for any order of the rows."""
     order = np.argsort(submit_s, kind="stable")
     times = submit_s[order]
-    starts = (
-        np.flatnonzero(np.concatenate(([True], times[1:] != times[:-1]))) if len(times) else np.empty(0, int)
-    )
+    starts = np.flatnonzero(np.concatenate(([True], times[1:] != times[:-1]))) if len(times) else np.empty(0, int)
     ends = np.append(starts[1:], len(times))
     for first, last in zip(starts[ends - starts > 1], ends[ends - starts > 1], strict=True):
         tied = order[first:last].tolist()

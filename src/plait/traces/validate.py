@@ -22,9 +22,7 @@ class _Place:
     def __init__(self, file: str, lines: Array | None) -> None:
         self.file, self.lines = file, lines
 
-    def error(
-        self, problem: str, column: Column, values: Array, row: int, hint: str | None = None
-    ) -> TraceError:
+    def error(self, problem: str, column: Column, values: Array, row: int, hint: str | None = None) -> TraceError:
         value = values[row]
         return TraceError(
             problem,
@@ -89,13 +87,9 @@ def _with(known: list[str], *more: str) -> list[str]:
     return list(dict.fromkeys([*known, *more]))
 
 
-def _checked_columns(
-    columns: Mapping[str, Array], known: Mapping[str, Column], place: _Place
-) -> dict[str, Array]:
+def _checked_columns(columns: Mapping[str, Array], known: Mapping[str, Column], place: _Place) -> dict[str, Array]:
     """Each column in its declared type, in the declared order; all-null optional columns are left out."""
-    missing = [
-        c.name for c in known.values() if not c.nullable and c.default is None and c.name not in columns
-    ]
+    missing = [c.name for c in known.values() if not c.nullable and c.default is None and c.name not in columns]
     if missing:
         raise TraceError("a required column is missing", file=place.file, column=missing[0])
     sizes = {name: len(values) for name, values in columns.items()}
@@ -146,9 +140,7 @@ def _settle(values: Array, column: Column, place: _Place) -> Array:
         _refuse(values <= 0, "must be more than 0", column, values, place)
     if column.minimum is not None:
         _refuse(values < column.minimum, f"must be at least {column.minimum:g}", column, values, place)
-    top = column.maximum or (
-        INT32_MAX if column.kind == "int32" else MAX_INTEGER if column.is_integer else None
-    )
+    top = column.maximum or (INT32_MAX if column.kind == "int32" else MAX_INTEGER if column.is_integer else None)
     if top is not None:
         _refuse(values > top, f"must be at most {top:g}", column, values, place)
     if column.is_integer and values.dtype.kind == "f":
@@ -188,9 +180,7 @@ def _check_unique(ids: Array, column: Column, place: _Place) -> None:
     for row, value in enumerate(ids.tolist()):
         if value in seen:
             first = seen[value] + 1 if place.lines is None else int(place.lines[seen[value]])
-            raise place.error(
-                "duplicate id", column, ids, row, f"first seen on line {first}; ids are unique in a file"
-            )
+            raise place.error("duplicate id", column, ids, row, f"first seen on line {first}; ids are unique in a file")
         seen[value] = row
 
 
@@ -217,9 +207,7 @@ def _check_stages(jobs: Mapping[str, Array], place: _Place) -> None:
     if partial.any():
         row = int(np.argmax(partial))
         name = STAGES[int(np.argmin(known[:, row]))]
-        raise place.error(
-            "stage times are given all four or none", JOBS[name], stages[STAGES.index(name)], row
-        )
+        raise place.error("stage times are given all four or none", JOBS[name], stages[STAGES.index(name)], row)
     idle = known.all(axis=0) & (np.nan_to_num(stages).sum(axis=0) <= 0)
     if idle.any():
         row = int(np.argmax(idle))
@@ -262,9 +250,7 @@ def suspicions(jobs: Mapping[str, Array], file: str) -> list[str]:
                 hint="are these milliseconds? durations are in seconds",
             )
         if not 1.0 <= median <= 30 * DAY_S:
-            found.append(
-                f"the median duration is {median:g} s, outside 1 s to 30 days; are these milliseconds?"
-            )
+            found.append(f"the median duration is {median:g} s, outside 1 s to 30 days; are these milliseconds?")
     submit = jobs["submit_s"]
     if len(submit) > 100 and submit.max() - submit.min() < 60.0:
         span = float(submit.max() - submit.min())

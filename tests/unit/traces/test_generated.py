@@ -1,0 +1,156 @@
+"""Synthetic traces against their published targets; assignments that depend on nothing but the job."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from plait.core.errors import InputError
+from plait.traces.assign import assign_classes, assign_deadlines, assign_models, uniforms
+from plait.traces.profiles import catalogue
+from plait.traces.synthetic import PRESETS, generate, target_load
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_presets_are_functions_of_their_seed_with_the_load_asked_for(preset):
+    table = generate(preset, 2000, 64, 0.9, seed=3)
+    assert table.equals(generate(preset, 2000, 64, 0.9, seed=3))
+    assert not table.equals(generate(preset, 2000, 64, 0.9, seed=4))
+    assert table.load(64) == pytest.approx(0.9, rel=1e-4)
+    for name in ("submit_s", "duration_s"):
+        assert np.array_equal(table[name], np.round(table[name] * 1000) / 1000)
+    unscaled = generate(preset, 2000, 64, None, seed=3)
+    assert np.array_equal(np.sort(unscaled["duration_s"]), np.sort(table["duration_s"]))
+    assert table.meta["warnings"] == []
+
+
+@pytest.fixture(scope="module")
+def philly():
+    return generate("philly", 200_000, 6504, None, seed=1)
+
+
+def test_philly_durations():
+    philly = generate("philly_poisson", 200_000, 6504, None, seed=1)  # bursts share sizes, which adds noise
+    targets = {5: 48, 25: 115, 50: 1144, 75: 2932, 90: 11265, 95: 43646, 99: 254758}
+    for percent, seconds in targets.items():
+        assert np.percentile(philly["duration_s"], percent) == pytest.approx(seconds, rel=0.15), percent
+    assert (philly["duration_s"] > 86_400).mean() == pytest.approx(0.032, abs=0.006)
+    assert (philly["duration_s"] < 60).mean() == pytest.approx(0.093, abs=0.01)
+
+
+def test_philly_sizes_and_shares_of_gpu_time(philly):
+    for size, share in PRESETS["philly"].sizes.items():
+        assert (philly["gpus"] == size).mean() == pytest.approx(share, abs=0.01), size
+    assert philly["gpus"].mean() == pytest.approx(1.30, abs=0.1)
+    work = philly["gpus"] * philly["duration_s"]
+    shares = [
+        work[(philly["gpus"] > a) & (philly["gpus"] <= b)].sum() / work.sum()
+        for a, b in ((0, 1), (1, 4), (4, 8), (8, 64))
+    ]
+    assert shares == pytest.approx([0.18, 0.20, 0.48, 0.14], abs=0.1)
+
+
+def test_philly_arrivals_come_in_bursts(philly):
+    gaps = np.diff(philly["submit_s"])
+    assert gaps.mean() == pytest.approx(114, rel=0.1)
+    assert np.median(gaps) < 15
+    assert gaps.std() / gaps.mean() > 2.5
+    poisson = np.diff(generate("philly", 20_000, 6504, None, 1, arrivals="poisson")["submit_s"])
+    assert poisson.std() / poisson.mean() == pytest.approx(1.0, abs=0.05)
+
+
+def test_lognormal_is_the_benchmark_trace():
+    table = generate("lognormal", 100_000, 2504, 0.8, seed=7)
+    assert np.median(table["duration_s"]) == pytest.approx(1800, rel=0.03)
+    assert table["duration_s"].min() == 60
+    assert table["duration_s"].max() <= 20 * 86_400
+    assert (table["gpus"] == 1).mean() == pytest.approx(0.6, abs=0.01)
+
+
+def test_streams_are_separate():
+    bursty = generate("lognormal", 500, 64, None, seed=1)
+    poisson = generate("lognormal", 500, 64, None, seed=1, arrivals="poisson", users=3)
+    assert np.array_equal(bursty["duration_s"], poisson["duration_s"])
+    assert np.array_equal(bursty["gpus"], poisson["gpus"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"preset": "phily"}, "did you mean 'philly'"),
+        ({"jobs": 0}, "jobs must be at least 1"),
+        ({"load": -1.0}, "load must be more than 0"),
+        ({"seed": -1}, "a seed is at least 0"),
+        ({"arrivals": "bursts"}, "did you mean 'bursty'"),
+        ({"models": "uniformly"}, "did you mean 'uniform'"),
+    ],
+)
+def test_wrong_parameters_say_what_would_work(change, message):
+    with pytest.raises(InputError, match=message):
+        generate(**{"preset": "gavel", "jobs": 5, "gpus": 8, "load": 0.5, "seed": 0} | change)
+
+
+def test_target_load_moves_arrivals_only():
+    table = generate("gavel", 300, 16, None, seed=2)
+    moved = target_load(table, 16, 1.5)
+    assert moved.load(16) == pytest.approx(1.5, rel=1e-5)
+    assert np.array_equal(moved["duration_s"], table["duration_s"])
+
+
+def test_catalogue_is_the_measured_table():
+    known = catalogue()
+    assert len(known.profiles) == 48
+    assert known.sizes == (1, 2, 4, 8, 16, 32)
+    profile = known.profile("dqn", 8)
+    assert (profile.storage_s, profile.cpu_s, profile.gpu_s, profile.network_s) == (0.0, 0.435, 0.008, 0.0005)
+    assert catalogue("storage").profile("dqn", 8).cpu_s == 0.0
+    assert catalogue("storage").version != known.version
+    with pytest.raises(InputError, match="measured on 1, 2, 4, 8, 16, 32"):
+        known.profile("dqn", 64)
+
+
+def test_a_model_depends_on_seed_and_job_alone():
+    table = generate("gavel", 400, 64, 0.9, seed=5)
+    whole = assign_models(table, seed=9, noise=0.1)
+    some = np.flatnonzero(np.arange(400) % 3 == 1)
+    part = assign_models(table.select(some), seed=9, noise=0.1)
+    assert part.equals(whole.select(some))
+    assert not assign_models(table, seed=10).equals(assign_models(table, seed=9))
+    assert assign_classes(whole, seed=9, opportunistic=0.5)["model"].tolist() == whole["model"].tolist()
+    assert whole.meta["assignments"][0]["catalogue"] == catalogue().version
+
+
+def test_assigned_work_is_whole_iterations():
+    table = generate("muri_like", 3000, 64, 0.9, seed=5)
+    done = assign_models(table, seed=1)
+    assert done["duration_s"] == pytest.approx(done["iterations"] * done["iteration_s"])
+    assert np.array_equal(done["x_duration_trace_s"], table["duration_s"])
+    assert np.abs(done["duration_s"] - table["duration_s"]).max() <= 0.6 or (done["iterations"] == 1).any()
+    models, counts = np.unique(done["model"].astype(str), return_counts=True)
+    assert len(models) == 8
+    assert counts.min() > 3000 / 8 * 0.8
+    by_hours = assign_models(table, seed=1, mix="by_gpu_hours")
+    small = table["gpus"] * table["duration_s"] < 3600
+    assert set(by_hours["model"][small]) <= {"dqn", "a2c", "resnet18"}
+    assert set(assign_models(table, seed=1, mix={"bert": 1.0})["model"]) == {"bert"}
+
+
+def test_a_size_without_profile_is_refused():
+    table = generate("lognormal", 3000, 64, 0.9, seed=5)
+    with pytest.raises(
+        InputError, match="asks for 64 GPUs, where no model of the mix was measured; sizes: 1, 2"
+    ):
+        assign_models(table, seed=1)
+    with pytest.raises(InputError, match="did you mean 'bert'"):
+        assign_models(table, seed=1, mix={"brt": 1})
+
+
+def test_deadlines_and_draws():
+    table = generate("gavel", 300, 64, 0.9, seed=5)
+    ratio = assign_deadlines(table, seed=2)["deadline_s"] / table["duration_s"]
+    assert set(np.round(ratio, 6)) == {1.2, 2.0, 10.0}
+    draws = uniforms(3, "key", [str(i) for i in range(2000)])
+    assert 0 <= draws.min() < draws.max() < 1
+    assert draws.mean() == pytest.approx(0.5, abs=0.02)
+    word = hashlib.blake2b(b"3\nkey\n0", digest_size=8).digest()
+    assert draws[0] == (int.from_bytes(word, "little") >> 11) / 2**53
