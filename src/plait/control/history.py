@@ -121,9 +121,7 @@ class History:
     def __init__(self, controller: Controller) -> None:
         """Listen to this controller, from before its first event."""
         self._controller = controller
-        self._known = {
-            node.id: up for node, up in zip(controller.cluster, controller.cluster.up, strict=True)
-        }
+        self._known = {node.id: up for node, up in zip(controller.cluster, controller.cluster.up, strict=True)}
         self._node_changes: list[tuple[float, str, bool]] = []
         self._refused: list[IntArray] = []
         self._codes: list[int] = []
@@ -276,9 +274,7 @@ def _marks(log: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _spans(
-    marks: Mapping[str, Any], log: Mapping[str, Any], columns: Mapping[str, Any], last_s: float
-) -> Any:
+def _spans(marks: Mapping[str, Any], log: Mapping[str, Any], columns: Mapping[str, Any], last_s: float) -> Any:
     """One span a start mark, until the next mark of the same job."""
     at = np.flatnonzero(marks["start"])
     job = marks["job"][at]

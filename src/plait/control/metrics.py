@@ -1,0 +1,277 @@
+"""The figures of a run: one code for simulated, live and replayed runs.
+
+    result = measure(controller, history, trace="trace3", policy="srsf", seed=0)
+    result.summary["avg_jct_s"]
+
+Conventions, once for all figures:
+  completion times are over finished jobs; if a counted job has not ended there is no average (NaN, null)
+  percentiles interpolate between order statistics at (n - 1) q
+  time averages run from the first submission to the last end of the counted jobs, over the whole cluster
+  GPU time held counts each GPU once, however many jobs share it
+  useful work is in GPU-seconds at the speed of a job alone, so jobs that take turns may add up to more
+  than the GPU time they hold; `lost_gpu_h` is held minus useful
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from plait.control.controller import Controller, describe
+from plait.control.history import History, Timeline
+from plait.control.outcomes import STATES, Outcomes, fairness, outcomes, table
+from plait.control.steps import Steps
+from plait.control.usage import Usage, blocking_index, fragmentation, usage
+from plait.core.arrays import BoolArray, FloatArray
+from plait.core.errors import InputError
+from plait.core.jobs import JobBatch
+from plait.core.resources import Resource
+
+Value: TypeAlias = float | int | str
+
+PERCENTILE_RULE = "linear, at (n - 1) q"
+LABELS = ("trace", "policy", "world", "seed", "cluster")
+#: Regular sample times of the blocking index, and points of a time series.
+SAMPLES, POINTS = 2000, 1000
+BLOCKING_CAP = 100.0
+UTILISATION = {
+    Resource.STORAGE: "storage_utilisation",
+    Resource.CPU: "cpu_utilisation",
+    Resource.GPU: "gpu_busy",
+    Resource.NETWORK: "network_utilisation",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which jobs count: those submitted (or numbered) from `start` to before `stop`. All jobs still run."""
+
+    start: float
+    stop: float
+    by: Literal["submit_s", "number"] = "submit_s"
+
+    def __post_init__(self) -> None:
+        """Refuse a window without room for a job."""
+        if not self.start < self.stop:
+            raise InputError(f"window {self.start}..{self.stop} is empty; give start < stop")
+        if self.by not in ("submit_s", "number"):
+            raise InputError(f"window by {self.by!r}; known: submit_s, number")
+
+    def mask(self, submit_s: FloatArray) -> BoolArray:
+        """Whether each job counts."""
+        value = submit_s if self.by == "submit_s" else np.arange(len(submit_s))
+        result: BoolArray = (value >= self.start) & (value < self.stop)
+        return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunResult:
+    """All figures of one run.
+
+    `summary` has one value a name in a stable order (NaN: unknown or undefined). `jobs` has one column a name
+    and one row a counted job. `series` has time averages over bins from `from_s` to `to_s`. `timeline` is the
+    record they were computed from.
+    """
+
+    summary: Mapping[str, Value]
+    jobs: Mapping[str, Any]
+    series: Mapping[str, FloatArray]
+    timeline: Timeline
+
+    def to_json(self) -> dict[str, Value | None]:
+        """The summary with None for what is unknown."""
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in self.summary.items()
+        }
+
+
+def measure(
+    controller: Controller,
+    history: History,
+    *,
+    window: Window | tuple[float, float] | None = None,
+    truth: JobBatch | None = None,
+    **labels: Value,
+) -> RunResult:
+    """Figures of the run that `history` recorded.
+
+    A `window` (two numbers: submission seconds) leaves out jobs of warm-up and cool-down. `truth` has the
+    jobs as they are, by number, if the controller was given noisy estimates. `labels` go into the summary:
+    trace, policy, world, seed, cluster, wall_s and any other.
+    """
+    timeline = history.timeline()
+    jobs = outcomes(controller.books, timeline, truth)
+    if isinstance(window, tuple):
+        window = Window(*window)
+    counted = np.ones(len(jobs.state), dtype=bool) if window is None else window.mask(jobs.submit_s)
+    known: dict[str, Value] = {"policy": describe(controller.policy), "cluster": str(controller.cluster)}
+    known.update(labels)
+    use = usage(timeline, jobs)
+    span = _span(jobs, timeline, counted)
+    columns = table(controller.books, jobs)
+    rho = fairness(jobs, timeline)
+    summary: dict[str, Value] = {name: known.pop(name, "") for name in LABELS}
+    summary |= _counts(jobs, counted)
+    summary |= _job_figures(jobs, rho, counted)
+    summary |= _effort(columns, jobs, counted)
+    fragments = fragmentation(use)
+    summary |= _cluster_figures(use, fragments, span)
+    summary |= _blocking(timeline, span)
+    summary |= {
+        "gpus": timeline.cluster.gpus,
+        "span_s": span[1] - span[0],
+        "window": "all" if window is None else f"{window.by} {window.start:g}..{window.stop:g}",
+        "percentile_rule": PERCENTILE_RULE,
+        "events": timeline.events,
+        "wall_s": math.nan,
+    }
+    summary.update(known)
+    rows = {**columns, "finish_time_fairness": rho}
+    if window is not None:
+        rows = {name: column[counted] for name, column in rows.items()}
+    return RunResult(summary, rows, _series(use, fragments, timeline, span), timeline)
+
+
+def _span(jobs: Outcomes, timeline: Timeline, counted: BoolArray) -> tuple[float, float]:
+    """First submission and last end of the counted jobs, seconds."""
+    if not counted.any():
+        return 0.0, 0.0
+    end_s = np.where(np.isnan(jobs.end_s), timeline.last_s, jobs.end_s)[counted]
+    first = float(jobs.submit_s[counted].min())
+    return first, max(first, float(end_s.max()))
+
+
+def _counts(jobs: Outcomes, counted: BoolArray) -> dict[str, Value]:
+    states = np.bincount(jobs.state[counted], minlength=len(STATES))
+    by_name = dict(zip(STATES, states.tolist(), strict=True))
+    return {
+        "jobs": int(counted.sum()),
+        "finished": by_name["finished"],
+        "failed": by_name["failed"],
+        "cancelled": by_name["cancelled"],
+        "refused": by_name["refused"],
+        "unfinished": by_name["waiting"] + by_name["running"],
+    }
+
+
+def _job_figures(jobs: Outcomes, rho: FloatArray, counted: BoolArray) -> dict[str, Value]:
+    """Averages over finished jobs; NaN throughout if a counted job has not ended."""
+    open_jobs = bool((counted & np.isnan(jobs.end_s)).any())
+    use = counted & jobs.finished & (not open_jobs)
+    ended = counted & (not open_jobs)
+    jct_s, queue_s = jobs.jct_s[use], jobs.queue_s[use]
+    slowdown, fair = jobs.slowdown[use], rho[use]
+    p50, p95, p99 = _percentiles(jct_s, (50, 95, 99))
+    makespan = float(jobs.end_s[ended].max() - jobs.submit_s[ended].min()) if ended.any() else math.nan
+    return {
+        "avg_jct_s": _mean(jct_s),
+        "p50_jct_s": p50,
+        "p95_jct_s": p95,
+        "p99_jct_s": p99,
+        "makespan_s": makespan,
+        "avg_queue_s": _mean(queue_s),
+        "max_queue_s": _max(queue_s),
+        "avg_slowdown": _mean(slowdown),
+        "p99_slowdown": _percentiles(slowdown, (99,))[0],
+        "avg_fairness": _mean(fair),
+        "max_fairness": _max(fair),
+        "unfair_share": math.nan if np.isnan(fair).any() else _mean((fair > 1.0 + 1e-9).astype(np.float64)),
+    }
+
+
+def _effort(columns: Mapping[str, Any], jobs: Outcomes, counted: BoolArray) -> dict[str, Value]:
+    """How often jobs were moved about; refused jobs never started."""
+    use = counted & ~jobs.refused
+    restarts = np.maximum(columns["starts"][use] - 1, 0)
+    return {
+        "preemptions": int(columns["preemptions"][use].sum()),
+        "failures": int(columns["failures"][use].sum()),
+        "restarts": int(restarts.sum()),
+        "avg_restarts": _mean(restarts),
+    }
+
+
+def _cluster_figures(use: Usage, fragments: tuple[Steps, Steps], span: tuple[float, float]) -> dict[str, Value]:
+    """Time averages over the whole cluster."""
+    capacity, held = use.capacity.area(*span), use.held.area(*span)
+    useful = math.nan if use.useful is None else use.useful.area(*span)
+    share, counted = fragments
+
+    def part(area: float, whole: float) -> float:
+        return area / whole if whole > 0 else math.nan
+
+    busy = {
+        name: math.nan if steps is None else part(steps.area(*span), capacity)
+        for name, steps in zip(UTILISATION.values(), use.busy, strict=True)
+    }
+    return {
+        "lost_gpu_h": (held - useful) / 3600,
+        "gpu_utilisation": part(held, capacity),
+        "gpu_useful": part(useful, capacity),
+        **busy,
+        "avg_queue_length": use.waiting.mean(*span),
+        "max_queue_length": int(use.waiting.max(*span)),
+        "fragmentation": part(share.area(*span), counted.area(*span)),
+    }
+
+
+def _blocking(timeline: Timeline, span: tuple[float, float]) -> dict[str, Value]:
+    unknown = bool(len(timeline.wait_job)) and bool(np.isnan(timeline.wait_remaining_s).all())
+    names = ("blocking_index_mean", "blocking_index_median", "blocking_index_capped")
+    if unknown or not span[1] > span[0]:
+        return dict.fromkeys(names, math.nan)
+    times = _middles(np.linspace(*span, SAMPLES + 1))
+    plain, capped = blocking_index(timeline, times), blocking_index(timeline, times, BLOCKING_CAP)
+    return dict(zip(names, (_mean(plain), float(np.median(plain)), _mean(capped)), strict=True))
+
+
+def _series(
+    use: Usage, fragments: tuple[Steps, Steps], timeline: Timeline, span: tuple[float, float]
+) -> dict[str, FloatArray]:
+    """Exact time averages over at most `POINTS` equal bins; the blocking index is taken mid-bin."""
+    edges = np.linspace(*span, POINTS + 1) if span[1] > span[0] else np.zeros(1)
+    unknown = np.full(len(edges) - 1, math.nan)
+    capacity, held = use.capacity.bins(edges), use.held.bins(edges)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        busy = {
+            name: unknown if steps is None else steps.bins(edges) / capacity
+            for name, steps in zip(UTILISATION.values(), use.busy, strict=True)
+        }
+        scattered = fragments[0].bins(edges) / fragments[1].bins(edges)
+        utilisation = held / capacity
+    return {
+        "from_s": edges[:-1],
+        "to_s": edges[1:],
+        "queue_length": use.waiting.bins(edges),
+        "running_jobs": use.running.bins(edges),
+        "gpus_held": held,
+        "gpus_up": capacity,
+        "gpu_utilisation": utilisation,
+        **busy,
+        "fragmentation": scattered,
+        "blocking_index": blocking_index(timeline, _middles(edges), BLOCKING_CAP),
+    }
+
+
+def _middles(edges: FloatArray) -> FloatArray:
+    result: FloatArray = (edges[:-1] + edges[1:]) / 2
+    return result
+
+
+def _mean(values: Any) -> float:
+    return float(np.mean(values)) if len(values) else math.nan
+
+
+def _max(values: FloatArray) -> float:
+    return float(np.max(values)) if len(values) else math.nan
+
+
+def _percentiles(values: FloatArray, at: tuple[float, ...]) -> list[float]:
+    if not len(values) or np.isnan(values).any():
+        return [math.nan] * len(at)
+    return [float(v) for v in np.percentile(values, at)]

@@ -1,0 +1,141 @@
+"""What became of the cluster: GPUs held, resources busy, queues and fragments over time, all exact."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from plait.control.history import Timeline
+from plait.control.outcomes import Outcomes
+from plait.control.steps import Steps
+from plait.core.arrays import FloatArray
+from plait.core.resources import Resource
+
+#: A wait with less work left counts as this many seconds of it: the clock's resolution.
+LEAST_S = 1e-3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Usage:
+    """Step functions of time.
+
+    `capacity`, `held`: GPUs on nodes that are up, GPUs held (each once, however many jobs share it).
+    `useful`: GPUs' worth of work at the speed of jobs alone; `busy[r]`: GPUs' worth of resource r in use;
+    None where a job's speed or profile is unknown. `waiting`, `running`: jobs. `fragments`: free GPUs on
+    partly used nodes.
+    """
+
+    capacity: Steps
+    held: Steps
+    useful: Steps | None
+    busy: tuple[Steps | None, ...]
+    waiting: Steps
+    running: Steps
+    fragments: Steps
+
+
+def usage(timeline: Timeline, jobs: Outcomes) -> Usage:
+    """All step functions of a run."""
+    t = timeline
+    sizes = np.diff(t.group_first_gpu).astype(np.float64)
+    down = -t.cluster.node_gpus[t.down_node].astype(np.float64)
+    work = _work(t, jobs)
+    shares = jobs.stage_s / jobs.iteration_s[:, None]
+    return Usage(
+        capacity=Steps.of(t.down_from_s, t.down_to_s, down, before=float(t.cluster.gpus)),
+        held=Steps.of(t.group_from_s, t.group_to_s, sizes),
+        useful=_rate(t, work),
+        busy=tuple(_rate(t, work * shares[t.span_job, r]) for r in Resource),
+        waiting=Steps.of(t.wait_from_s, t.wait_to_s),
+        running=Steps.of(t.span_from_s, t.span_to_s),
+        fragments=_fragments(t),
+    )
+
+
+def _work(t: Timeline, jobs: Outcomes) -> FloatArray:
+    """Useful GPU-seconds of each span: the job's, shared out by the progress made in the span.
+
+    Progress is what the books knew at the time; a job without any on record is spread over its run time.
+    """
+    n, job = t.jobs, t.span_job
+    length = t.span_to_s - t.span_from_s
+    progress = np.where(length > 0, t.span_iterations, 0.0)
+    total = np.bincount(job, weights=progress, minlength=n)[job]
+    ran = np.bincount(job, weights=length, minlength=n)[job]
+    share = np.where(total > 0, progress / np.where(total > 0, total, 1.0), length / np.where(ran > 0, ran, 1.0))
+    return share * jobs.work_gpu_s[job]
+
+
+def _rate(t: Timeline, work_gpu_s: FloatArray) -> Steps | None:
+    """Work a second as steps; None if the work of a span that took time is unknown."""
+    length = t.span_to_s - t.span_from_s
+    real = length > 0
+    if np.isnan(work_gpu_s[real]).any():
+        return None
+    return Steps.of(t.span_from_s[real], t.span_to_s[real], work_gpu_s[real] / length[real])
+
+
+def _fragments(t: Timeline) -> Steps:
+    """Free GPUs on nodes of which others are held."""
+    lengths = np.diff(t.group_first_gpu)
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    node = t.cluster.gpu_node[t.group_gpus]
+    if not len(node):
+        return Steps(np.zeros(0), np.zeros(0))
+    first = np.flatnonzero(np.append(True, (row[1:] != row[:-1]) | (node[1:] != node[:-1])))
+    taken = np.diff(np.append(first, len(node))).astype(np.float64)
+    row, node = row[first], node[first]
+    nodes = np.concatenate([node, node])
+    times = np.concatenate([t.group_from_s[row], t.group_to_s[row]])
+    deltas = np.concatenate([taken, -taken])
+    order = np.lexsort((times, nodes))
+    nodes, times = nodes[order], times[order]
+    used = np.cumsum(deltas[order])  # back at 0 where the next node begins
+    last = np.append((nodes[1:] != nodes[:-1]) | (times[1:] != times[:-1]), True)
+    nodes, times, used = nodes[last], times[last], used[last]
+    free = np.where(used > 0.5, t.cluster.node_gpus[nodes] - used, 0.0)
+    before = np.append(0.0, np.where(nodes[1:] == nodes[:-1], free[:-1], 0.0))
+    return Steps.changes(times, free - before)
+
+
+def fragmentation(use: Usage) -> tuple[Steps, Steps]:
+    """(share, counted): free GPUs on partly used nodes over all free GPUs, and whether that moment counts.
+
+    Moments count at which jobs wait and GPUs are free; the share is 0 elsewhere.
+    """
+    times = np.unique(
+        np.concatenate([use.waiting.times_s, use.held.times_s, use.capacity.times_s, use.fragments.times_s])
+    )
+    free = use.capacity.at(times) - use.held.at(times)
+    counted = (use.waiting.at(times) > 0.5) & (free > 0.5)
+    share = np.where(counted, use.fragments.at(times) / np.where(counted, free, 1.0), 0.0)
+    return Steps(times, share), Steps(times, counted.astype(np.float64))
+
+
+def blocking_index(timeline: Timeline, times_s: FloatArray, cap: float = math.inf) -> FloatArray:
+    """Mean over the jobs that wait at each time of (time waited so far / work left); 0 if none does.
+
+    Muri (SIGCOMM'22), section 6. Time waited counts all waits of the job so far; work left is in seconds
+    alone. Each ratio is capped at `cap`. Waits with unknown work left are not counted.
+    """
+    t = timeline
+    known = ~np.isnan(t.wait_remaining_s)
+    origin = float(t.wait_from_s[known].min()) if known.any() else 0.0  # sums of small numbers lose less
+    job, from_s, to_s = t.wait_job[known], t.wait_from_s[known] - origin, t.wait_to_s[known] - origin
+    times_s = times_s - origin
+    left_s = np.maximum(t.wait_remaining_s[known], LEAST_S)
+    waited = to_s - from_s
+    before = np.cumsum(waited) - waited
+    first = np.append(True, job[1:] != job[:-1])[: len(job)]
+    base = before - np.maximum.accumulate(np.where(first, before, 0.0)) if len(job) else before
+    # While it waits, a ratio is (base + t - from) / left until it meets the cap, then the cap.
+    meets_s = np.clip(from_s - base + cap * left_s, from_s, to_s)
+    slope = Steps.of(from_s, meets_s, 1.0 / left_s)
+    offset = Steps.of(from_s, meets_s, (base - from_s) / left_s)
+    total = times_s * slope.at(times_s) + offset.at(times_s)
+    if math.isfinite(cap):
+        total += cap * Steps.of(meets_s, to_s).at(times_s)
+    count = Steps.of(from_s, to_s).at(times_s)
+    return np.where(count > 0.5, np.maximum(total, 0.0) / np.maximum(count, 1.0), 0.0)
