@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from plait.core.arrays import IntArray, objects
+from plait.core.arrays import FloatArray, IntArray, objects
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch, JobSpec, Phase
 from plait.core.resources import Resource
@@ -52,6 +52,8 @@ class Books:
     def __init__(self) -> None:
         """Empty books."""
         self.count = 0
+        self.departed: IntArray = np.zeros(64, dtype=np.int64)  # jobs in order of departure; see `departures`
+        self.departures = 0
         self.batches: list[tuple[int, JobBatch]] = []
         self.columns: dict[str, Any] = {
             "stage_s": np.zeros((0, len(Resource))),
@@ -100,6 +102,19 @@ class Books:
                 new[self.count :] = LIFE_COLUMNS[name][0]
             self.columns[name] = new
 
+    def depart(self, jobs: IntArray) -> None:
+        """Note that these jobs have left the cluster for good."""
+        needed = self.departures + len(jobs)
+        if needed > len(self.departed):
+            self.departed = np.concatenate([self.departed, np.zeros(needed + len(self.departed), dtype=np.int64)])
+        self.departed[self.departures : needed] = jobs
+        self.departures = needed
+
+    def departed_gpu_s(self, count: int) -> FloatArray:
+        """Total service of the first `count` jobs that left, GPU-seconds."""
+        service: FloatArray = self.columns["attained_gpu_s"][self.departed[:count]]
+        return service
+
     def spec(self, number: int) -> JobSpec:
         """What the user said about a job."""
         lo, hi = 0, len(self.batches)
@@ -108,10 +123,6 @@ class Books:
             lo, hi = (mid, hi) if self.batches[mid][0] <= number else (lo, mid)
         first, batch = self.batches[lo]
         return batch[number - first]
-
-    def __getitem__(self, number: int) -> JobSpec:
-        """Same as `spec`: makes the books a sequence of specs."""
-        return self.spec(number)
 
     def __len__(self) -> int:
         """Number of jobs ever submitted."""
@@ -129,16 +140,14 @@ class Books:
         for name in (*LIFE_COLUMNS, "iteration_s"):
             column = self.columns[name][: self.count]
             life[name] = [None if isinstance(v, float) and math.isnan(v) else v for v in column.tolist()]
-        stages = [
-            [None if math.isnan(v) else v for v in row]
-            for row in self.columns["stage_s"][: self.count].tolist()
-        ]
+        stages = [[None if math.isnan(v) else v for v in row] for row in self.columns["stage_s"][: self.count].tolist()]
         return {
             "specs": [spec_to_json(self.spec(i)) for i in range(self.count)],
             "life": life,
             "stage_s": stages,
             "users": list(self._users),
             "groups": list(self._groups),
+            "departed": self.departed[: self.departures].tolist(),
         }
 
     @classmethod
@@ -156,6 +165,7 @@ class Books:
             column[: books.count] = objects(filled) if column.dtype == object else filled
         for i, row in enumerate(data["stage_s"]):
             books.columns["stage_s"][i] = [math.nan if v is None else v for v in row]
+        books.depart(np.array(data["departed"], dtype=np.int64))
         books._users = {u: i for i, u in enumerate(data["users"])}
         books._groups = {g: i for i, g in enumerate(data["groups"])}
         return books

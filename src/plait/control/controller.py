@@ -47,6 +47,9 @@ from plait.core.jobs import TRANSITIONS, JobTable, Phase
 from plait.core.plan import NO_GROUPS, Groups, Plan
 from plait.core.policy import Policy, View
 
+#: A wake-up may come this much early, seconds: backends have clocks of finite resolution.
+CLOCK_S = 1e-6
+
 _WAITING, _RUNNING = int(Phase.WAITING), int(Phase.RUNNING)
 
 
@@ -97,7 +100,7 @@ class Controller:
 
     def view(self) -> View:
         """What the policy would see now."""
-        table = JobTable(self.books.columns, self.active, self.now_s, self.competing, self.books)  # type: ignore[arg-type]
+        table = JobTable(self.books.columns, self.active, self.now_s, self.competing, self.books)
         return View(self.now_s, self.cluster, table, self.running)
 
     # -- jobs -----------------------------------------------------------------------------------------
@@ -165,8 +168,13 @@ class Controller:
         columns["reason"][event.jobs] = event.reason
         again = columns["failures"][event.jobs] <= columns["retries"][event.jobs]
         self._to_waiting(event.jobs[again])
-        self._end(event.jobs[~again], Phase.FAILED, event.at_s)
-        return ()
+        lost = event.jobs[~again]
+        if not len(lost):
+            return ()
+        reasons = tuple(f"{event.reason}, {n} times" for n in columns["failures"][lost].tolist())
+        columns["reason"][lost] = list(reasons)
+        self._end(lost, Phase.FAILED, event.at_s)
+        return (Refuse(self.events, lost, reasons),)
 
     def _cancel(self, event: JobCancelled) -> Sequence[Command]:
         self._require(event.jobs, Phase.CANCELLED, event)
@@ -219,6 +227,7 @@ class Controller:
         columns["phase"][jobs] = int(phase)
         columns["end_s"][jobs] = end_s
         columns["slot"][jobs] = -1
+        self.books.depart(jobs)
         if len(jobs) == 1:
             at = int(np.searchsorted(self.active, jobs[0]))
             if at < len(self.active) and self.active[at] == jobs[0]:
@@ -254,7 +263,7 @@ class Controller:
     # -- deciding -------------------------------------------------------------------------------------
 
     def _replan(self, event: ReplanDue) -> Sequence[Command]:
-        if not self.changed and event.at_s < self.plan.valid_until_s:
+        if not self.changed and event.at_s < self.plan.valid_until_s - CLOCK_S:
             return ()
         plan = self.policy.decide(self.view())
         return self._apply(plan)
@@ -277,7 +286,7 @@ class Controller:
         if len(leave):
             self._to_waiting(leave)
             columns["preemptions"][leave] += 1
-            commands.append(Stop(self.events, leave))
+            commands.append(Stop(self.events, leave, suspend=plan.suspend))
         if len(starts):
             self._start(starts)
         columns["slot"][groups.jobs] = groups.group_of_member()

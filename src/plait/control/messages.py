@@ -130,11 +130,12 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stop:
-    """Take these jobs off their GPUs, after a checkpoint if asked."""
+    """Take these jobs off their GPUs: after a checkpoint, or suspended in host memory, or just so."""
 
     event: int
     jobs: IntArray
     checkpoint: bool = True
+    suspend: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,7 +156,7 @@ class Adjust:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Refuse:
-    """These jobs can never run here; they have failed, each with its reason."""
+    """These jobs will not run (again): refused at submission or out of retries, each with its reason."""
 
     event: int
     jobs: IntArray

@@ -140,12 +140,7 @@ def review(
         leave = running.jobs[alive & ~stay[running.jobs]]
     else:
         leave = running.jobs
-    if (
-        groups.details is not None
-        or running.details is not None
-        or groups.gate is not None
-        or running.gate is not None
-    ):
+    if groups.details is not None or running.details is not None or groups.gate is not None or running.gate is not None:
         change = _details_differ(groups, running, slot, change)
     return code, job, gpu, Review(kept, change, np.sort(leave))
 
@@ -167,11 +162,7 @@ def _details_differ(groups: Groups, running: Groups, slot: IntArray, change: Int
 
 def fault(code: int, job: str, gpu: int, cluster: Cluster, policy: str) -> PlanError:
     """The error that names policy, job and GPU."""
-    where = (
-        ""
-        if not 0 <= gpu < cluster.gpus
-        else f"GPU {gpu} of node {cluster.nodes[cluster.gpu_node[gpu]].id!r}"
-    )
+    where = "" if not 0 <= gpu < cluster.gpus else f"GPU {gpu} of node {cluster.nodes[cluster.gpu_node[gpu]].id!r}"
     text = {
         NO_SUCH_JOB: f"names {job}, which was never submitted",
         NOT_ACTIVE: f"runs {job}, which has already ended",

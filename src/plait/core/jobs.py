@@ -8,10 +8,10 @@ and events, commands and plans speak of numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, Protocol, TypeVar, cast, overload
 
 import numpy as np
 
@@ -92,9 +92,7 @@ class JobSpec:
         for name in ("gpu_memory_bytes", "cpus", "memory_bytes"):
             value = getattr(self, name)
             self._require(math.isfinite(value) and value >= 0, name, value, "a number >= 0")
-        self._require(
-            self.network in ("auto", "require", "off"), "network", self.network, "auto, require, off"
-        )
+        self._require(self.network in ("auto", "require", "off"), "network", self.network, "auto, require, off")
         self._require(self.retries >= 0, "retries", self.retries, "a whole number >= 0")
         if self.iteration_s is None and self.profile is not None:
             object.__setattr__(self, "iteration_s", self.profile.iteration_s)
@@ -169,9 +167,7 @@ class JobBatch:
             column = self._columns[name]
             self._columns[name] = np.where(column == 0, self._columns["gpus"], column)
         self.stage_s: FloatArray = (
-            np.full((n, len(Resource)), math.nan)
-            if stage_s is None
-            else np.asarray(stage_s, dtype=np.float64)
+            np.full((n, len(Resource)), math.nan) if stage_s is None else np.asarray(stage_s, dtype=np.float64)
         )
         self._known: dict[int, JobSpec] = {}
         self._check()
@@ -340,6 +336,20 @@ class Column(Generic[A]):
         return cast("A", values)
 
 
+class JobArchive(Protocol):
+    """What a job table asks its owner about single jobs and about those that have left."""
+
+    departures: int
+
+    def spec(self, number: int) -> JobSpec:
+        """What the user said about a job."""
+        ...
+
+    def departed_gpu_s(self, count: int) -> FloatArray:
+        """Total service of the first `count` jobs that left, GPU-seconds."""
+        ...
+
+
 class JobTable:
     """Active jobs as columns, in order of submission.
 
@@ -393,7 +403,7 @@ class JobTable:
         number: IntArray,
         now_s: float,
         competing: float,
-        specs: Sequence[JobSpec] | None = None,
+        specs: JobArchive | None = None,
     ) -> None:
         """`columns` hold all jobs ever; `number` selects the rows of this table."""
         self.columns = columns
@@ -402,9 +412,14 @@ class JobTable:
         self._competing = competing
         self._specs = specs
 
-    def _cached(self, name: str, value: A) -> A:
-        self.__dict__[name] = value
-        return value
+    @property
+    def departures(self) -> int:
+        """How many jobs have left the cluster for good."""
+        return 0 if self._specs is None else self._specs.departures
+
+    def departed_gpu_s(self, count: int) -> FloatArray:
+        """Total service of the first `count` jobs that left, in order of departure, GPU-seconds."""
+        return np.zeros(0) if self._specs is None else self._specs.departed_gpu_s(count)
 
     def __getattr__(self, name: str) -> Any:
         """Derived columns, computed on first use."""
@@ -425,7 +440,7 @@ class JobTable:
             raise LookupError("this table was built without job specs")
         n = int(self.number[i])
         col = self.columns
-        spec = self._specs[n]
+        spec = self._specs.spec(n)
         stage, iteration_s = col["stage_s"][n], float(col["iteration_s"][n])
         known = not (math.isnan(iteration_s) or math.isnan(stage[0]))
         return JobStatus(

@@ -179,7 +179,8 @@ class Plan:
     `order` lists jobs best first (place in the queue) and `levels` their queue, both kept in `JobStatus` for
     the next decision. `promoted` jobs start counting service and waiting from zero (Tiresias, section 3).
     `reasons` says for jobs that wait why they do. `valid_until_s`: when the policy wants to be asked again if
-    nothing happens before.
+    nothing happens before. `suspend`: jobs that lose their GPUs stay in host memory, so that going on where
+    they were is quick (Gandiva, section 3).
     """
 
     groups: Groups
@@ -188,6 +189,7 @@ class Plan:
     promoted: IntArray = field(default_factory=lambda: NO_JOBS)
     reasons: Mapping[int, str] = field(default_factory=lambda: NO_REASONS)
     valid_until_s: float = math.inf
+    suspend: bool = False
 
     @classmethod
     def of(

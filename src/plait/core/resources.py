@@ -38,9 +38,7 @@ class StageProfile:
         if len(self.stage_s) != len(Resource):
             raise InputError(f"a profile needs {len(Resource)} stage times, got {len(self.stage_s)}")
         if any(not math.isfinite(t) or t < 0 for t in self.stage_s) or sum(self.stage_s) <= 0:
-            raise InputError(
-                f"stage times must be finite, >= 0 and not all 0 seconds, got {list(self.stage_s)}"
-            )
+            raise InputError(f"stage times must be finite, >= 0 and not all 0 seconds, got {list(self.stage_s)}")
         if not (math.isfinite(self.iteration_s) and self.iteration_s > 0):
             raise InputError(f"iteration_s must be a positive number of seconds, got {self.iteration_s}")
 

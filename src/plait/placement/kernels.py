@@ -281,9 +281,7 @@ def hold(
 
 
 @kernel
-def all_free(
-    gpus: IntArray, per_gpu: FloatArray, gpu_node: IntArray, owner: IntArray, spare: FloatArray
-) -> bool:
+def all_free(gpus: IntArray, per_gpu: FloatArray, gpu_node: IntArray, owner: IntArray, spare: FloatArray) -> bool:
     """Whether a job can take exactly these GPUs."""
     for gpu in gpus:
         if owner[gpu] != FREE:

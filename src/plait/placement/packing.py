@@ -10,7 +10,7 @@ A kept job keeps its GPUs; a running job moves only if a higher-ranked job canno
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Protocol
 
@@ -19,7 +19,7 @@ import numpy as np
 from plait.core.arrays import BoolArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobTable
-from plait.core.plan import Groups, Plan
+from plait.core.plan import Gate, Groups, Plan
 from plait.core.policy import View
 from plait.placement import kernels
 
@@ -58,9 +58,7 @@ class WaitReasons(Mapping[int, str]):
     def __init__(self, view: View, order: IntArray, status: IntArray) -> None:
         """`status[i]` is what the kernel said about `view.jobs` row `order[i]`."""
         waiting = status != kernels.PLACED
-        self._status = dict(
-            zip(view.jobs.number[order[waiting]].tolist(), status[waiting].tolist(), strict=True)
-        )
+        self._status = dict(zip(view.jobs.number[order[waiting]].tolist(), status[waiting].tolist(), strict=True))
         self._gpus = dict(zip(self._status, view.jobs.gpus[order[waiting]].tolist(), strict=True))
         self._ahead = {job: i for i, job in enumerate(view.jobs.number[order].tolist())}
 
@@ -108,9 +106,7 @@ class LazyReasons(Mapping[int, str]):
         return len(self._reasons())
 
 
-def demands(
-    jobs: JobTable, order: IntArray, gpus: IntArray
-) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+def demands(jobs: JobTable, order: IntArray, gpus: IntArray) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """CPU cores and memory bytes a GPU, shape (len(order), 2)."""
     table = np.zeros((len(order), 2))
     if jobs.columns["has_demands"][0]:
@@ -135,6 +131,40 @@ def node_spare(cluster: Cluster) -> np.ndarray[tuple[int, int], np.dtype[np.floa
     return np.column_stack([cluster.node_cpus, cluster.node_memory_bytes])
 
 
+def running_counts(view: View) -> IntArray:
+    """GPUs of each running group."""
+    return view.running.gpu_count()
+
+
+def _slots_of_units(
+    jobs: JobTable,
+    order: IntArray,
+    slot: IntArray,
+    need: IntArray,
+    counts: IntArray,
+    companions: Mapping[int, Sequence[int]],
+) -> IntArray:
+    """A unit stays where its first running member of the right size is."""
+    out = slot.copy()
+    for i, row in enumerate(order.tolist()):
+        for other in companions.get(row, ()):
+            if out[i] < 0 or counts[out[i]] != need[i]:
+                out[i] = jobs.slot[other]
+    return out
+
+
+def _with_companions(
+    jobs: JobTable, rows: IntArray, groups: Groups, companions: Mapping[int, Sequence[int]], gate: Gate
+) -> Groups:
+    units = [(row, *companions.get(row, ())) for row in rows.tolist()]
+    members = np.array([m for unit in units for m in unit], dtype=np.int64)
+    first = np.concatenate([[0], np.cumsum([len(unit) for unit in units])]).astype(np.int64)
+    gates = None
+    if gate is not Gate.NONE:
+        gates = np.where(np.diff(first) > 1, int(gate), int(Gate.NONE))
+    return Groups(jobs.number[members], groups.gpus, groups.first_gpu, first, gates)
+
+
 def place(
     view: View,
     order: IntArray,
@@ -142,6 +172,9 @@ def place(
     scheme: Scheme | IntArray = Scheme.CONSOLIDATED,
     strict: bool | BoolArray = False,
     gpus: IntArray | None = None,
+    companions: Mapping[int, Sequence[int]] | None = None,
+    gate: Gate = Gate.NONE,
+    move: IntArray | None = None,
     seed: int = 0,
     valid_until_s: float = math.inf,
     levels: IntArray | None = None,
@@ -151,7 +184,9 @@ def place(
 
     `order` lists rows of `view.jobs`, best first; jobs left out do not run. `scheme`, `strict`, `gpus` and
     `levels` are one value a row of `view.jobs` (not of `order`). A `strict` job that does not fit blocks all
-    after it. `promoted` lists rows. Raises nothing: what does not fit waits, with a reason.
+    after it. `promoted` lists rows. `companions` adds rows that share the GPUs of a row in `order` (and are
+    not in `order` themselves), under `gate`. `move` lists rows that give up their GPUs to be placed anew.
+    Raises nothing: what does not fit waits, with a reason.
     """
     jobs, cluster = view.jobs, view.cluster
     order = np.asarray(order, dtype=np.int64)
@@ -160,6 +195,10 @@ def place(
     schemes = np.full(n, int(scheme), dtype=np.int64) if isinstance(scheme, (int, Scheme)) else scheme[order]
     stricts = np.full(n, strict, dtype=np.bool_) if isinstance(strict, bool) else strict[order]
     slot = jobs.slot[order]
+    if companions:
+        slot = _slots_of_units(jobs, order, slot, need, running_counts(view), companions)
+    if move is not None:
+        slot = np.where(np.isin(order, move), -1, slot)
     running = view.running
     if len(running):
         lo = np.where(slot < 0, 0, running.first_gpu[slot])
@@ -185,8 +224,11 @@ def place(
         cluster.node_up,
         node_spare(cluster),
     )
+    groups = Groups(jobs.number[order[positions]], taken, offsets)
+    if companions:
+        groups = _with_companions(jobs, order[positions], groups, companions, gate)
     return Plan(
-        Groups(jobs.number[order[positions]], taken, offsets),
+        groups,
         order=jobs.number[order],
         levels=None if levels is None else levels[order],
         promoted=jobs.number[promoted] if promoted is not None else jobs.number[:0],

@@ -1,0 +1,286 @@
+"""The list of policies: name on the command line -> how it is made, what it knows, where it comes from.
+
+One row a policy; the contract suite runs over this list. Third parties add rows by the entry point group
+`plait.policies` (name -> a `Row`), users by `module:Name`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import entry_points
+from typing import Any
+
+from plait.core.errors import InputError, suggest
+from plait.core.policy import Policy
+from plait.placement import Scheme, SkewAware
+from plait.placement.packing import Placement
+from plait.policies import orders
+from plait.policies.citations import CITATIONS
+from plait.policies.compose import Composed
+from plait.policies.fair import Drf, YarnCapacity
+from plait.policies.gandiva import Gandiva
+from plait.policies.gittins import Distribution, FixedIndex, LearntIndex
+from plait.policies.themis import Themis
+from plait.policies.tiresias import Queues
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy of the catalog.
+
+    `make(**options)` builds it. `knows` says what it is told about jobs. `cites` are keys of `CITATIONS`.
+    `options` documents each option; values on the command line are text.
+    """
+
+    summary: str
+    make: Callable[..., Policy]
+    knows: str
+    cites: tuple[str, ...]
+    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+_COMPOSED = {
+    "placement": "consolidated, consolidated-first-fit, first-fit, best-fit, spread, counting, random, skew",
+    "quantum_s": "decide at least this often while jobs wait, seconds",
+    "min_run_s": "a started job is not preempted before it ran this long, seconds",
+    "reserve_after_s": "a job that waited this long blocks those behind it, seconds",
+    "seed": "for random placement",
+}
+_QUEUES = {
+    **_COMPOSED,
+    "thresholds": "queue bounds in GPU-seconds, e.g. 3250/7200",
+    "within": "order inside a queue: first_start, running_first, submit",
+    "knob": "promote after waiting this many times the run time; inf = never",
+    "guard": "on, off: each promotion doubles the wait for the next one",
+    "floor_s": "run time counted at least, for the guard, seconds",
+    "dimensions": "2 = GPU-seconds, 1 = seconds",
+}
+
+
+def placement(name: str) -> Scheme | Placement:
+    """A placement by its name on the command line."""
+    known = {s.name.lower().replace("_", "-"): s for s in Scheme}
+    if name == "skew":
+        return SkewAware()
+    if name in known:
+        return known[name]
+    raise InputError(f"unknown placement {name!r}; {suggest(name, [*known, 'skew'])}")
+
+
+def _composed(name: str, order: Any, defaults: Mapping[str, Any], **options: Any) -> Composed:
+    values = {**defaults, **options}
+    if "placement" in values:
+        values["place"] = placement(str(values.pop("placement")))
+    return Composed(name, order, **values)
+
+
+def _ordered(summary: str, name: str, order: Any, knows: str, *cites: str, **defaults: Any) -> tuple[str, Row]:
+    names = [f for f in _COMPOSED if f in ("placement", "min_run_s", "seed") or f in defaults]
+    if not defaults.get("preempt", True):
+        names = ["placement", "reserve_after_s", "seed"]
+        if defaults.get("strict"):
+            names.remove("reserve_after_s")
+    else:
+        names = [*names, "quantum_s"] if "quantum_s" not in names else names
+    options = {n: _COMPOSED[n] for n in names}
+    return name, Row(summary, partial(_composed, name, order, defaults), knows, cites, options)
+
+
+def _tiresias(name: str, **options: Any) -> Composed:
+    queue_fields = {f.name for f in dataclasses.fields(Queues)}
+    rest = {k: v for k, v in options.items() if k not in queue_fields}
+    values = {k: v for k, v in options.items() if k in queue_fields}
+    rest.setdefault("placement", "skew")
+    return _composed(name, Queues(**values), {}, **rest)
+
+
+def _tiresias_g(sizes: str = "", quantum: float | None = None, every: int = 100, **options: Any) -> Composed:
+    if sizes:
+        index: Any = FixedIndex(Distribution.of_samples(_read_sizes(sizes)), quantum)
+    else:
+        index = LearntIndex(every)
+    return _tiresias("tiresias-g", index=index, **options)
+
+
+def _read_sizes(path: str) -> list[float]:
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            lines = file.read().split()
+    except OSError as error:
+        raise InputError(f"{path}: cannot read job sizes: {error.strerror}") from error
+    sizes: list[float] = []
+    for i, text in enumerate(lines, start=1):
+        try:
+            value = float(text)
+        except ValueError:
+            if i == 1:
+                continue  # a header
+            raise InputError(f"{path}:{i}: {text!r} is not a job size in GPU-seconds") from None
+        if not (math.isfinite(value) and value > 0):
+            raise InputError(f"{path}:{i}: job sizes must be > 0 GPU-seconds, got {text!r}")
+        sizes.append(value)
+    return sizes
+
+
+def _placed(cls: Callable[..., Policy], **options: Any) -> Policy:
+    if "placement" in options:
+        options["place"] = placement(str(options.pop("placement")))
+    return cls(**options)
+
+
+_P = {"placement": _COMPOSED["placement"]}
+
+CATALOG: dict[str, Row] = dict(
+    [
+        _ordered("first in, first out; the head of the line blocks", "fifo", orders.by_arrival, "nothing",
+                 preempt=False, strict=True),
+        _ordered("first in, first out; what fits may go ahead", "fifo-backfill", orders.by_arrival, "nothing",
+                 "tiresias", preempt=False),
+        ("yarn-cs", Row("capacity scheduler: FIFO queues, gangs wait to be consolidated under one switch",
+                        partial(_placed, YarnCapacity), "nothing", ("yarn", "tiresias"),
+                        {**_P, "shares": "capacity of each queue, e.g. 2/1"})),
+        _ordered("shortest job first, not preemptive", "sjf", orders.by_duration, "duration", preempt=False),
+        _ordered("smallest gang first (called sjf in the released Tiresias simulator)", "smallest-first",
+                 orders.by_gpus, "GPU count", "tiresias"),
+        _ordered("shortest remaining time first", "srtf", orders.by_remaining_time, "remaining time", "schrage"),
+        _ordered("shortest remaining service (time x GPUs) first", "srsf", orders.by_remaining_service,
+                 "remaining time", "tiresias"),
+        _ordered("least attained service by time, re-evaluated every quantum", "las", orders.by_run_time,
+                 "nothing", "las", quantum_s=360.0),
+        _ordered("least attained service by GPU-time, continuous", "2d-las", orders.by_attained_service,
+                 "nothing", "tiresias", quantum_s=360.0),
+        ("tiresias-l", Row("discretised 2D-LAS: queues over attained GPU-time, promotion, skew-aware placement",
+                           partial(_tiresias, "tiresias-l"), "nothing", ("tiresias",), _QUEUES)),
+        ("tiresias-g", Row("2D-Gittins: queues ordered by the Gittins index of a size distribution",
+                           _tiresias_g, "distribution of past sizes", ("tiresias", "gittins"),
+                           {**_QUEUES, "sizes": "file of job sizes in GPU-seconds; without it they are learnt",
+                            "quantum": "quantum of the index, GPU-seconds; 0 = supremum; default the queue's bound",
+                            "every": "refresh the learnt distribution after this many departures"})),
+        ("themis", Row("finish-time fairness, max-min over time shares, leases", partial(_placed, Themis),
+                       "remaining time", ("themis", "gavel"),
+                       {**_P, "lease_s": "lease of GPUs, seconds", "independent": "what rho compares with: share, queue"})),
+        ("gandiva", Row("time slicing with suspend, packing by measured utilisation, migration", Gandiva,
+                        "measured utilisation", ("gandiva",),
+                        {"slice_s": "time slice, seconds", "packing": "on, off", "migration": "on, off"})),
+        ("drf", Row("dominant resource fairness over users on GPUs, CPUs and memory", partial(_placed, Drf),
+                    "demands", ("drf",), _P)),
+    ]
+)  # fmt: skip
+
+
+def rows() -> dict[str, Row]:
+    """The catalog and what installed packages add to it."""
+    found = dict(CATALOG)
+    for entry in entry_points(group="plait.policies"):
+        found.setdefault(entry.name, entry.load())
+    return found
+
+
+def make_policy(text: str) -> Policy:
+    """A policy from `name`, `name:option=value,...` or `module:Name[:option=value,...]`.
+
+    Raises `InputError` with the nearest name for an unknown policy or option.
+
+    >>> make_policy("tiresias-l:thresholds=3250/7200,within=running_first").order.thresholds
+    (3250.0, 7200.0)
+    """
+    name, _, rest = text.partition(":")
+    known = rows()
+    if name in known:
+        row = known[name]
+        options = _options(text, rest, row.options)
+        return _named(row.make(**options), text)
+    if rest and "=" not in rest.split(":")[0]:
+        attribute, _, rest = rest.partition(":")
+        return _named(_user_policy(name, attribute, rest), text)
+    raise InputError(f"unknown policy {name!r}; {suggest(name, known)}; or name your own as module:Class")
+
+
+def _named(policy: Policy, text: str) -> Policy:
+    made: Any = policy
+    if dataclasses.is_dataclass(made) and hasattr(made, "name") and ":" in text:
+        made = dataclasses.replace(made, name=text)  # type: ignore[type-var]
+    return made  # type: ignore[no-any-return]
+
+
+def _options(policy: str, text: str, known: Mapping[str, str]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise InputError(f"policy {policy!r}: option {part!r} needs a value: name=value")
+        if key not in known:
+            hint = suggest(key, known) if known else "it has no options"
+            raise InputError(f"policy {policy!r}: unknown option {key!r}; {hint}")
+        options[key] = _value(key, value)
+    return options
+
+
+def _value(key: str, text: str) -> Any:
+    if key in ("thresholds", "shares"):
+        return tuple(_number(key, part) for part in text.split("/"))
+    if text in ("on", "true", "yes"):
+        return True
+    if text in ("off", "false", "no"):
+        return False
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _number(key: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"option {key}: {text!r} is not a number; separate values with /") from None
+
+
+def _user_policy(module: str, attribute: str, rest: str) -> Policy:
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise InputError(f"policy {module}:{attribute}: {error}; run where the module can be imported") from error
+    except AttributeError:
+        names = [n for n in dir(importlib.import_module(module)) if not n.startswith("_")]
+        raise InputError(f"module {module!r} has no {attribute!r}; {suggest(attribute, names)}") from None
+    if isinstance(found, type) or not hasattr(found, "decide"):
+        known = dict.fromkeys(inspect.signature(found).parameters, "")
+        found = found(**_options(f"{module}:{attribute}", rest, known))
+    if not isinstance(found, Policy):
+        raise InputError(f"{module}:{attribute} has no method decide(view), so it is not a policy")
+    return found
+
+
+def split_policies(text: str) -> list[str]:
+    """Split `a,b:x=1,y=2,c` at the commas between policies, not those between options.
+
+    >>> split_policies("fifo,tiresias-l:thresholds=3250/7200,knob=8,srsf")
+    ['fifo', 'tiresias-l:thresholds=3250/7200,knob=8', 'srsf']
+    """
+    out: list[str] = []
+    for part in text.split(","):
+        if out and "=" in part and ":" not in part.split("=")[0]:
+            out[-1] += "," + part
+        else:
+            out.append(part.strip())
+    return [p for p in out if p]
+
+
+def citations(name: str) -> list[str]:
+    """BibTeX of what a policy comes from."""
+    known = rows()
+    base = name.partition(":")[0]
+    if base not in known:
+        raise InputError(f"unknown policy {base!r}; {suggest(base, known)}")
+    return [CITATIONS[key] for key in known[base].cites]

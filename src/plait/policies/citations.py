@@ -1,0 +1,68 @@
+"""BibTeX entries of the work the policies come from (`plait cite POLICY`)."""
+
+from __future__ import annotations
+
+CITATIONS: dict[str, str] = {
+    "tiresias": """@inproceedings{gu2019tiresias,
+  title = {Tiresias: A {GPU} Cluster Manager for Distributed Deep Learning},
+  author = {Gu, Juncheng and Chowdhury, Mosharaf and Shin, Kang G. and Zhu, Yibo and Jeon, Myeongjae and
+            Qian, Junjie and Liu, Hongqiang and Guo, Chuanxiong},
+  booktitle = {16th USENIX Symposium on Networked Systems Design and Implementation (NSDI)},
+  year = {2019}
+}""",
+    "gittins": """@book{gittins2011multi,
+  title = {Multi-armed Bandit Allocation Indices},
+  author = {Gittins, John and Glazebrook, Kevin and Weber, Richard},
+  edition = {2},
+  publisher = {Wiley},
+  year = {2011}
+}""",
+    "las": """@article{nuyens2008foreground,
+  title = {The Foreground-Background Queue: A Survey},
+  author = {Nuyens, Misja and Wierman, Adam},
+  journal = {Performance Evaluation},
+  volume = {65},
+  year = {2008}
+}""",
+    "schrage": """@article{schrage1968proof,
+  title = {A Proof of the Optimality of the Shortest Remaining Processing Time Discipline},
+  author = {Schrage, Linus},
+  journal = {Operations Research},
+  volume = {16},
+  number = {3},
+  year = {1968}
+}""",
+    "yarn": """@inproceedings{vavilapalli2013yarn,
+  title = {Apache {Hadoop} {YARN}: Yet Another Resource Negotiator},
+  author = {Vavilapalli, Vinod Kumar and others},
+  booktitle = {4th Annual Symposium on Cloud Computing (SoCC)},
+  year = {2013}
+}""",
+    "themis": """@inproceedings{mahajan2020themis,
+  title = {Themis: Fair and Efficient {GPU} Cluster Scheduling},
+  author = {Mahajan, Kshiteej and Balasubramanian, Arjun and Singhvi, Arjun and Venkataraman, Shivaram and
+            Akella, Aditya and Phanishayee, Amar and Chawla, Shuchi},
+  booktitle = {17th USENIX Symposium on Networked Systems Design and Implementation (NSDI)},
+  year = {2020}
+}""",
+    "gavel": """@inproceedings{narayanan2020gavel,
+  title = {Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads},
+  author = {Narayanan, Deepak and Santhanam, Keshav and Kazhamiaka, Fiodar and Phanishayee, Amar and
+            Zaharia, Matei},
+  booktitle = {14th USENIX Symposium on Operating Systems Design and Implementation (OSDI)},
+  year = {2020}
+}""",
+    "gandiva": """@inproceedings{xiao2018gandiva,
+  title = {Gandiva: Introspective Cluster Scheduling for Deep Learning},
+  author = {Xiao, Wencong and others},
+  booktitle = {13th USENIX Symposium on Operating Systems Design and Implementation (OSDI)},
+  year = {2018}
+}""",
+    "drf": """@inproceedings{ghodsi2011drf,
+  title = {Dominant Resource Fairness: Fair Allocation of Multiple Resource Types},
+  author = {Ghodsi, Ali and Zaharia, Matei and Hindman, Benjamin and Konwinski, Andy and Shenker, Scott and
+            Stoica, Ion},
+  booktitle = {8th USENIX Symposium on Networked Systems Design and Implementation (NSDI)},
+  year = {2011}
+}""",
+}

@@ -1,0 +1,137 @@
+"""Policies as sentences of parts: who goes first, who may be interrupted, where gangs go.
+
+srsf = Composed("srsf", order=by_remaining_service)
+fifo = Composed("fifo", order=by_arrival, preempt=False, strict=True)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
+from plait.core.errors import InputError
+from plait.core.plan import Plan
+from plait.core.policy import View
+from plait.placement import Scheme, place
+from plait.placement.packing import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """What an order says: smaller keys first, ties by submission.
+
+    `keys` are compared from first to last. `levels` is each job's queue. `promoted` lists rows that start
+    again from zero. `running_s` and `waiting_s`: seconds each job can run, or wait, before its place changes.
+    """
+
+    keys: tuple[FloatArray | IntArray | BoolArray, ...]
+    levels: IntArray | None = None
+    promoted: IntArray = field(default_factory=lambda: NO_JOBS)
+    running_s: FloatArray | None = None
+    waiting_s: FloatArray | None = None
+
+    def changes_in_s(self, runs: BoolArray) -> float:
+        """Seconds until the order changes by itself if exactly these rows run."""
+        soonest = math.inf
+        for seconds, rows in ((self.running_s, runs), (self.waiting_s, ~runs)):
+            if seconds is not None and rows.any():
+                soonest = min(soonest, float(seconds[rows].min()))
+        return soonest
+
+
+Order = Callable[[View], "Ranking | FloatArray | IntArray"]
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A policy made of parts.
+
+    order          one key a job (smaller first), or a `Ranking`
+    place          a `Scheme` for all, or a function that chooses one for each job
+    preempt        whether a waiting job may take the GPUs of a running one that ranks after it
+    strict         whether the first job that does not fit blocks all after it (head of line)
+    reserve_after_s  a job that waited this long becomes strict, so that narrow jobs cannot starve it
+    quantum_s      how often to decide while jobs wait, for orders that change all the time
+    min_run_s      a started job is not preempted before it ran this long
+
+    Raises `InputError` for a combination that cannot work.
+    """
+
+    name: str
+    order: Order
+    place: Scheme | Placement = Scheme.CONSOLIDATED
+    preempt: bool = True
+    strict: bool = False
+    reserve_after_s: float = math.inf
+    quantum_s: float = math.inf
+    min_run_s: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse combinations that cannot work."""
+        if not self.quantum_s > 0:
+            raise InputError(f"policy {self.name}: quantum_s must be > 0 seconds, got {self.quantum_s}")
+        if self.min_run_s < 0 or self.reserve_after_s < 0:
+            raise InputError(f"policy {self.name}: min_run_s and reserve_after_s must be >= 0 seconds")
+        if self.strict and self.preempt:
+            raise InputError(f"policy {self.name}: strict head of line makes sense only without preemption")
+
+    def decide(self, view: View) -> Plan:
+        """Rank, protect, place."""
+        jobs = view.jobs
+        ranking = self.order(view)
+        if not isinstance(ranking, Ranking):
+            ranking = Ranking((ranking,))
+        until = view.now_s + self.quantum_s
+        keys: tuple[FloatArray | IntArray | BoolArray, ...] = ranking.keys
+        if not self.preempt:
+            keys = (~jobs.running, *keys)
+        elif self.min_run_s > 0:
+            young = jobs.running & (view.now_s - jobs.last_start_s < self.min_run_s)
+            keys = (~young, *keys)
+            ends = jobs.last_start_s[young] + self.min_run_s
+            until = min(until, float(ends.min())) if len(ends) else until
+        strict: bool | BoolArray = self.strict
+        if math.isfinite(self.reserve_after_s):
+            strict = jobs.waiting_s >= self.reserve_after_s
+            until = min(until, _next(jobs.pending_since_s[~jobs.running] + self.reserve_after_s, view.now_s))
+        plan = place(
+            view,
+            sort(keys),
+            scheme=self.place if isinstance(self.place, Scheme) else self.place(view),
+            strict=strict,
+            seed=self.seed,
+            levels=ranking.levels,
+            promoted=ranking.promoted,
+        )
+        return replace(plan, valid_until_s=self._valid_until(view, ranking, plan, until))
+
+    def _valid_until(self, view: View, ranking: Ranking, plan: Plan, until: float) -> float:
+        """When this plan should be thought over, given who runs under it."""
+        everybody = len(plan.groups) == len(view.jobs)
+        if everybody and ranking.levels is None:
+            return math.inf  # no passing of time can change that
+        if ranking.running_s is not None or ranking.waiting_s is not None:
+            runs = np.isin(view.jobs.number, plan.groups.jobs, assume_unique=True)
+            until = min(until, view.now_s + ranking.changes_in_s(runs))
+        return until
+
+
+def sort(keys: tuple[FloatArray | IntArray | BoolArray, ...]) -> IntArray:
+    """Rows by the first key, ties by the next ones, then by submission.
+
+    >>> sort((np.array([1, 0, 1]), np.array([5.0, 9.0, 4.0]))).tolist()
+    [1, 2, 0]
+    """
+    if len(keys) == 1:
+        return np.argsort(keys[0], kind="stable")
+    return np.lexsort(keys[::-1])
+
+
+def _next(times: FloatArray, now_s: float) -> float:
+    later = times[times > now_s]
+    return float(later.min()) if len(later) else math.inf

@@ -1,0 +1,121 @@
+"""Gandiva: introspective time slicing, packing and migration (Xiao et al., OSDI 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from plait.core.arrays import IntArray
+from plait.core.errors import InputError
+from plait.core.plan import Plan
+from plait.core.policy import View
+from plait.core.resources import Resource
+from plait.placement import Scheme, place
+
+
+@dataclass(frozen=True)
+class Gandiva:
+    """Early feedback for everybody and high utilisation; mean JCT is not its goal.
+
+    While GPUs last, each job runs alone on one node if it can (affinity), else on several. When more is asked
+    for than there is:
+
+      time slicing  jobs take turns of `slice_s`, longest not served first; a suspended job stays in host
+                    memory and goes on quickly where it was
+      packing       a job that has run alone for a slice is measured; pairs of equal size with the lowest GPU
+                    utilisation share GPUs if together they ask for no more than all of the time and their
+                    memory fits; a pair that ran slower than taking turns (less than half its own speed) is
+                    split and not packed again
+      migration     a job that is spread over more nodes than it needs moves together once there is room, at
+                    most one a decision
+
+    Needs measured profiles for packing; without them it only slices. Memory a GPU is checked where both the
+    jobs and the nodes declare it.
+    """
+
+    slice_s: float = 60.0
+    packing: bool = True
+    migration: bool = True
+    name: str = "gandiva"
+
+    def __post_init__(self) -> None:
+        """Refuse slices without length."""
+        if not self.slice_s > 0:
+            raise InputError(f"slice_s must be > 0 seconds, got {self.slice_s}")
+
+    def decide(self, view: View) -> Plan:
+        """Exclusive while GPUs last, turns and pairs when they do not."""
+        jobs = view.jobs
+        overloaded = int(jobs.gpus.sum()) > view.cluster.gpus_up
+        mates = self._pairs(view) if overloaded and self.packing else {}
+        seconds = set(mates.values())
+        leaders = np.array([r for r in range(len(jobs)) if r not in seconds], dtype=np.int64)
+        companions = {row: (mate,) for row, mate in mates.items()}
+        order = leaders[self._turns(view, leaders, mates)]
+        plan = place(view, order, scheme=Scheme.BEST_FIT, companions=companions)
+        if len(plan.groups.jobs) == len(jobs):
+            return self._migrate(view, plan, order) if self.migration and not mates else plan
+        running = jobs.running
+        left = self.slice_s - np.mod(view.now_s - jobs.last_start_s[running], self.slice_s)
+        wait = float(np.where(left > 1e-6, left, self.slice_s).min()) if running.any() else self.slice_s
+        return Plan(plan.groups, plan.order, reasons=plan.reasons, valid_until_s=view.now_s + wait, suspend=True)
+
+    def _turns(self, view: View, leaders: IntArray, mates: dict[int, int]) -> IntArray:
+        """Units inside their slice first, then whoever has not been served for longest."""
+        jobs = view.jobs
+        since = np.where(np.isnan(jobs.last_start_s), -np.inf, jobs.last_start_s)
+        served = np.where(jobs.running, view.now_s, np.where(jobs.starts > 0, jobs.pending_since_s, -np.inf))
+        inside = jobs.running & (view.now_s - since < self.slice_s - 1e-6)
+        mate = np.array([mates.get(int(r), int(r)) for r in leaders], dtype=np.int64)
+        either = inside[leaders] | inside[mate]
+        last = np.minimum(served[leaders], served[mate])
+        return np.lexsort((leaders, last, ~either))
+
+    def _migrate(self, view: View, plan: Plan, order: IntArray) -> Plan:
+        """The same plan with one badly spread running job brought together, if there is room."""
+        jobs, node = view.jobs, view.cluster.gpu_node
+        fewest = 1 + (view.cluster.cap_prefix[0] < jobs.gpus[:, None]).sum(axis=1)
+        for row in np.flatnonzero(jobs.running).tolist():
+            slot = int(jobs.slot[row])
+            gpus = view.running.gpus[view.running.first_gpu[slot] : view.running.first_gpu[slot + 1]]
+            if len(np.unique(node[gpus])) <= fewest[row]:
+                continue
+            schemes = np.full(len(jobs), int(Scheme.BEST_FIT), dtype=np.int64)
+            schemes[row] = int(Scheme.CONSOLIDATED)
+            last = np.append(order[order != row], row)
+            together = place(view, last, scheme=schemes, move=np.array([row]))
+            if len(together.groups.jobs) == len(jobs):
+                return together
+        return plan
+
+    def _pairs(self, view: View) -> dict[int, int]:
+        """Row -> row of its mate: running pairs that do well stay, then lowest utilisation together."""
+        jobs = view.jobs
+        busy = jobs.stage_s[:, Resource.GPU] / jobs.iteration_s
+        bad = jobs.shared_speed < 0.5  # NaN (never shared) compares false
+        can = ~np.isnan(busy) & ~bad & (jobs.run_s >= self.slice_s)
+        limit = min((n.gpu_memory_bytes for n in view.cluster if n.gpu_memory_bytes), default=0)
+        pairs = self._running_pairs(view, can)
+        paired = set(pairs) | set(pairs.values())
+        for size in np.unique(jobs.gpus).tolist():
+            rows = [r for r in np.flatnonzero(can & (jobs.gpus == size)).tolist() if r not in paired]
+            rows.sort(key=lambda r: (float(busy[r]), r))
+            low, high = 0, len(rows) - 1
+            while low < high:
+                a, b = rows[low], rows[high]
+                memory = float(jobs.gpu_memory_bytes[a] + jobs.gpu_memory_bytes[b])
+                if busy[a] + busy[b] <= 1.0 and (not limit or memory <= limit):
+                    pairs[a] = b
+                    low += 1
+                high -= 1
+        return pairs
+
+    def _running_pairs(self, view: View, can: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> dict[int, int]:
+        jobs = view.jobs
+        if view.running.single:
+            return {}
+        by_slot: dict[int, list[int]] = {}
+        for row in np.flatnonzero(jobs.running & can).tolist():
+            by_slot.setdefault(int(jobs.slot[row]), []).append(row)
+        return {rows[0]: rows[1] for rows in by_slot.values() if len(rows) == 2}

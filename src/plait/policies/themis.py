@@ -1,0 +1,126 @@
+"""Themis: finish-time fairness (Mahajan et al., NSDI 2020), in the max-min form that Gavel and Muri use."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from plait.core.arrays import FloatArray
+from plait.core.errors import InputError
+from plait.core.plan import Plan
+from plait.core.policy import View
+from plait.placement import Scheme, place
+from plait.placement.packing import Placement
+from plait.policies.compose import sort
+
+
+def fair_shares(
+    elapsed_s: FloatArray,
+    remaining_s: FloatArray,
+    isolated_s: FloatArray,
+    gpus: FloatArray,
+    capacity: float,
+) -> tuple[FloatArray, float]:
+    """Time shares x that minimise the largest finish-time fairness rho (Themis, section 3).
+
+    rho_j = (elapsed_j + remaining_j / x_j) / isolated_j with 0 < x_j <= 1 and sum gpus_j x_j <= capacity;
+    all times in seconds, `isolated_s` the whole life of the job on its equal share. Bisection on rho.
+
+    >>> x, rho = fair_shares(np.array([100.0, 0]), np.array([100.0, 100]), np.array([200.0, 200]),
+    ...                      np.array([4.0, 4]), 4)
+    >>> [round(float(v), 6) for v in x], round(rho, 6)
+    ([0.618034, 0.381966], 1.309017)
+    """
+    low = float(((elapsed_s + remaining_s) / isolated_s).max())  # nobody runs more than all the time
+
+    def shares(rho: float) -> FloatArray:
+        return np.minimum(remaining_s / np.maximum(rho * isolated_s - elapsed_s, 1e-300), 1.0)
+
+    if float((gpus * shares(low)).sum()) <= capacity:
+        return shares(low), low
+    high = max(low, 1.0)
+    while float((gpus * shares(high)).sum()) > capacity:
+        low, high = high, 2 * high
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        if float((gpus * shares(middle)).sum()) > capacity:
+            low = middle
+        else:
+            high = middle
+    return shares(high), high
+
+
+@dataclass(frozen=True)
+class Themis:
+    """Leases go to the jobs furthest below their fair share.
+
+    Each decision computes the time shares that make the worst finish-time fairness rho as good as can be and
+    runs the jobs with the largest share still owed first. GPUs are leased for `lease_s`: a running job keeps
+    its GPUs until its lease is over. rho = T_shared / T_independent, both in seconds; T_independent is the run
+    time on 1/N of the cluster (`independent="share"`), N the time-average number of jobs over its life, or N
+    times the run time on all the GPUs it asked for (`independent="queue"`). Needs remaining work.
+    """
+
+    lease_s: float = 1200.0
+    independent: Literal["share", "queue"] = "share"
+    place: Scheme | Placement = Scheme.CONSOLIDATED
+    name: str = "themis"
+
+    def __post_init__(self) -> None:
+        """Refuse leases without length."""
+        if not self.lease_s > 0:
+            raise InputError(f"lease_s must be > 0 seconds, got {self.lease_s}")
+        if self.independent not in ("share", "queue"):
+            raise InputError(f"independent is {self.independent!r}; use share or queue")
+
+    def decide(self, view: View) -> Plan:
+        """Fair shares, then leases in order of what is owed."""
+        jobs = view.jobs
+        scheme = self.place if isinstance(self.place, Scheme) else self.place(view)
+        if not len(jobs):
+            return place(view, jobs.number[:0], scheme=scheme)
+        x, _ = fair_shares(
+            jobs.age_s,
+            np.maximum(jobs.remaining_s, 1e-3),
+            self.isolated_s(view),
+            jobs.gpus.astype(np.float64),
+            max(view.cluster.gpus_up, 1),
+        )
+        held = view.now_s - jobs.last_start_s
+        lease_left = np.where(jobs.running, self.lease_s - np.mod(held, self.lease_s), 0.0)
+        leased = jobs.running & (lease_left < self.lease_s - 1e-6) | (jobs.running & (held < 1e-6))
+        received = np.maximum(jobs.run_s, 0.0)
+        owed = np.where(received > 0, x / np.maximum(received, 1e-9), np.inf)
+        order = sort((~leased, -owed, -x))
+        plan = place(view, order, scheme=scheme)
+        if len(plan.groups) == len(jobs):
+            return plan
+        ends = lease_left[jobs.running]
+        until = float(np.where(ends > 1e-6, ends, self.lease_s).min()) if len(ends) else self.lease_s
+        return Plan(plan.groups, plan.order, None, plan.promoted, plan.reasons, view.now_s + min(until, self.lease_s))
+
+    def isolated_s(self, view: View) -> FloatArray:
+        """T_independent of each job, seconds: its whole work on an equal share of the cluster."""
+        jobs = view.jobs
+        capacity = max(view.cluster.gpus_up, 1)
+        work = np.maximum(jobs.duration_s, 1e-3)
+        competitors = jobs.mean_competitors
+        if self.independent == "queue":
+            return competitors * work * jobs.gpus / np.minimum(capacity, jobs.gpus)
+        share = np.minimum(capacity / competitors, jobs.gpus)
+        return work * jobs.gpus / share
+
+
+def rho_of(jct_s: float, work_s: float, gpus: int, capacity: int, competitors: float) -> float:
+    """Finish-time fairness of a finished job: JCT over its run time on 1/N of the cluster.
+
+    >>> rho_of(200.0, 100.0, 4, 4, 2.0)
+    1.0
+    """
+    share = min(capacity / competitors, gpus)
+    return jct_s / (work_s * gpus / share) if math.isfinite(jct_s) else math.nan

@@ -1,0 +1,421 @@
+"""The simulator is a backend: it yields what happens to jobs and nodes and carries out commands.
+
+Time is whole milliseconds (held in floats, which are exact here), so equal times compare equal and a run is
+a function of its inputs. Job time has three parts, and every millisecond a job holds its GPUs is in one:
+  start-up   `hold_ms` to `since_ms`   launch, restore, migrate: GPUs held, no progress
+  work       `since_ms` to `end_ms`    progress at `rate` solo-milliseconds a millisecond
+  save       after a stop              GPUs held until the checkpoint is written; the next job waits for them
+Each is charged once, to the job that starts or stops.
+
+With `round_ms` > 0 the controller hears of arrivals and completions at the next round boundary and decides
+there; jobs still end when they end. Boundaries at which nothing is new are skipped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from plait.control.messages import (
+    Adjust,
+    Command,
+    Event,
+    JobFailed,
+    JobFinished,
+    JobSubmitted,
+    Launch,
+    NodeJoined,
+    NodeLost,
+    ProgressReported,
+    Refuse,
+    ReplanDue,
+    Stop,
+    Wake,
+)
+from plait.core.arrays import NO_JOBS, FloatArray, IntArray
+from plait.core.cluster import Cluster
+from plait.core.errors import InputError, SimulationError
+from plait.core.jit import kernel
+from plait.core.jobs import JobBatch
+from plait.core.plan import Groups
+from plait.sim.failures import NodeChange, time_to_failure_s
+from plait.sim.overheads import CHECKPOINT, LAUNCH, MIGRATE, RESTORE, Overheads
+from plait.sim.physics import Physics, StandardPhysics
+
+#: Instants without any progress after which a run is declared stuck.
+PATIENCE = 1000
+
+#: Going on from host memory: Gandiva (OSDI 2018, section 4) reports about 100 ms for a suspend and resume.
+RESUME_MS = 100.0
+
+
+@kernel
+def measure(
+    jobs: IntArray,
+    now: float,
+    running: IntArray,
+    done: FloatArray,
+    rate: FloatArray,
+    since: FloatArray,
+    hold: FloatArray,
+    run: FloatArray,
+    service: FloatArray,
+    gpus: IntArray,
+    unit_ms: FloatArray,
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Iterations done, GPU-seconds, run seconds and current iteration seconds of these jobs at `now`."""
+    n = len(jobs)
+    iterations, attained, ran, pace = np.empty(n), np.empty(n), np.empty(n), np.empty(n)
+    for i in range(n):
+        j = jobs[i]
+        work, held = done[j], 0.0
+        pace[i] = math.nan
+        if running[j] == 1:
+            if now > since[j]:
+                work += (now - since[j]) * rate[j]
+            if now > hold[j]:
+                held = now - hold[j]
+            pace[i] = unit_ms[j] / rate[j] / 1e3
+        iterations[i] = work / unit_ms[j]
+        ran[i] = (run[j] + held) / 1e3
+        attained[i] = (service[j] + held * gpus[j]) / 1e3
+    return iterations, attained, ran, pace
+
+
+@kernel
+def earliest(jobs: IntArray, at: FloatArray) -> float:
+    """Smallest entry of `at` over these jobs; infinite if there are none."""
+    best = math.inf
+    for j in jobs:
+        best = min(best, at[j])
+    return best
+
+
+def to_ms(seconds: float) -> float:
+    """Whole milliseconds, up; a hair below a whole one counts as it."""
+    return float(math.ceil(seconds * 1000 - 1e-6)) if math.isfinite(seconds) else seconds
+
+
+@dataclass(frozen=True)
+class SimulationSettings:
+    """What happens besides the jobs; times in seconds, 0 or infinite means never.
+
+    `checkpoint_every_s`: work since the last periodic checkpoint is lost when a node or process dies.
+    `job_mtbf_s`: mean GPU time between process failures, exponential.
+    """
+
+    physics: Physics = field(default_factory=StandardPhysics)
+    overheads: Overheads = field(default_factory=Overheads)
+    round_s: float = 0.0
+    checkpoint_every_s: float = 1800.0
+    job_mtbf_s: float = math.inf
+    seed: int = 0
+
+
+class Simulator:
+    """A cluster made of arithmetic; see the module docstring.
+
+    `truth` holds the jobs as they are, sorted by submission; `reported` is what users and profiling say of
+    them (the same by default). `node_changes` must be ordered by time.
+    """
+
+    def __init__(
+        self,
+        truth: JobBatch,
+        cluster: Cluster,
+        settings: SimulationSettings,
+        reported: JobBatch | None = None,
+        node_changes: Iterator[NodeChange] | None = None,
+    ) -> None:
+        """Check that every job has a known duration and that submissions are in order."""
+        unknown = np.isnan(truth.iterations) | np.isnan(truth.iteration_s)
+        if unknown.any():
+            job = truth.id[int(np.argmax(unknown))]
+            raise InputError(f"job {job!r} has no known duration; a simulation needs iterations and iteration_s")
+        if (np.diff(truth.submit_s) < 0).any():
+            raise InputError("jobs must be sorted by submit_s")
+        n = len(truth)
+        self.truth, self.reported, self.settings = truth, truth if reported is None else reported, settings
+        self.cluster = cluster
+        self.submit_ms: FloatArray = np.ceil(truth.submit_s * 1000 - 1e-6)
+        self.unit_ms: FloatArray = truth.iteration_s * 1000
+        self.total_ms: FloatArray = np.maximum(np.rint(truth.iterations * truth.iteration_s * 1000), 1.0)
+        self.cost_ms: FloatArray = np.rint(settings.overheads.for_batch(truth) * 1000)
+        self.done_ms, self.run_ms, self.service_ms = np.zeros(n), np.zeros(n), np.zeros(n)
+        self.overhead_ms, self.worked_ms = np.zeros(n), np.zeros(n)  # the two parts of `run_ms`
+        self.safe_ms = np.zeros(n)  # work that survives a crash
+        self.rate = np.ones(n)
+        self.since_ms, self.hold_ms, self.free_ms = np.zeros(n), np.zeros(n), np.zeros(n)
+        self.end_ms: FloatArray = np.full(n, math.inf)
+        self.fail_ms: FloatArray = np.full(n, math.inf)
+        self.stop_ms: FloatArray = np.full(n, math.inf)  # the earlier of the two
+        self.is_running = np.zeros(n, dtype=np.int64)
+        self.gpus_held = np.zeros(n, dtype=np.int64)
+        self.attempts = np.zeros(n, dtype=np.int64)
+        self.last_node = np.full(n, -1, dtype=np.int64)
+        self.running: IntArray = NO_JOBS
+        self.groups: dict[int, Groups] = {}  # of jobs that share GPUs: the group they are in
+        self.gpu_free_ms = np.zeros(cluster.gpus)
+        self.where: dict[int, IntArray] = {}
+        self.parked: dict[int, IntArray] = {}  # suspended jobs: the GPUs whose host memory they are in
+        self.saves = bool(self.cost_ms[:, CHECKPOINT].any())
+        self.round_ms = to_ms(settings.round_s)
+        self.now = 0.0
+        self.wake_ms = math.inf
+        self.arrived = 0
+        self.ended = 0
+        self.late: list[IntArray] = []  # jobs off their GPUs whose last figures are still to be reported
+        self.node_changes: Iterator[NodeChange] = node_changes or iter(())
+        self.next_change = next(self.node_changes, None)
+        self.changed = False  # whether a node ever went down or came back
+
+    # -- what happens -----------------------------------------------------------------------------------
+
+    def events(self) -> Iterator[Event]:
+        """Everything that happens until the last job has ended."""
+        instants, progress = 0, -1.0
+        while self.ended < len(self.truth):
+            due = self._next_due()
+            change = self.next_change
+            if change is not None and to_ms(change.at_s) <= due:
+                yield from self._change_node(change)
+            elif due < math.inf:
+                yield from self._happened(due)
+                yield ReplanDue(due / 1000)
+            else:
+                return  # jobs wait and nothing will ever happen: the caller knows their names and reasons
+            instants += 1
+            if instants % PATIENCE == 0:
+                progress = self._check_progress(progress)
+
+    def _check_progress(self, before: float) -> float:
+        """Work done and jobs arrived so far; raises if they are what they were."""
+        worked = np.maximum(self.now - self.since_ms[self.running], 0.0) * self.rate[self.running]
+        now = float(self.done_ms.sum() + worked.sum()) + self.arrived
+        if now == before:
+            raise SimulationError(
+                f"no job made progress in {PATIENCE} decisions until {self.now / 1000} s: the policy runs none "
+                "of them, or stops them before their start-up is over; look at its quantum"
+            )
+        return now
+
+    def _next_due(self) -> float:
+        due = min(earliest(self.running, self.stop_ms), self.wake_ms)
+        if self.arrived < len(self.submit_ms):
+            due = min(due, self.submit_ms[self.arrived])
+        due = max(due, self.now)
+        if self.round_ms and due < math.inf:
+            due = math.ceil(due / self.round_ms) * self.round_ms
+        return float(due)
+
+    def _happened(self, now: float) -> Iterator[Event]:
+        """Bring the world to `now` and tell of it, in a fixed order."""
+        finished, end_ms, failed = self._run_until(now)
+        self.now = now
+        if now >= self.wake_ms:
+            self.wake_ms = math.inf
+        jobs = self.running
+        if len(finished) or len(failed) or self.late:
+            jobs = np.unique(np.concatenate([jobs, finished, failed, *self.late]))
+            self.late = []
+        at_s = now / 1000
+        if len(jobs):
+            yield self._progress(jobs, now)
+        if len(finished):
+            yield JobFinished(at_s, finished, end_ms / 1000)
+        if len(failed):
+            yield JobFailed(at_s, failed, "process failed")
+        last = int(np.searchsorted(self.submit_ms, now, side="right"))
+        if last > self.arrived:
+            first, self.arrived = self.arrived, last
+            yield JobSubmitted(at_s, first, self.reported[first:last])
+
+    def _progress(self, jobs: IntArray, now: float) -> ProgressReported:
+        figures = measure(
+            jobs, now, self.is_running, self.done_ms, self.rate, self.since_ms, self.hold_ms, self.run_ms,
+            self.service_ms, self.gpus_held, self.unit_ms,
+        )  # fmt: skip
+        return ProgressReported(now / 1000, jobs, *figures)
+
+    def _run_until(self, now: float) -> tuple[IntArray, FloatArray, IntArray]:
+        """End jobs that complete or fail by `now`: (finished, their ends in ms, failed)."""
+        finished: list[int] = []
+        ends: list[float] = []
+        failed: list[int] = []
+        while True:
+            due = self.running[self.stop_ms[self.running] <= now]
+            if not len(due):
+                break
+            if self.groups:  # the pace of others may change when one ends: one instant at a time
+                due = due[self.stop_ms[due] == self.stop_ms[due].min()]
+            due = due[np.lexsort((due, self.stop_ms[due]))]
+            for job in due.tolist():
+                at = float(self.stop_ms[job])
+                crashed = bool(self.fail_ms[job] < self.end_ms[job])
+                self._release(job, at, lost=crashed)
+                if crashed:
+                    failed.append(job)
+                else:
+                    self.done_ms[job] = self.total_ms[job]
+                    finished.append(job)
+                    ends.append(at)
+            self.running = self.running[self.is_running[self.running] == 1]
+        self.ended += len(finished)
+        return np.array(finished, dtype=np.int64), np.array(ends), np.array(sorted(failed), dtype=np.int64)
+
+    def _change_node(self, change: NodeChange) -> Iterator[Event]:
+        now = to_ms(change.at_s)
+        yield from self._happened(now)
+        self.next_change = next(self.node_changes, None)
+        index = self.cluster.index(change.node)
+        if change.up == self.cluster.up[index]:
+            return
+        self.changed = True
+        if change.up:
+            self.cluster = self.cluster.with_node(self.cluster.nodes[index])
+            yield NodeJoined(now / 1000, self.cluster.nodes[index])
+        else:
+            self.cluster = self.cluster.without_node(change.node)
+            hit = [j for j in self.running.tolist() if (self.cluster.gpu_node[self.where[j]] == index).any()]
+            for job in hit:
+                self._release(job, now, lost=True)
+            for job, gpus in list(self.parked.items()):
+                if (self.cluster.gpu_node[gpus] == index).any():
+                    del self.parked[job]
+                    self.done_ms[job] = self.safe_ms[job]
+            self.running = self.running[self.is_running[self.running] == 1]
+            if hit:
+                yield self._progress(np.array(hit, dtype=np.int64), now)
+            yield NodeLost(now / 1000, change.node)
+        if not self.round_ms:
+            yield ReplanDue(now / 1000)
+        else:
+            self.wake_ms = min(self.wake_ms, now)
+
+    # -- what is done -----------------------------------------------------------------------------------
+
+    def execute(self, command: Command) -> None:
+        """Carry out a command now."""
+        if isinstance(command, Stop):
+            self._stop(command)
+        elif isinstance(command, (Launch, Adjust)):
+            self._run(command.groups)
+        elif isinstance(command, Wake):
+            self.wake_ms = max(to_ms(command.at_s), self.now + 1)
+        elif isinstance(command, Refuse):
+            self.ended += len(command.jobs)
+
+    def _stop(self, command: Stop) -> None:
+        for job in command.jobs.tolist():
+            if not self.is_running[job]:
+                continue
+            gpus = self.where[job]
+            if self._release(job, self.now, lost=not command.checkpoint, save=not command.suspend):
+                self.late.append(np.array([job], dtype=np.int64))
+            if command.suspend:
+                self.parked[job] = gpus
+        self.running = self.running[self.is_running[self.running] == 1]
+
+    def _run(self, groups: Groups) -> None:
+        member_group = groups.group_of_member()
+        jobs = groups.jobs
+        new = self.is_running[jobs] == 0
+        self._settle(jobs[~new])
+        pace = self.settings.physics.iteration_s(self.truth, groups, self.cluster)
+        self.rate[jobs] = self.truth.iteration_s[jobs] / pace
+        for m in np.flatnonzero(new).tolist():
+            g = int(member_group[m])
+            self._start(int(jobs[m]), groups.gpus[groups.first_gpu[g] : groups.first_gpu[g + 1]])
+        if not groups.single:
+            for g in range(len(groups)):
+                group = groups[np.array([g])]
+                for job in group.jobs.tolist():
+                    self.groups.pop(job, None)
+                    if len(group.jobs) > 1:
+                        self.groups[job] = group
+        elif self.groups:
+            for job in jobs.tolist():
+                self.groups.pop(job, None)
+        left = self.total_ms[jobs] - self.done_ms[jobs]
+        self.end_ms[jobs] = self.since_ms[jobs] + np.maximum(np.ceil(left / self.rate[jobs] - 1e-6), 1.0)
+        self.stop_ms[jobs] = np.minimum(self.end_ms[jobs], self.fail_ms[jobs])
+        if new.any():
+            self.running = np.sort(np.concatenate([self.running, jobs[new]]))
+
+    def _settle(self, jobs: IntArray) -> None:
+        """Book the work done so far, before the pace changes."""
+        work = np.maximum(self.now - self.since_ms[jobs], 0.0)
+        self.done_ms[jobs] += work * self.rate[jobs]
+        self.worked_ms[jobs] += work
+        self.since_ms[jobs] += work
+
+    def _start(self, job: int, gpus: IntArray) -> None:
+        begin = max(self.now, self.free_ms[job])
+        if self.saves:
+            begin = max(begin, float(self.gpu_free_ms[gpus].max()))
+        cost = self.cost_ms[job]
+        start_up = cost[LAUNCH] if self.attempts[job] == 0 else cost[RESTORE]
+        node = int(self.cluster.gpu_node[gpus[0]])
+        parked = self.parked.pop(job, None)
+        if parked is not None and np.array_equal(parked, gpus):
+            start_up = min(start_up, RESUME_MS)
+        elif self.attempts[job] and node != self.last_node[job]:
+            start_up += cost[MIGRATE]
+        self.attempts[job] += 1
+        self.last_node[job] = node
+        self.is_running[job] = 1
+        self.gpus_held[job] = len(gpus)
+        self.where[job] = gpus
+        self.hold_ms[job] = begin
+        self.since_ms[job] = begin + start_up
+        self.overhead_ms[job] += start_up
+        self.fail_ms[job] = math.inf
+        if self.settings.job_mtbf_s < math.inf:
+            after = time_to_failure_s(
+                self.settings.seed, job, int(self.attempts[job]), self.settings.job_mtbf_s / len(gpus)
+            )
+            self.fail_ms[job] = begin + max(to_ms(after), 1.0)
+
+    def _release(self, job: int, at: float, *, lost: bool, save: bool = True) -> float:
+        """Take a job off its GPUs; returns the milliseconds it still holds them to save."""
+        worked = max(0.0, at - self.since_ms[job])
+        self.overhead_ms[job] -= max(0.0, self.since_ms[job] - max(at, self.hold_ms[job]))
+        self.worked_ms[job] += worked
+        begun = self.done_ms[job] + worked * self.rate[job]
+        saving = 0.0
+        if lost:
+            every = self.settings.checkpoint_every_s * 1000
+            kept = 0.0 if every <= 0 or every == math.inf else math.floor(begun / every) * every
+            begun = min(begun, max(self.safe_ms[job], kept))
+        elif save and worked > 0 and at < self.end_ms[job]:
+            saving = float(self.cost_ms[job, CHECKPOINT])
+        self.done_ms[job] = begun
+        if save:
+            self.safe_ms[job] = begun
+        held = max(0.0, at - self.hold_ms[job]) + saving
+        self.run_ms[job] += held
+        self.overhead_ms[job] += saving
+        self.service_ms[job] += held * self.gpus_held[job]
+        self.is_running[job] = 0
+        self.stop_ms[job] = self.end_ms[job] = self.fail_ms[job] = math.inf
+        gpus = self.where.pop(job)
+        self.free_ms[job] = at + saving
+        if saving:
+            self.gpu_free_ms[gpus] = at + saving
+        self._leave_group(job, at)
+        return saving
+
+    def _leave_group(self, job: int, at: float) -> None:
+        """When a sharing job ends, the others speed up at once, before anybody is told."""
+        group = self.groups.pop(job, None)
+        if group is None:
+            return
+        stay = np.array([j for j in group.jobs.tolist() if j != job and self.is_running[j]], dtype=np.int64)
+        now, self.now = self.now, max(at, self.now)
+        rest = Groups(stay, group.gpus, group.first_gpu, np.array([0, len(stay)]), group.gate)
+        if len(stay):
+            self._run(rest)
+        self.now = now

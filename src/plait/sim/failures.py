@@ -1,0 +1,89 @@
+"""When nodes and jobs break: from a failure trace, or drawn from a seeded mean time between failures."""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from plait.core.cluster import Cluster
+from plait.core.errors import TraceError
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class NodeChange:
+    """A node goes down or comes back at a time in seconds."""
+
+    at_s: float
+    node: str
+    up: bool
+
+
+def read_failures(path: str | Path, cluster: Cluster) -> tuple[NodeChange, ...]:
+    """Read a CSV with the columns at_s, node, state (`down` or `up`).
+
+    Raises `TraceError` naming file, line and column.
+    """
+    known = {n.id for n in cluster.nodes}
+    changes: list[NodeChange] = []
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            for column in ("at_s", "node", "state"):
+                if column not in (reader.fieldnames or ()):
+                    raise TraceError(
+                        "missing column",
+                        file=str(path),
+                        line=1,
+                        column=column,
+                        hint="needs at_s, node, state",
+                    )
+            changes.extend(_change(row, known, str(path), reader.line_num) for row in reader)
+    except OSError as error:
+        raise TraceError(f"cannot read failures: {error.strerror}", file=str(path)) from error
+    return tuple(sorted(changes))
+
+
+def _change(row: dict[str, str], known: set[str], file: str, line: int) -> NodeChange:
+    try:
+        at_s = float(row["at_s"])
+    except (TypeError, ValueError):
+        at_s = math.nan
+    if not (math.isfinite(at_s) and at_s >= 0):
+        raise TraceError("not a time in seconds >= 0", file=file, line=line, column="at_s", value=row["at_s"])
+    if row["node"] not in known:
+        raise TraceError(
+            "no such node",
+            file=file,
+            line=line,
+            column="node",
+            value=row["node"],
+            hint="nodes are n0, n1, ...",
+        )
+    if row["state"] not in ("up", "down"):
+        raise TraceError("unknown state", file=file, line=line, column="state", value=row["state"], hint="down or up")
+    return NodeChange(at_s, row["node"], row["state"] == "up")
+
+
+def drawn_failures(cluster: Cluster, mtbf_s: float, mttr_s: float, seed: int) -> Iterator[NodeChange]:
+    """An endless, ordered stream of exponential failures and repairs, independent for each node."""
+    streams = [np.random.default_rng((seed, 0x0FA11, i)) for i in range(len(cluster.nodes))]
+    heap = [(float(rng.exponential(mtbf_s)), i, False) for i, rng in enumerate(streams)]
+    heapq.heapify(heap)
+    while True:
+        at_s, i, up = heapq.heappop(heap)
+        at_s = math.ceil(at_s * 1000) / 1000
+        yield NodeChange(at_s, cluster.nodes[i].id, up)
+        pause = streams[i].exponential(mtbf_s if up else mttr_s)
+        heapq.heappush(heap, (at_s + max(float(pause), 0.001), i, not up))
+
+
+def time_to_failure_s(seed: int, job: int, attempt: int, mtbf_s: float) -> float:
+    """Seconds after its start at which an attempt of a job fails; the same whatever else happens."""
+    rng = np.random.default_rng((seed, 0x10B, job, attempt))
+    return float(rng.exponential(mtbf_s))

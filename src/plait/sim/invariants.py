@@ -1,0 +1,99 @@
+"""What must hold after every event; written once, run in tests and with `--check`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from plait.control.controller import Controller
+from plait.control.messages import Command, Event, ProgressReported, ReplanDue
+from plait.core.errors import SimulationError
+from plait.core.jobs import Phase
+from plait.sim.backend import Simulator
+
+
+class Invariants:
+    """A record that looks at controller and simulator after each event and raises at the first wrong."""
+
+    def __init__(self, controller: Controller, backend: Simulator) -> None:
+        """Watch this run."""
+        self.controller = controller
+        self.backend = backend
+        self._done = np.zeros(len(backend.truth))
+
+    def __call__(self, event: Event, commands: Sequence[Command]) -> None:
+        """Check everything that can be checked after this event."""
+        self._books(event)
+        if isinstance(event, ProgressReported):
+            self._progress(event)
+        if isinstance(event, ReplanDue):
+            self._gpus(event)
+            self._time(event)
+
+    def _fail(self, event: Event, what: str) -> None:
+        raise SimulationError(f"invariant broken after {type(event).__name__} at {event.at_s} s: {what}")
+
+    def _books(self, event: Event) -> None:
+        """Every job ever submitted is active or has ended; active jobs are in order and not ended."""
+        books, active = self.controller.books, self.controller.active
+        phase = books.columns["phase"][: books.count]
+        live = np.flatnonzero(phase <= int(Phase.RUNNING))
+        if not np.array_equal(live, active):
+            lost = sorted(set(live.tolist()) ^ set(active.tolist()))
+            self._fail(event, f"{books.name(lost[0])} is neither active nor ended")
+
+    def _progress(self, event: ProgressReported) -> None:
+        """Work never shrinks, except when a crash threw some away; and never exceeds the job."""
+        before, now = self._done[event.jobs], event.iterations_done
+        shrunk = now < before - 1e-6 * np.maximum(before, 1)
+        backend = self.backend
+        may_shrink = np.isfinite(backend.settings.job_mtbf_s) or backend.changed or backend.next_change is not None
+        if shrunk.any() and not may_shrink:
+            self._fail(event, f"{self.controller.books.name(int(event.jobs[np.argmax(shrunk)]))} lost progress")
+        over = now > backend.truth.iterations[event.jobs] * (1 + 1e-9) + 1.0 / backend.unit_ms[event.jobs]
+        if over.any():
+            self._fail(event, f"{self.controller.books.name(int(event.jobs[np.argmax(over)]))} did too much")
+        self._done[event.jobs] = now
+
+    def _gpus(self, event: Event) -> None:
+        """No GPU used twice, none on a node that is down, gangs whole, CPUs and memory within the node."""
+        controller = self.controller
+        groups, cluster, columns = controller.running, controller.cluster, controller.books.columns
+        alive = columns["slot"][groups.jobs] >= 0
+        member_group = groups.group_of_member()
+        live = np.unique(member_group[alive])
+        running = groups[live]
+        if len(np.unique(running.gpus)) != len(running.gpus):
+            self._fail(event, "a GPU is used twice")
+        if not cluster.node_up[cluster.gpu_node[running.gpus]].all():
+            self._fail(event, "a job runs on a node that is down")
+        size = running.gpu_count()[running.group_of_member()]
+        jobs = running.jobs
+        wrong = (size < columns["min_gpus"][jobs]) | (size > columns["max_gpus"][jobs])
+        if wrong.any():
+            self._fail(event, f"{controller.books.name(int(jobs[np.argmax(wrong)]))} does not have its whole gang")
+        for name, capacity in (("cpus", cluster.node_cpus), ("memory_bytes", cluster.node_memory_bytes)):
+            demand = columns[name][jobs] / np.maximum(columns["gpus"][jobs], 1)
+            per_group = np.bincount(running.group_of_member(), demand, minlength=len(running))
+            node = cluster.gpu_node[running.gpus]
+            used = np.bincount(node, np.repeat(per_group, running.gpu_count()), minlength=len(cluster.nodes))
+            if (used > capacity * (1 + 1e-9) + 1e-3).any():
+                self._fail(event, f"node {cluster.nodes[int(np.argmax(used - capacity))].id} has too little {name}")
+
+    def _time(self, event: Event) -> None:
+        """Each millisecond a job held its GPUs was start-up, work or save: nothing is charged twice."""
+        b = self.backend
+        ended = self.controller.books.columns["phase"][: self.controller.books.count] == int(Phase.FINISHED)
+        rows = np.flatnonzero(ended)
+        held = b.service_ms[rows]
+        useful = b.worked_ms[rows] + b.overhead_ms[rows]
+        off = np.abs(b.run_ms[rows] - useful) > 1e-3 + 1e-9 * useful
+        if off.any():
+            job = int(rows[np.argmax(off)])
+            self._fail(
+                event,
+                f"{self.controller.books.name(job)} held GPUs {b.run_ms[job]} ms, used {useful[np.argmax(off)]} ms",
+            )
+        if (held < 0).any():
+            self._fail(event, "negative service")

@@ -1,0 +1,111 @@
+"""One simulated run: jobs, cluster, policy, world and seed in; the controller and its books out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from plait.control.controller import Controller, describe
+from plait.control.drive import drive
+from plait.control.messages import Command, Event
+from plait.core.cluster import Cluster
+from plait.core.errors import SimulationError
+from plait.core.jobs import JobBatch
+from plait.core.policy import Policy
+from plait.sim.backend import SimulationSettings, Simulator
+from plait.sim.failures import NodeChange, drawn_failures
+from plait.sim.invariants import Invariants
+from plait.sim.world import World
+
+Step = Callable[[Event, Sequence[Command]], None]
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A finished run."""
+
+    controller: Controller
+    backend: Simulator
+
+
+def simulate(
+    jobs: JobBatch,
+    cluster: Cluster,
+    policy: Policy,
+    world: World,
+    *,
+    seed: int = 0,
+    node_changes: Sequence[NodeChange] | None = None,
+    check: bool = False,
+    observe: Callable[[Controller], Step] | None = None,
+) -> Simulation:
+    """Run all jobs to their end.
+
+    `observe(controller)` returns a function that sees every event with its commands (a history, a log).
+    `check` verifies the invariants after every event. `node_changes` replaces the world's drawn failures.
+    Raises `SimulationError` naming the jobs if some can never finish.
+    """
+    settings = SimulationSettings(
+        physics=world.physics,
+        overheads=world.overheads,
+        round_s=world.round_s,
+        checkpoint_every_s=world.checkpoint_every_s,
+        job_mtbf_s=world.job_mtbf_s,
+        seed=seed,
+    )
+    changes: Iterator[NodeChange] = iter(node_changes or ())
+    if node_changes is None and world.node_mtbf_s < math.inf:
+        changes = drawn_failures(cluster, world.node_mtbf_s, world.node_mttr_s, seed)
+    reported = noisy(jobs, world.profile_noise, seed)
+    backend = Simulator(jobs, cluster, settings, reported, changes)
+    controller = Controller(policy, cluster)
+    steps: list[Step] = []
+    if observe is not None:
+        steps.append(observe(controller))
+    if check:
+        steps.append(Invariants(controller, backend))
+
+    def record(event: Event, commands: Sequence[Command]) -> None:
+        for step in steps:
+            step(event, commands)
+
+    drive(controller, backend, record)
+    refuse_silence(controller)
+    return Simulation(controller, backend)
+
+
+def refuse_silence(controller: Controller) -> None:
+    """Raise if a run ended while jobs still wait: losing one silently is the worst a scheduler can do."""
+    if not len(controller.active):
+        return
+    lines = []
+    for job in controller.active.tolist()[:10]:
+        why = controller.plan.reasons.get(job, "the policy gave no reason")
+        lines.append(f"  {controller.books.name(job)}: {why}")
+    more = len(controller.active) - len(lines)
+    raise SimulationError(
+        f"{len(controller.active)} jobs can never finish under policy {describe(controller.policy)}: nothing "
+        "runs and nothing is left to happen\n" + "\n".join(lines) + (f"\n  and {more} more" if more else "")
+    )
+
+
+def noisy(jobs: JobBatch, noise: float, seed: int) -> JobBatch:
+    """The same jobs as profiling would report them: each stage and iteration time x U[1 - noise, 1 + noise].
+
+    Each job's factors depend only on the seed and its position (Muri, section 6.4, figure 14).
+    """
+    if noise == 0:
+        return jobs
+    rng = np.random.default_rng((seed, 0x9015E))
+    factors = rng.uniform(1 - noise, 1 + noise, size=(len(jobs), 1 + jobs.stage_s.shape[1]))
+    return jobs.replace(
+        iteration_s=jobs.iteration_s * np.maximum(factors[:, 0], 1e-3), stage_s=jobs.stage_s * factors[:, 1:]
+    )
+
+
+def with_round(world: World, round_s: float | None) -> World:
+    """The same world with another decision interval; None keeps the world's own."""
+    return world if round_s is None else replace(world, round_s=round_s)

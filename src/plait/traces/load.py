@@ -1,0 +1,126 @@
+"""From a canonical trace to the jobs of a simulation."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from plait.core.errors import InputError
+from plait.core.jobs import JobBatch, JobClass
+from plait.traces.schema import Array
+from plait.traces.table import TraceTable
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Jobs ready to simulate, how many rows were left out by reason, and what a user should know."""
+
+    jobs: JobBatch
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def load_jobs(table: TraceTable, *, censored: str = "as_is", seed: int = 0) -> Workload:
+    """The GPU jobs of a trace, in order of (submission, natural id).
+
+    Work is `duration_s`, the solo run time at the requested size; where the trace has iteration times it is
+    counted in iterations. `censored` says what to do with jobs whose end nobody saw: `as_is` replays what was
+    observed, `drop` leaves them out, `extend` adds a seeded draw from the durations that were longer.
+    Rows without GPUs or without a duration are left out and counted. Raises `InputError` if nothing is left.
+    """
+    if censored not in ("as_is", "drop", "extend"):
+        raise InputError(f"censored is {censored!r}; use as_is, drop or extend")
+    duration = np.array(table["duration_s"], dtype=np.float64)
+    open_ended = np.isin(table["duration_kind"].astype(str), ["right_censored", "lower_bound"])
+    gpus = np.nan_to_num(np.asarray(table["gpus"], dtype=np.float64), nan=0.0)
+    reasons = {"cpu_only": gpus < 1, "no_duration": ~(duration > 0)}
+    if censored == "drop":
+        reasons["censored"] = open_ended
+    keep = np.ones(len(table), dtype=bool)
+    dropped: dict[str, int] = {}
+    for reason, rows in reasons.items():
+        if (keep & rows).any():
+            dropped[reason] = int((keep & rows).sum())
+        keep &= ~rows
+    if not keep.any():
+        raise InputError(f"no job of this trace can be simulated: {dropped or 'it is empty'}")
+    if censored == "extend":
+        duration = _extended(duration, open_ended & keep, keep, seed)
+    return Workload(_batch(table.select(keep), duration[keep]), dropped, _warnings(table.select(keep)))
+
+
+def _extended(duration: Array, which: Array, known: Array, seed: int) -> Array:
+    """Censored durations replaced by a draw among the known ones that were longer."""
+    out = duration.copy()
+    sure = np.sort(duration[known & ~which])
+    rng = np.random.default_rng((seed, 0xCE7))
+    draws = rng.random(len(duration))
+    for i in np.flatnonzero(which).tolist():
+        longer = sure[np.searchsorted(sure, duration[i], side="right") :]
+        if len(longer):
+            out[i] = longer[int(draws[i] * len(longer))]
+    return out
+
+
+def _batch(table: TraceTable, duration_s: Array) -> JobBatch:
+    n = len(table)
+    stages = np.column_stack([table[f"{r}_s"] for r in ("storage", "cpu", "gpu", "network")]).astype(np.float64)
+    unit = np.array(table["iteration_s"], dtype=np.float64)
+    unit = np.where(unit > 0, unit, 1.0)
+    gpus = np.asarray(table["gpus"], dtype=np.int64)
+    models = _texts(table["model"])
+    classes = [JobClass.OPPORTUNISTIC if c == "opportunistic" else JobClass.GUARANTEED for c in table["job_class"]]
+    share = {m: s for m, s in model_skew().items()}
+    columns: dict[str, Any] = {
+        "id": [str(i) for i in table["job_id"]],
+        "submit_s": np.asarray(table["submit_s"], dtype=np.float64),
+        "gpus": gpus,
+        "iterations": duration_s / unit,
+        "iteration_s": unit,
+        "user": _texts(table["user"]),
+        "group": _texts(table["group"]),
+        "model": models,
+        "job_class": np.array([int(c) for c in classes], dtype=np.int64),
+        "min_gpus": gpus,
+        "max_gpus": gpus,
+        "gpu_kinds": [tuple(k.split("|")) if isinstance(k, str) and k else None for k in table["gpu_kinds"]],
+        "gpu_memory_bytes": np.nan_to_num(table["gpu_memory_bytes"].astype(np.float64)),
+        "cpus": np.nan_to_num(table["cpu_milli"].astype(np.float64)) / 1000.0,
+        "memory_bytes": np.nan_to_num(table["memory_bytes"].astype(np.float64)),
+        "skew": np.array([share.get(m, np.nan) for m in models], dtype=np.float64),
+        "deadline_s": table["deadline_s"].astype(np.float64),
+        "priority": np.nan_to_num(table["priority"].astype(np.float64)),
+        "weight": np.nan_to_num(table["weight"].astype(np.float64), nan=1.0),
+    }
+    if len(stages) != n or np.isnan(stages).all():
+        return JobBatch(columns)
+    return JobBatch(columns, stages)
+
+
+def _texts(column: Array) -> list[str]:
+    return ["" if v is None else str(v) for v in column]
+
+
+def _warnings(table: TraceTable) -> tuple[str, ...]:
+    checks: tuple[tuple[Callable[[], bool], str], ...] = (
+        (
+            lambda: bool((table["gpu_milli"].astype(np.float64) < 1000).any()),
+            "jobs that ask for part of a GPU are given a whole one",
+        ),
+        (
+            lambda: bool((np.asarray(table["min_gpus"], dtype=np.float64) < table["gpus"]).any()),
+            "elastic jobs run at the size they ask for",
+        ),
+    )
+    return tuple(text for holds, text in checks if holds())
+
+
+def model_skew() -> dict[str, float]:
+    """Share of the largest tensor in all tensor bytes by model, from the table that ships with plait."""
+    with (resources.files("plait.traces") / "data" / "tensors.csv").open(encoding="utf-8") as file:
+        return {row["model"]: float(row["max_share"]) for row in csv.DictReader(file)}
