@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -70,7 +71,7 @@ class TableBuilder:
     dropped: Counter[str] = field(default_factory=Counter)
     warned: Counter[str] = field(default_factory=Counter)
     _rows: list[dict[str, Any]] = field(default_factory=list)
-    _lines: list[int] = field(default_factory=list)
+    _lines: array[int] = field(default_factory=lambda: array("q"))
     _chunks: list[dict[str, Array]] = field(default_factory=list)
     _texts: dict[str, str] = field(default_factory=dict)
 
@@ -112,15 +113,18 @@ class TableBuilder:
         self._rows.clear()
 
     def columns(self) -> dict[str, Array]:
-        """What was kept so far, as columns."""
+        """What was kept, as columns; empties the builder piece by piece, to hold each column once."""
         self._flush()
         names = dict.fromkeys(name for chunk in self._chunks for name in chunk)
         for name in ("job_id", "submit_s", "gpus"):
             names.setdefault(name)
+        sizes = [len(chunk["job_id"]) for chunk in self._chunks]
         result = {}
         for name in names:
             column = self._column(name)
-            parts = [c[name] if name in c else _absent(column, len(c["job_id"])) for c in self._chunks]
+            parts = [
+                c.pop(name) if name in c else _absent(column, size) for c, size in zip(self._chunks, sizes, strict=True)
+            ]
             result[name] = np.concatenate(parts) if parts else column.nulls(0)
         return result
 

@@ -59,7 +59,8 @@ def checked_table(
     note_warnings(sidecar, suspicions(jobs, file), strict=strict, file=file)
     order = submit_order(jobs["submit_s"], jobs["job_id"])
     if np.any(order[1:] < order[:-1]):
-        jobs = {name: values[order] for name, values in jobs.items()}
+        for name in jobs:  # one column at a time, so that two whole tables never lie in memory
+            jobs[name] = jobs[name][order]
         sidecar["filters"] = _with(sidecar.get("filters") or [], "sorted by submit_s, job_id")
     sidecar["extra_columns"] = {n: column_of(n, v).kind for n, v in jobs.items() if n not in JOBS}
     return TraceTable(jobs, sidecar, None if nodes is None else checked_nodes(nodes, file=file))
@@ -122,10 +123,10 @@ def _null_mask(values: Array) -> Array:
 def _settle(values: Array, column: Column, place: _Place) -> Array:
     """The column in its declared type, or an error at the first row that breaks its declaration."""
     if column.kind == "string":
-        return _settle_strings(values.astype(object), column, place)
+        return _settle_strings(values.astype(object, copy=False), column, place)
     if values.dtype.kind not in "iuf":
         raise TraceError("not numbers", file=place.file, column=column.name)
-    values = values.astype(np.float64) if column.nullable or values.dtype.kind == "f" else values
+    values = values.astype(np.float64, copy=False) if column.nullable or values.dtype.kind == "f" else values
     null = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), dtype=bool)
     if not column.nullable and null.any():
         raise place.error("a value is needed here", column, values, int(np.argmax(null)))
@@ -145,8 +146,8 @@ def _settle(values: Array, column: Column, place: _Place) -> Array:
         _refuse(values > top, f"must be at most {top:g}", column, values, place)
     if column.is_integer and values.dtype.kind == "f":
         _refuse(~null & (values != np.floor(values)), "must be a whole number", column, values, place)
-    settled: Array = values.astype(column.dtype)
-    if settled.dtype.kind == "f":
+    settled: Array = values.astype(column.dtype, copy=False)
+    if settled.dtype.kind == "f" and np.signbit(settled[settled == 0]).any():
         settled = settled + 0.0  # -0.0 and 0.0 are one value, also after a round trip through text
     return settled
 
