@@ -137,9 +137,7 @@ def test_assigned_work_is_whole_iterations():
 
 def test_a_size_without_profile_is_refused():
     table = generate("lognormal", 3000, 64, 0.9, seed=5)
-    with pytest.raises(
-        InputError, match="asks for 64 GPUs, where no model of the mix was measured; sizes: 1, 2"
-    ):
+    with pytest.raises(InputError, match="asks for 64 GPUs, where no model of the mix was measured; sizes: 1, 2"):
         assign_models(table, seed=1)
     with pytest.raises(InputError, match="did you mean 'bert'"):
         assign_models(table, seed=1, mix={"brt": 1})

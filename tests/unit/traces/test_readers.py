@@ -91,9 +91,7 @@ def test_damaged_bytes_give_a_table_or_a_trace_error(name, data, tmp_path):
     elif kind == "cut":
         del raw[at:]
     elif kind == "insert":
-        raw[at:at] = data.draw(
-            st.sampled_from([b"-", b"nan", b"\n", b",", b'"', b"\t", b"\x00", b"1e999", b"\xff"])
-        )
+        raw[at:at] = data.draw(st.sampled_from([b"-", b"nan", b"\n", b",", b'"', b"\t", b"\x00", b"1e999", b"\xff"]))
     else:
         raw = bytearray(data.draw(st.binary(max_size=200)))
     damaged = tmp_path / "damaged"
@@ -101,9 +99,7 @@ def test_damaged_bytes_give_a_table_or_a_trace_error(name, data, tmp_path):
     for chosen in (name, "auto"):
         with contextlib.suppress(TraceError):
             table = read_trace(damaged, chosen)
-            assert table.meta["rows_read"] == table.meta["rows_kept"] + sum(
-                table.meta["rows_dropped"].values()
-            )
+            assert table.meta["rows_read"] == table.meta["rows_kept"] + sum(table.meta["rows_dropped"].values())
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -252,9 +248,7 @@ def test_tiresias_side_files(tmp_path):
     sizes.write_text("duration\n5\n7\n")
     assert tiresias.read_size_sample(sizes).tolist() == [5, 7]
     cluster = tmp_path / "cluster.csv"
-    cluster.write_text(
-        "num_switch,num_node_p_switch,num_gpu_p_node,num_cpu_p_node,mem_p_node\n2,3,8,64,256\n"
-    )
+    cluster.write_text("num_switch,num_node_p_switch,num_gpu_p_node,num_cpu_p_node,mem_p_node\n2,3,8,64,256\n")
     nodes = tiresias.read_cluster(cluster)
     assert len(nodes["node_id"]) == 6
     assert nodes["rack"].tolist() == ["s0"] * 3 + ["s1"] * 3
