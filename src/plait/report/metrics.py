@@ -1,0 +1,100 @@
+"""How each figure is shown: name, unit, which way is better, and what it means in a sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["seconds", "share", "ratio", "count", "gpu_h"]
+
+#: (unit, seconds in it, largest value shown in the unit before it)
+UNITS = (("s", 1.0), ("min", 60.0), ("h", 3600.0), ("d", 86400.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One figure of a summary. `better` is "low", "high" or "" where neither is."""
+
+    key: str
+    label: str
+    kind: Kind
+    better: Literal["low", "high", ""]
+    meaning: str
+    main: bool = True
+
+
+METRICS = (
+    Metric("avg_jct_s", "Avg JCT", "seconds", "low", "Job completion time, submission to completion; mean."),
+    Metric("p50_jct_s", "p50 JCT", "seconds", "low", "Median completion time."),
+    Metric("p95_jct_s", "p95 JCT", "seconds", "low", "95th percentile of completion time.", main=False),
+    Metric("p99_jct_s", "p99 JCT", "seconds", "low", "99th percentile of completion time."),
+    Metric("makespan_s", "Makespan", "seconds", "low", "First submission to last end."),
+    Metric("avg_queue_s", "Avg wait", "seconds", "low", "Time without GPUs over a job's life, all waits; mean."),
+    Metric("max_queue_s", "Max wait", "seconds", "low", "The longest total wait of a job.", main=False),
+    Metric("avg_slowdown", "Slowdown", "ratio", "low", "Completion time over the time alone; mean."),
+    Metric("p99_slowdown", "p99 slowdown", "ratio", "low", "99th percentile of the slowdown.", main=False),
+    Metric("avg_fairness", "Avg ρ", "ratio", "low", "Finish-time fairness: completion time over the time with "
+           "an equal share of the cluster; mean (Themis, NSDI'20).", main=False),
+    Metric("max_fairness", "Max ρ", "ratio", "low", "Fairness of the job treated worst; fair is at most 1."),
+    Metric("unfair_share", "Jobs ρ > 1", "share", "low", "Jobs worse off than with an equal share of the cluster."),
+    Metric("gpu_utilisation", "GPUs held", "share", "high", "GPU time held over GPU time of nodes that were up, "
+           "first submission to last end."),
+    Metric("gpu_useful", "Useful", "share", "high", "Useful work at the speed of a job alone over the capacity; "
+           "jobs that take turns can exceed the GPUs held.", main=False),
+    Metric("gpu_busy", "GPU busy", "share", "high", "GPU stages of useful work over the capacity."),
+    Metric("cpu_utilisation", "CPU busy", "share", "high", "CPU stages of useful work over the capacity.", main=False),
+    Metric("storage_utilisation", "Storage busy", "share", "high", "Storage stages of useful work over the capacity.",
+           main=False),
+    Metric("network_utilisation", "Network busy", "share", "high", "Network stages of useful work over the capacity.",
+           main=False),
+    Metric("avg_queue_length", "Avg queue", "count", "low", "Waiting jobs, time average."),
+    Metric("max_queue_length", "Max queue", "count", "low", "Most jobs waiting at once.", main=False),
+    Metric("blocking_index_mean", "Blocking", "ratio", "low", "Mean over waiting jobs of time waited over work "
+           "left, 0 when none waits; mean of 2000 regular times (Muri, SIGCOMM'22).", main=False),
+    Metric("blocking_index_median", "Blocking, median", "ratio", "low", "The same, median of the times.", main=False),
+    Metric("blocking_index_capped", "Blocking, capped", "ratio", "low", "The same, each ratio capped at 100: a job "
+           "that is nearly done and waits would outweigh all others.", main=False),
+    Metric("fragmentation", "Fragments", "share", "low", "Free GPUs that are on partly used nodes, while jobs wait; "
+           "time average."),
+    Metric("preemptions", "Preemptions", "count", "low", "Times the scheduler stopped a job."),
+    Metric("avg_restarts", "Restarts/job", "ratio", "low", "Starts after the first, a job.", main=False),
+    Metric("lost_gpu_h", "Lost", "gpu_h", "low", "GPU-hours held minus useful work: start-up, lost progress, "
+           "slow placements; negative where taking turns wins more than that."),
+)  # fmt: skip
+
+
+def unit_of(metric: Metric, values: Iterable[float]) -> tuple[str, float]:
+    """(unit, factor): one unit for all values of a column, so that they compare at a glance."""
+    if metric.kind == "share":
+        return "%", 0.01
+    if metric.kind == "gpu_h":
+        return "GPU h", 1.0
+    if metric.kind != "seconds":
+        return "", 1.0
+    largest = max((abs(v) for v in values if math.isfinite(v)), default=0.0)
+    fitting = [u for u in UNITS if largest >= 2 * u[1]]
+    return fitting[-1] if fitting else UNITS[0]
+
+
+def show(value: float, factor: float = 1.0) -> str:
+    """A number at reading precision; a dash where there is none.
+
+    >>> show(12345.678), show(3.14159), show(7200, 3600.0), show(float("nan"))
+    ('12,346', '3.14', '2', '–')
+    """
+    if not math.isfinite(value):
+        return "–"
+    value /= factor
+    size = abs(value)
+    text = f"{value:,.0f}" if size >= 1000 else f"{value:.1f}" if size >= 100 else f"{value:.2f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def best(metric: Metric, values: Iterable[float]) -> float | None:
+    """The best of these values; None where there is no better or nothing to choose from."""
+    known = [v for v in values if math.isfinite(v)]
+    if not metric.better or len(known) < 2 or min(known) == max(known):
+        return None
+    return min(known) if metric.better == "low" else max(known)
