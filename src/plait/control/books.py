@@ -42,6 +42,7 @@ LIFE_COLUMNS: dict[str, tuple[Any, Any]] = {
     "competing_base": (0.0, np.float64),
     "user_number": (0, np.int64),
     "group_number": (0, np.int64),
+    "stamp": (0, np.int64),  # scratch of the plan review
     "reason": ("", object),
 }
 
@@ -83,10 +84,10 @@ class Books:
         for name, known in (("user", self._users), ("group", self._groups)):
             codes = [known.setdefault(text, len(known)) for text in batch.column(name).tolist()]
             columns[f"{name}_number"][first:last] = codes
-        if (batch.column("cpus") > 0).any() or (batch.column("memory_bytes") > 0).any():
-            columns["has_demands"][0] = True
-        if any(kinds is not None for kinds in batch.column("gpu_kinds").tolist()):
-            columns["has_kinds"][0] = True
+        if not columns["has_demands"][0]:
+            columns["has_demands"][0] = bool(batch.column("cpus").any() or batch.column("memory_bytes").any())
+        if not columns["has_kinds"][0]:
+            columns["has_kinds"][0] = any(kinds is not None for kinds in batch.column("gpu_kinds").tolist())
         self.batches.append((first, batch))
         self.count = last
         return numbers

@@ -234,7 +234,8 @@ class Controller:
                 self.active = np.concatenate([self.active[:at], self.active[at + 1 :]])
         elif len(jobs):
             self.active = self.active[columns["phase"][self.active] <= _RUNNING]
-        self.changed = True
+        if not self.plan.settled:
+            self.changed = True
 
     def _to_waiting(self, jobs: IntArray) -> None:
         columns = self.books.columns
@@ -270,7 +271,7 @@ class Controller:
 
     def _apply(self, plan: Plan) -> Sequence[Command]:
         groups, columns = plan.groups, self.books.columns
-        code, job, gpu, changes = review(groups, self.running, columns, self.books.count, self.cluster)
+        code, job, gpu, changes = review(groups, self.running, columns, self.events, self.books.count, self.cluster)
         if code != OK:
             name = self.books.name(job) if 0 <= job < self.books.count else f"job number {job}"
             raise fault(code, name, gpu, self.cluster, describe(self.policy))
@@ -281,25 +282,22 @@ class Controller:
             )
         if len(plan.promoted):
             self._promote(plan.promoted)
-        leave, starts = changes.leave, groups.jobs[~changes.stays]
         commands: list[Command] = []
-        if len(leave):
-            self._to_waiting(leave)
-            columns["preemptions"][leave] += 1
-            commands.append(Stop(self.events, leave, suspend=plan.suspend))
-        if len(starts):
-            self._start(starts)
+        if len(changes.leave):
+            self._to_waiting(changes.leave)
+            columns["preemptions"][changes.leave] += 1
+            commands.append(Stop(self.events, changes.leave, suspend=plan.suspend))
+        if len(changes.starts):
+            self._start(changes.starts)
         columns["slot"][groups.jobs] = groups.group_of_member()
         if plan.order is not None:
             columns["rank"][plan.order] = np.arange(len(plan.order))
             if plan.levels is not None:
                 columns["level"][plan.order] = plan.levels
-        if changes.change.any():
-            adjusted, launched = np.flatnonzero(changes.change == 1), np.flatnonzero(changes.change == 2)
-            if len(adjusted):
-                commands.append(Adjust(self.events, groups[adjusted]))
-            if len(launched):
-                commands.append(Launch(self.events, groups[launched]))
+        if len(changes.adjusted):
+            commands.append(Adjust(self.events, groups[changes.adjusted]))
+        if len(changes.launched):
+            commands.append(Launch(self.events, groups[changes.launched]))
         if plan.valid_until_s != self.plan.valid_until_s and plan.valid_until_s < math.inf:
             commands.append(Wake(self.events, plan.valid_until_s))
         self.running, self.plan, self.changed = groups, plan, False

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plait.core.arrays import BoolArray, IntArray
+from plait.core.arrays import NO_JOBS, BoolArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import PlanError
 from plait.core.jit import kernel
-from plait.core.jobs import Phase
 from plait.core.plan import Groups
 
 OK, NO_SUCH_JOB, NOT_ACTIVE, TWICE, WRONG_SIZE, NO_SUCH_GPU, NODE_DOWN, GPU_TWICE, TWO_KINDS = range(9)
@@ -28,91 +27,99 @@ def compare(
     old_first_gpu: IntArray,
     slot: IntArray,
     phase: IntArray,
+    stamp: IntArray,
+    tag: int,
     count: int,
     min_gpus: IntArray,
     max_gpus: IntArray,
     gpu_node: IntArray,
     node_kind: IntArray,
     node_up: BoolArray,
-) -> tuple[int, int, int, IntArray, IntArray]:
+) -> tuple[int, int, int, IntArray, IntArray, IntArray]:
     """Validate, and say what changes.
 
-    Returns (code, job, gpu, stays of each member, change of each group): a member stays if it runs on the
-    very same GPUs; change is 0 nothing, 1 same members on the same GPUs but another company, 2 somebody
-    starts.
+    Returns (code, job, gpu, change of each group, jobs that start, jobs that leave their GPUs). A member stays
+    if it runs on the very same GPUs. Change is 0 nothing, 1 same GPUs but another company, 2 somebody starts.
+    `stamp[job]` becomes 2 tag + 1 for those who stay and 2 tag for those who start; `tag` must be new.
     """
     groups = len(first_gpu) - 1
-    stays = np.zeros(len(jobs), dtype=np.int64)
     change = np.zeros(groups, dtype=np.int64)
     used = np.zeros(len(gpu_node), dtype=np.bool_)
-    seen = np.zeros(len(jobs), dtype=np.int64)
+    starts = np.empty(len(jobs), dtype=np.int64)
+    starting, staying = 0, 0
     for g in range(groups):
         lo, hi = first_gpu[g], first_gpu[g + 1]
         kind = -1
         for i in range(lo, hi):
             gpu = gpus[i]
             if gpu < 0 or gpu >= len(gpu_node):
-                return NO_SUCH_GPU, jobs[first_job[g]], gpu, stays, change
+                return NO_SUCH_GPU, jobs[first_job[g]], gpu, change, starts, starts
             node = gpu_node[gpu]
             if not node_up[node]:
-                return NODE_DOWN, jobs[first_job[g]], gpu, stays, change
+                return NODE_DOWN, jobs[first_job[g]], gpu, change, starts, starts
             if used[gpu]:
-                return GPU_TWICE, jobs[first_job[g]], gpu, stays, change
+                return GPU_TWICE, jobs[first_job[g]], gpu, change, starts, starts
             if kind >= 0 and node_kind[node] != kind:
-                return TWO_KINDS, jobs[first_job[g]], gpu, stays, change
+                return TWO_KINDS, jobs[first_job[g]], gpu, change, starts, starts
             kind = node_kind[node]
             used[gpu] = True
-        members = first_job[g + 1] - first_job[g]
         for m in range(first_job[g], first_job[g + 1]):
             job = jobs[m]
             if job < 0 or job >= count:
-                return NO_SUCH_JOB, job, -1, stays, change
+                return NO_SUCH_JOB, job, -1, change, starts, starts
             if phase[job] > 1:
-                return NOT_ACTIVE, job, -1, stays, change
+                return NOT_ACTIVE, job, -1, change, starts, starts
             if hi - lo < min_gpus[job] or hi - lo > max_gpus[job]:
-                return WRONG_SIZE, job, hi - lo, stays, change
-            seen[m] = job
+                return WRONG_SIZE, job, hi - lo, change, starts, starts
+            if stamp[job] >> 1 == tag:
+                return TWICE, job, -1, change, starts, starts
             old = slot[job]
             same = old >= 0 and old_first_gpu[old + 1] - old_first_gpu[old] == hi - lo
             if same:
-                base = old_first_gpu[old]
-                for i in range(hi - lo):
-                    if old_gpus[base + i] != gpus[lo + i]:
+                shift = old_first_gpu[old] - lo
+                for i in range(lo, hi):
+                    if old_gpus[shift + i] != gpus[i]:
                         same = False
                         break
+            stamp[job] = 2 * tag + same
             if not same:
                 change[g] = 2
+                starts[starting] = job
+                starting += 1
                 continue
-            stays[m] = 1
+            staying += 1
             if change[g] == 0:
-                if old_first_job[old + 1] - old_first_job[old] != members:
+                shift = old_first_job[old] - first_job[g]
+                if old_first_job[old + 1] - first_job[g + 1] != shift:
                     change[g] = 1
                 else:
-                    for i in range(members):
-                        if old_jobs[old_first_job[old] + i] != jobs[first_job[g] + i]:
+                    for i in range(first_job[g], first_job[g + 1]):
+                        if old_jobs[shift + i] != jobs[i]:
                             change[g] = 1
-    if len(jobs) > 1:
-        seen.sort()
-        for i in range(1, len(seen)):
-            if seen[i] == seen[i - 1]:
-                return TWICE, seen[i], -1, stays, change
-    return OK, -1, -1, stays, change
+    leave = np.empty(len(old_jobs), dtype=np.int64)
+    leaving = 0
+    for job in old_jobs:
+        if slot[job] >= 0 and phase[job] == 1 and stamp[job] != 2 * tag + 1:
+            leave[leaving] = job
+            leaving += 1
+    return OK, -1, -1, change, starts[:starting], leave[:leaving]
 
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """What a checked plan changes: members that stay, groups that change, jobs that leave their GPUs."""
+    """What a checked plan changes: jobs that start, jobs that leave their GPUs, and how each group changes."""
 
-    stays: BoolArray
-    change: IntArray
+    starts: IntArray
     leave: IntArray
+    adjusted: IntArray
+    launched: IntArray
 
 
 def review(
-    groups: Groups, running: Groups, columns: dict[str, IntArray], count: int, cluster: Cluster
+    groups: Groups, running: Groups, columns: dict[str, IntArray], tag: int, count: int, cluster: Cluster
 ) -> tuple[int, int, int, Review]:
     """Compare `groups` with `running`; the first three values are (code, job, gpu) of the first fault."""
-    code, job, gpu, stays, change = compare(
+    code, job, gpu, change, starts, leave = compare(
         groups.jobs,
         groups.first_job,
         groups.gpus,
@@ -123,6 +130,8 @@ def review(
         running.first_gpu,
         columns["slot"],
         columns["phase"],
+        columns["stamp"],
+        tag,
         count,
         columns["min_gpus"],
         columns["max_gpus"],
@@ -131,24 +140,16 @@ def review(
         cluster.node_up,
     )
     if code != OK:
-        return code, job, gpu, Review(stays.astype(bool), change, groups.jobs[:0])
-    kept = stays.astype(bool)
-    slot = columns["slot"]
-    if len(running.jobs):
-        stay = np.zeros(len(slot), dtype=bool) if not kept.any() else _mask(groups.jobs[kept], len(slot))
-        alive = (slot[running.jobs] >= 0) & (columns["phase"][running.jobs] == int(Phase.RUNNING))
-        leave = running.jobs[alive & ~stay[running.jobs]]
-    else:
-        leave = running.jobs
+        return code, job, gpu, Review(NO_JOBS, NO_JOBS, NO_JOBS, NO_JOBS)
     if groups.details is not None or running.details is not None or groups.gate is not None or running.gate is not None:
-        change = _details_differ(groups, running, slot, change)
-    return code, job, gpu, Review(kept, change, np.sort(leave))
-
-
-def _mask(jobs: IntArray, n: int) -> BoolArray:
-    mask = np.zeros(n, dtype=bool)
-    mask[jobs] = True
-    return mask
+        change = _details_differ(groups, running, columns["slot"], change)
+    launched = (change == 2).nonzero()[0] if len(starts) else NO_JOBS
+    adjusted = NO_JOBS
+    if not (groups.single and running.single) or groups.details is not None or running.details is not None:
+        adjusted = (change == 1).nonzero()[0]
+    if len(leave) > 1:
+        leave.sort()
+    return code, job, gpu, Review(starts, leave, adjusted, launched)
 
 
 def _details_differ(groups: Groups, running: Groups, slot: IntArray, change: IntArray) -> IntArray:

@@ -149,6 +149,11 @@ class Cluster:
         return np.array([n.memory_bytes or np.inf for n in self.nodes], dtype=np.float64)
 
     @cached_property
+    def node_spare(self) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+        """CPU cores and memory bytes of each empty node, shape (nodes, 2); infinite where not a limit."""
+        return np.column_stack([self.node_cpus, self.node_memory_bytes])
+
+    @cached_property
     def gpus_up(self) -> int:
         """GPUs on nodes that are up."""
         return int(self.node_gpus[self.node_up].sum())

@@ -125,6 +125,17 @@ class Groups:
         return Member(job, int(turn), int(batch), int(accumulation), share, memory)
 
     def _take(self, index: IntArray) -> Groups:
+        if len(index) == 1 and self.single:
+            g = int(index[0])
+            lo, hi = self.first_gpu[g], self.first_gpu[g + 1]
+            part = slice(g, g + 1)
+            return Groups(
+                self.jobs[part],
+                self.gpus[lo:hi],
+                np.array([0, hi - lo]),
+                gate=None if self.gate is None else self.gate[part],
+                details=None if self.details is None else self.details[part],
+            )
         members, first_job = _ragged(self.first_job, index)
         gpus, first_gpu = _ragged(self.first_gpu, index)
         return Groups(
@@ -180,7 +191,8 @@ class Plan:
     the next decision. `promoted` jobs start counting service and waiting from zero (Tiresias, section 3).
     `reasons` says for jobs that wait why they do. `valid_until_s`: when the policy wants to be asked again if
     nothing happens before. `suspend`: jobs that lose their GPUs stay in host memory, so that going on where
-    they were is quick (Gandiva, section 3).
+    they were is quick (Gandiva, section 3). `settled`: every active job runs and would go on as it does if
+    others left, so departures alone are no reason to ask again.
     """
 
     groups: Groups
@@ -190,6 +202,7 @@ class Plan:
     reasons: Mapping[int, str] = field(default_factory=lambda: NO_REASONS)
     valid_until_s: float = math.inf
     suspend: bool = False
+    settled: bool = False
 
     @classmethod
     def of(

@@ -264,35 +264,49 @@ def choose(
 def hold(
     position: int,
     gpus: IntArray,
+    lo: int,
+    hi: int,
+    limits: bool,
     per_gpu: FloatArray,
+    row: int,
     gpu_node: IntArray,
     owner: IntArray,
     free: IntArray,
     spare: FloatArray,
 ) -> None:
-    """Give these GPUs to the job at `position`; FREE gives them back."""
+    """Give the GPUs `gpus[lo:hi]` to the job at `position`; FREE gives them back."""
     sign = -1 if position == FREE else 1
-    for gpu in gpus:
-        owner[gpu] = position
-        node = gpu_node[gpu]
+    for i in range(lo, hi):
+        owner[gpus[i]] = position
+        node = gpu_node[gpus[i]]
         free[node] -= sign
-        spare[node, 0] -= sign * per_gpu[0]
-        spare[node, 1] -= sign * per_gpu[1]
+        if limits:
+            spare[node, 0] -= sign * per_gpu[row, 0]
+            spare[node, 1] -= sign * per_gpu[row, 1]
 
 
 @kernel
-def all_free(gpus: IntArray, per_gpu: FloatArray, gpu_node: IntArray, owner: IntArray, spare: FloatArray) -> bool:
-    """Whether a job can take exactly these GPUs."""
-    for gpu in gpus:
-        if owner[gpu] != FREE:
-            return False
-    if per_gpu[0] > 0.0 or per_gpu[1] > 0.0:
-        for gpu in gpus:
-            count = 0
-            for other in gpus:
-                count += gpu_node[other] == gpu_node[gpu]
-            for i in range(2):
-                if per_gpu[i] * count > spare[gpu_node[gpu], i] + 1e-6:
+def all_free(
+    gpus: IntArray,
+    lo: int,
+    hi: int,
+    limits: bool,
+    per_gpu: FloatArray,
+    row: int,
+    gpu_node: IntArray,
+    owner: IntArray,
+    spare: FloatArray,
+) -> bool:
+    """Whether a job can take exactly the GPUs `gpus[lo:hi]`."""
+    if owner[gpus[lo]] != FREE:
+        return False  # groups share all their GPUs or none, so the first one speaks for the rest
+    if limits:
+        for i in range(lo, hi):
+            node, count = gpu_node[gpus[i]], 0
+            for j in range(lo, hi):
+                count += gpu_node[gpus[j]] == node
+            for k in range(2):
+                if per_gpu[row, k] * count > spare[node, k] + 1e-6:
                     return False
     return True
 
@@ -352,15 +366,65 @@ def mark_candidates(
 
 
 @kernel
+def make_room(
+    p: int,
+    need: int,
+    scheme: int,
+    kinds: int,
+    seed: int,
+    limits: bool,
+    per_gpu: FloatArray,
+    order_demand: IntArray,
+    held: IntArray,
+    now_gpus: IntArray,
+    now_lo: IntArray,
+    now_hi: IntArray,
+    cap_prefix: IntArray,
+    racks: int,
+    node_kind: IntArray,
+    node_rack: IntArray,
+    node_gpus: IntArray,
+    gpu_node: IntArray,
+    owner: IntArray,
+    free: IntArray,
+    spare: FloatArray,
+    take: IntArray,
+) -> bool:
+    """Take GPUs back from lower-ranked running jobs, the lowest first, until the job at `p` fits."""
+    mark = mark_candidates(
+        p, need, scheme, kinds, held, now_gpus, now_lo, now_hi, cap_prefix, node_kind, gpu_node, free
+    )
+    if not mark.any():
+        return False
+    for q in range(len(held) - 1, p, -1):
+        if held[q] != 1:
+            continue
+        touches = False
+        for i in range(now_lo[q], now_hi[q]):
+            touches = touches or mark[gpu_node[now_gpus[i]]] == 1
+        if not touches:
+            continue
+        hold(FREE, now_gpus, now_lo[q], now_hi[q], limits, per_gpu, order_demand[q], gpu_node, owner, free, spare)
+        held[q] = 0
+        if choose(
+            need, scheme, kinds, seed, per_gpu[order_demand[p]], cap_prefix, racks,
+            node_kind, node_rack, node_gpus, gpu_node, owner, free, spare, take,
+        ):  # fmt: skip
+            return True
+    return False
+
+
+@kernel
 def admit(
-    need: IntArray,
+    order: IntArray,
+    size: IntArray,
+    slot: IntArray,
     scheme: IntArray,
     strict: BoolArray,
     kinds_allowed: IntArray,
     per_gpu: FloatArray,
     now_gpus: IntArray,
-    now_lo: IntArray,
-    now_hi: IntArray,
+    now_first: IntArray,
     seed: int,
     cap_prefix: IntArray,
     node_kind: IntArray,
@@ -369,24 +433,27 @@ def admit(
     first_gpu: IntArray,
     gpu_node: IntArray,
     node_up: BoolArray,
-    spare: FloatArray,
+    capacity: FloatArray,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Walk the order and say who gets which GPUs.
 
-    One entry a position for `need`, `scheme`, `strict` (if it does not fit nobody after it starts),
-    `kinds_allowed` (bit mask), `per_gpu` (cores and bytes a GPU); `now_gpus[now_lo:now_hi]` are the GPUs it
-    holds. Returns (status of each position, positions placed, their GPUs, offsets).
+    `order` lists rows; `size`, `slot` (-1 or the running group whose GPUs the job holds), `scheme`, `strict`
+    (if it does not fit nobody after it runs), `kinds_allowed` (bit mask) and `per_gpu` (cores and bytes a GPU)
+    have one entry a row, the last four alternatively one entry for all. Group `g` holds
+    `now_gpus[now_first[g]:now_first[g + 1]]`. Returns (status of each position, positions placed, their GPUs,
+    offsets).
 
     1. Count: admit in order while GPUs last, so that running jobs outside are known to leave.
     2. Running jobs that are admitted hold their GPUs.
     3. In order, place the rest; one that does not fit because of lower-ranked running jobs makes them move.
     4. In order, use what is left over (backfill), first for those who can simply stay.
     """
-    n, nodes = len(need), len(node_gpus)
+    n, nodes = len(order), len(node_gpus)
+    limits = bool(per_gpu.any())
+    spare = capacity.copy() if limits else capacity
     owner = np.full(len(gpu_node), FREE, dtype=np.int64)
     free = np.zeros(nodes, dtype=np.int64)
-    racks = 1
-    budget = 0
+    racks, budget = 1, 0
     for node in range(nodes):
         racks = max(racks, node_rack[node] + 1)
         if node_up[node]:
@@ -396,110 +463,124 @@ def admit(
             owner[first_gpu[node] : first_gpu[node + 1]] = DOWN
     status = np.full(n, TOO_FEW, dtype=np.int64)
     held = np.zeros(n, dtype=np.int64)  # 1: keeps its GPUs so far, 2: placed for good
-    admitted = np.zeros(n, dtype=np.int64)
+    admitted = np.zeros(n, dtype=np.bool_)
     take = np.zeros(nodes, dtype=np.int64)
+    now_lo, now_hi = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    demand = np.zeros(n, dtype=np.int64)
     lo, hi = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    stays = np.zeros(n, dtype=np.bool_)
     out = np.empty(len(owner) + 1, dtype=np.int64)
     used = 0
 
     stop = n
     for p in range(n):
-        if need[p] <= budget:
-            budget -= need[p]
-            admitted[p] = 1
-        elif strict[p]:
-            stop = p
-            break
+        row = order[p]
+        if slot[row] >= 0:
+            now_lo[p], now_hi[p] = now_first[slot[row]], now_first[slot[row] + 1]
+        demand[p] = min(row, len(per_gpu) - 1)
+        if p < stop:
+            if size[row] <= budget:
+                budget -= size[row]
+                admitted[p] = True
+            elif strict[min(row, len(strict) - 1)]:
+                stop = p
     for p in range(stop):
-        if admitted[p] == 1 and now_hi[p] - now_lo[p] == need[p]:
-            mine = now_gpus[now_lo[p] : now_hi[p]]
-            if all_free(mine, per_gpu[p], gpu_node, owner, spare):
-                hold(p, mine, per_gpu[p], gpu_node, owner, free, spare)
+        if admitted[p] and now_hi[p] > now_lo[p] and now_hi[p] - now_lo[p] == size[order[p]]:
+            if all_free(now_gpus, now_lo[p], now_hi[p], limits, per_gpu, demand[p], gpu_node, owner, spare):
+                hold(p, now_gpus, now_lo[p], now_hi[p], limits, per_gpu, demand[p], gpu_node, owner, free, spare)
                 held[p] = 1
     for turn in range(2):
         for p in range(stop):
-            if held[p] == 2 or (turn == 0 and admitted[p] == 0):
+            if held[p] == 2 or (turn == 0 and not admitted[p]):
                 continue
-            mine = now_gpus[now_lo[p] : now_hi[p]]
-            ok = held[p] == 1
-            keeps = ok
-            if not ok and len(mine) == need[p] and all_free(mine, per_gpu[p], gpu_node, owner, spare):
-                hold(p, mine, per_gpu[p], gpu_node, owner, free, spare)
-                ok = keeps = True
-            if not ok:
-                ok = choose(
-                    need[p], scheme[p], kinds_allowed[p], seed + p, per_gpu[p], cap_prefix, racks,
-                    node_kind, node_rack, node_gpus, gpu_node, owner, free, spare, take,
-                )  # fmt: skip
+            if held[p] == 1:
+                held[p], stays[p], status[p] = 2, True, PLACED
+                continue
+            row = order[p]
+            need = size[row]
+            if (
+                now_hi[p] - now_lo[p] == need
+                and now_hi[p] > now_lo[p]
+                and all_free(now_gpus, now_lo[p], now_hi[p], limits, per_gpu, demand[p], gpu_node, owner, spare)
+            ):
+                hold(p, now_gpus, now_lo[p], now_hi[p], limits, per_gpu, demand[p], gpu_node, owner, free, spare)
+                held[p], stays[p], status[p] = 2, True, PLACED
+                continue
+            wants = per_gpu[demand[p]]
+            how = scheme[min(row, len(scheme) - 1)]
+            kinds = kinds_allowed[min(row, len(kinds_allowed) - 1)]
+            ok = choose(
+                need, how, kinds, seed + p, wants, cap_prefix, racks,
+                node_kind, node_rack, node_gpus, gpu_node, owner, free, spare, take,
+            )  # fmt: skip
             if not ok and turn == 0:
-                mark = mark_candidates(
-                    p, need[p], scheme[p], kinds_allowed[p], held, now_gpus, now_lo, now_hi, cap_prefix,
-                    node_kind, gpu_node, free,
+                ok = make_room(
+                    p, need, how, kinds, seed + p, limits, per_gpu, demand, held, now_gpus, now_lo, now_hi,
+                    cap_prefix, racks, node_kind, node_rack, node_gpus, gpu_node, owner, free, spare, take,
                 )  # fmt: skip
-                if mark.any():
-                    for q in range(n - 1, p, -1):
-                        if held[q] != 1:
-                            continue
-                        theirs = now_gpus[now_lo[q] : now_hi[q]]
-                        touches = False
-                        for gpu in theirs:
-                            touches = touches or mark[gpu_node[gpu]] == 1
-                        if touches:
-                            hold(FREE, theirs, per_gpu[q], gpu_node, owner, free, spare)
-                            held[q] = 0
-                            ok = choose(
-                                need[p], scheme[p], kinds_allowed[p], seed + p, per_gpu[p], cap_prefix, racks,
-                                node_kind, node_rack, node_gpus, gpu_node, owner, free, spare, take,
-                            )  # fmt: skip
-                            if ok:
-                                break
             if not ok:
-                total = free.sum()
-                status[p] = FRAGMENTED if total >= need[p] else TOO_FEW
-                if strict[p]:
+                status[p] = FRAGMENTED if free.sum() >= need else TOO_FEW
+                if strict[min(row, len(strict) - 1)]:
                     stop = p
                     break
                 continue
             lo[p] = used
-            if keeps:
-                for gpu in mine:
-                    out[used] = gpu
-                    used += 1
-            else:
-                for node in range(nodes):
-                    left = take[node]
-                    gpu = first_gpu[node]
-                    while left > 0:
-                        if owner[gpu] == FREE:
-                            out[used] = gpu
-                            used += 1
-                            left -= 1
-                        gpu += 1
-                hold(p, out[lo[p] : used], per_gpu[p], gpu_node, owner, free, spare)
+            for node in range(nodes):
+                left = take[node]
+                gpu = first_gpu[node]
+                while left > 0:
+                    if owner[gpu] == FREE:
+                        out[used] = gpu
+                        used += 1
+                        left -= 1
+                    gpu += 1
             hi[p] = used
-            held[p] = 2
-            status[p] = PLACED
+            hold(p, out, lo[p], used, limits, per_gpu, demand[p], gpu_node, owner, free, spare)
+            held[p], status[p] = 2, PLACED
         for q in range(stop, n):
             if held[q] == 1:  # after a strict job that does not fit nobody runs
-                hold(FREE, now_gpus[now_lo[q] : now_hi[q]], per_gpu[q], gpu_node, owner, free, spare)
+                hold(FREE, now_gpus, now_lo[q], now_hi[q], limits, per_gpu, demand[q], gpu_node, owner, free, spare)
                 held[q] = 0
-    for p in range(stop + 1, n):
-        if status[p] != PLACED:
-            status[p] = BLOCKED
-    count = 0
-    for p in range(n):
-        count += status[p] == PLACED
-    positions = np.empty(count, dtype=np.int64)
-    offsets = np.zeros(count + 1, dtype=np.int64)
-    gpus = np.empty(used, dtype=np.int64)
-    k = 0
-    at = 0
+    return gather(status, stop, stays, now_gpus, now_lo, now_hi, out, lo, hi)
+
+
+@kernel
+def gather(
+    status: IntArray,
+    stop: int,
+    stays: BoolArray,
+    now_gpus: IntArray,
+    now_lo: IntArray,
+    now_hi: IntArray,
+    out: IntArray,
+    lo: IntArray,
+    hi: IntArray,
+) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Collect the GPUs of all that were placed, in order."""
+    n = len(status)
+    count, total = 0, 0
     for p in range(n):
         if status[p] == PLACED:
-            positions[k] = p
+            count += 1
+            total += now_hi[p] - now_lo[p] if stays[p] else hi[p] - lo[p]
+        elif p > stop:
+            status[p] = BLOCKED
+    positions = np.empty(count, dtype=np.int64)
+    offsets = np.zeros(count + 1, dtype=np.int64)
+    gpus = np.empty(total, dtype=np.int64)
+    k, at = 0, 0
+    for p in range(n):
+        if status[p] != PLACED:
+            continue
+        positions[k] = p
+        if stays[p]:
+            for i in range(now_lo[p], now_hi[p]):
+                gpus[at] = now_gpus[i]
+                at += 1
+        else:
             for i in range(lo[p], hi[p]):
                 gpus[at] = out[i]
                 at += 1
-            k += 1
-            offsets[k] = at
+        k += 1
+        offsets[k] = at
     return status, positions, gpus, offsets

@@ -16,8 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from plait.core.arrays import BoolArray, IntArray
-from plait.core.cluster import Cluster
+from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.jobs import JobTable
 from plait.core.plan import Gate, Groups, Plan
 from plait.core.policy import View
@@ -106,50 +105,35 @@ class LazyReasons(Mapping[int, str]):
         return len(self._reasons())
 
 
-def demands(jobs: JobTable, order: IntArray, gpus: IntArray) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """CPU cores and memory bytes a GPU, shape (len(order), 2)."""
-    table = np.zeros((len(order), 2))
-    if jobs.columns["has_demands"][0]:
-        table[:, 0] = jobs.cpus[order] / gpus
-        table[:, 1] = jobs.memory_bytes[order] / gpus
-    return table
+NO_DEMANDS = np.zeros((1, 2))
 
 
-def allowed_kinds(view: View, order: IntArray) -> IntArray:
-    """Bit mask of the GPU kinds each job may use."""
+def demands(jobs: JobTable) -> FloatArray:
+    """CPU cores and memory bytes a GPU, shape (jobs, 2), or one row of zeros if nobody states any."""
+    if not jobs.columns["has_demands"][0]:
+        return NO_DEMANDS
+    return np.column_stack([jobs.cpus / jobs.gpus, jobs.memory_bytes / jobs.gpus])
+
+
+def allowed_kinds(view: View) -> IntArray:
+    """Bit mask of the GPU kinds each job may use; one entry if all may use all."""
     cluster = view.cluster
-    everything = cluster.kind_mask(None)
     if not view.jobs.columns["has_kinds"][0]:
-        return np.full(len(order), everything, dtype=np.int64)
-    kinds = view.jobs.columns["gpu_kinds"][view.jobs.number[order]]
+        return np.array([cluster.kind_mask(None)], dtype=np.int64)
+    kinds = view.jobs.columns["gpu_kinds"][view.jobs.number]
     masks = {key: cluster.kind_mask(key) for key in set(kinds.tolist())}
     return np.array([masks[key] for key in kinds.tolist()], dtype=np.int64)
 
 
-def node_spare(cluster: Cluster) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """CPU cores and memory bytes of each empty node, shape (nodes, 2); infinite where not a limit."""
-    return np.column_stack([cluster.node_cpus, cluster.node_memory_bytes])
-
-
-def running_counts(view: View) -> IntArray:
-    """GPUs of each running group."""
-    return view.running.gpu_count()
-
-
-def _slots_of_units(
-    jobs: JobTable,
-    order: IntArray,
-    slot: IntArray,
-    need: IntArray,
-    counts: IntArray,
-    companions: Mapping[int, Sequence[int]],
-) -> IntArray:
+def _slots_of_units(view: View, order: IntArray, companions: Mapping[int, Sequence[int]]) -> IntArray:
     """A unit stays where its first running member of the right size is."""
-    out = slot.copy()
-    for i, row in enumerate(order.tolist()):
+    jobs = view.jobs
+    counts = view.running.gpu_count()
+    out = jobs.slot.copy()
+    for row in order.tolist():
         for other in companions.get(row, ()):
-            if out[i] < 0 or counts[out[i]] != need[i]:
-                out[i] = jobs.slot[other]
+            if out[row] < 0 or counts[out[row]] != jobs.gpus[row]:
+                out[row] = jobs.slot[other]
     return out
 
 
@@ -188,32 +172,22 @@ def place(
     not in `order` themselves), under `gate`. `move` lists rows that give up their GPUs to be placed anew.
     Raises nothing: what does not fit waits, with a reason.
     """
-    jobs, cluster = view.jobs, view.cluster
+    jobs, cluster, running = view.jobs, view.cluster, view.running
     order = np.asarray(order, dtype=np.int64)
-    n = len(order)
-    need = (jobs.gpus if gpus is None else gpus)[order]
-    schemes = np.full(n, int(scheme), dtype=np.int64) if isinstance(scheme, (int, Scheme)) else scheme[order]
-    stricts = np.full(n, strict, dtype=np.bool_) if isinstance(strict, bool) else strict[order]
-    slot = jobs.slot[order]
-    if companions:
-        slot = _slots_of_units(jobs, order, slot, need, running_counts(view), companions)
+    slot = _slots_of_units(view, order, companions) if companions else jobs.slot
     if move is not None:
-        slot = np.where(np.isin(order, move), -1, slot)
-    running = view.running
-    if len(running):
-        lo = np.where(slot < 0, 0, running.first_gpu[slot])
-        hi = np.where(slot < 0, 0, running.first_gpu[slot + 1])
-    else:
-        lo = hi = np.zeros(n, dtype=np.int64)
+        slot = slot.copy()
+        slot[move] = -1
     status, positions, taken, offsets = kernels.admit(
-        need,
-        schemes,
-        stricts,
-        allowed_kinds(view, order),
-        demands(jobs, order, need),
+        order,
+        jobs.gpus if gpus is None else gpus,
+        slot,
+        np.array([int(scheme)]) if isinstance(scheme, int) else scheme,
+        np.array([strict]) if isinstance(strict, bool) else strict,
+        allowed_kinds(view),
+        demands(jobs),
         running.gpus,
-        lo,
-        hi,
+        running.first_gpu,
         seed * 1_000_003 + int(view.now_s * 1000),
         cluster.cap_prefix,
         cluster.node_kind,
@@ -222,16 +196,19 @@ def place(
         cluster.first_gpu,
         cluster.gpu_node,
         cluster.node_up,
-        node_spare(cluster),
+        cluster.node_spare,
     )
-    groups = Groups(jobs.number[order[positions]], taken, offsets)
+    numbers = jobs.number[order]
+    everybody = len(positions) == len(jobs) and len(order) == len(jobs)
+    groups = Groups(numbers if everybody else numbers[positions], taken, offsets)
     if companions:
         groups = _with_companions(jobs, order[positions], groups, companions, gate)
     return Plan(
         groups,
-        order=jobs.number[order],
-        levels=None if levels is None else levels[order],
-        promoted=jobs.number[promoted] if promoted is not None else jobs.number[:0],
-        reasons=LazyReasons(view, order, status),
-        valid_until_s=valid_until_s,
+        numbers,
+        None if levels is None else levels[order],
+        NO_JOBS if promoted is None else jobs.number[promoted],
+        LazyReasons(view, order, status),
+        valid_until_s,
+        settled=everybody,
     )

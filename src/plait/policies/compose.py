@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -108,7 +108,9 @@ class Composed:
             levels=ranking.levels,
             promoted=ranking.promoted,
         )
-        return replace(plan, valid_until_s=self._valid_until(view, ranking, plan, until))
+        until = self._valid_until(view, ranking, plan, until)
+        settled = plan.settled and ranking.levels is None
+        return Plan(plan.groups, plan.order, plan.levels, plan.promoted, plan.reasons, until, settled=settled)
 
     def _valid_until(self, view: View, ranking: Ranking, plan: Plan, until: float) -> float:
         """When this plan should be thought over, given who runs under it."""
@@ -128,7 +130,12 @@ def sort(keys: tuple[FloatArray | IntArray | BoolArray, ...]) -> IntArray:
     [1, 2, 0]
     """
     if len(keys) == 1:
-        return np.argsort(keys[0], kind="stable")
+        key = keys[0]
+        order = np.argsort(key)  # several times faster than a stable sort, and the same unless keys are equal
+        ranked = key[order]
+        if len(key) < 2 or bool((ranked[1:] > ranked[:-1]).all()):
+            return order
+        return np.argsort(key, kind="stable")
     return np.lexsort(keys[::-1])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -55,6 +55,7 @@ class Gandiva:
         order = leaders[self._turns(view, leaders, mates)]
         plan = place(view, order, scheme=Scheme.BEST_FIT, companions=companions)
         if len(plan.groups.jobs) == len(jobs):
+            plan = replace(plan, settled=False)  # a departure may make room for a migration
             return self._migrate(view, plan, order) if self.migration and not mates else plan
         running = jobs.running
         left = self.slice_s - np.mod(view.now_s - jobs.last_start_s[running], self.slice_s)

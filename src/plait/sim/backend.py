@@ -219,8 +219,9 @@ class Simulator:
             self.wake_ms = math.inf
         jobs = self.running
         if len(finished) or len(failed) or self.late:
-            jobs = np.unique(np.concatenate([jobs, finished, failed, *self.late]))
-            self.late = []
+            jobs = np.concatenate([jobs, finished, failed, *self.late])
+            if self.late:  # a job that saved may be running again by now
+                jobs, self.late = np.unique(jobs), []
         at_s = now / 1000
         if len(jobs):
             yield self._progress(jobs, now)
