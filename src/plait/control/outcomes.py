@@ -122,6 +122,7 @@ def table(books: Books, jobs: Outcomes) -> Mapping[str, Any]:
         return np.concatenate(parts) if parts else np.zeros(0, dtype=object)
 
     return {
+        "number": np.arange(n, dtype=np.int64),
         "id": text("id"),
         "user": text("user"),
         "model": text("model"),

@@ -57,11 +57,11 @@ METRICS = (
     Metric("blocking_index_capped", "Blocking, capped", "ratio", "low", "The same, each ratio capped at 100: a job "
            "that is nearly done and waits would outweigh all others.", main=False),
     Metric("fragmentation", "Fragments", "share", "low", "Free GPUs that are on partly used nodes, while jobs wait; "
-           "time average."),
+           "time average.", main=False),
     Metric("preemptions", "Preemptions", "count", "low", "Times the scheduler stopped a job."),
     Metric("avg_restarts", "Restarts/job", "ratio", "low", "Starts after the first, a job.", main=False),
     Metric("lost_gpu_h", "Lost", "gpu_h", "low", "GPU-hours held minus useful work: start-up, lost progress, "
-           "slow placements; negative where taking turns wins more than that."),
+           "slow placements; negative where taking turns wins more than that.", main=False),
 )  # fmt: skip
 
 
@@ -88,8 +88,8 @@ def show(value: float, factor: float = 1.0) -> str:
         return "–"
     value /= factor
     size = abs(value)
-    text = f"{value:,.0f}" if size >= 1000 else f"{value:.1f}" if size >= 100 else f"{value:.2f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    whole = size >= 1000 or value == int(value)
+    return f"{value:,.0f}" if whole else f"{value:.1f}" if size >= 100 else f"{value:.2f}"
 
 
 def best(metric: Metric, values: Iterable[float]) -> float | None:

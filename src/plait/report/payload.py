@@ -53,10 +53,10 @@ def _origin(result: RunResult) -> float:
 
 
 def _names(result: RunResult) -> Any:
-    """Ids by job number; a result with a window knows only those of its own jobs."""
-    if len(result.jobs["id"]) == result.timeline.jobs:
-        return result.jobs["id"]
-    return np.array([f"#{i}" for i in range(result.timeline.jobs)], dtype=object)
+    """Ids by job number; jobs outside the window of a result are known by number only."""
+    names = np.array([f"number {i}" for i in range(result.timeline.jobs)], dtype=object)
+    names[result.jobs["number"]] = result.jobs["id"]
+    return names
 
 
 def _series(result: RunResult, origin: float) -> dict[str, Any]:
@@ -164,10 +164,10 @@ def _number(value: float, digits: int) -> float | int | None:
 
 
 def embed(data: Any) -> str:
-    """JSON that is safe inside a `<script>` element.
+    r"""JSON that is safe inside a `<script>` element.
 
     >>> embed({"id": "</script>"})
-    '{"id":"\\\\u003c/script\\\\u003e"}'
+    '{"id":"\\u003c/script\\u003e"}'
     """
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     for char in "<>&\u2028\u2029":

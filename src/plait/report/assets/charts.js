@@ -1,0 +1,140 @@
+"use strict";
+// Line charts. Lines differ in colour and in dashes; each chart is rebuilt when the colour scheme changes.
+const charts = [];
+
+function addChart(name, option) {
+  const element = document.querySelector(`[data-chart="${name}"]`);
+  const chart = echarts.init(element, null, { renderer: "canvas" });
+  const draw = () => chart.setOption(option(), true);
+  charts.push({ chart, draw, element });
+  draw();
+  return draw;
+}
+
+function baseOption(xAxis, yAxis, series, tooltip) {
+  const axis = { axisLine: { lineStyle: { color: css("--line") } }, axisLabel: { color: css("--soft"), hideOverlap: true },
+    splitLine: { lineStyle: { color: css("--grid") } }, nameTextStyle: { color: css("--soft") } };
+  return {
+    animation: false, aria: { enabled: true }, textStyle: { fontFamily: getComputedStyle(document.body).fontFamily },
+    grid: { left: 12, right: 24, top: 48, bottom: 34, containLabel: true },
+    legend: { type: "scroll", top: 4, left: 0, textStyle: { color: css("--ink") }, itemWidth: 34, itemHeight: 8,
+      pageTextStyle: { color: css("--soft") }, inactiveColor: css("--line") },
+    tooltip: { trigger: "axis", backgroundColor: css("--card"), borderColor: css("--line"), textStyle: { color: css("--ink"), fontSize: 13 },
+      axisPointer: { lineStyle: { color: css("--soft") } }, confine: true, ...tooltip },
+    dataZoom: [{ type: "inside", zoomOnMouseWheel: "ctrl", moveOnMouseMove: true, moveOnMouseWheel: false }],
+    xAxis: { ...axis, nameLocation: "middle", nameGap: 28, ...xAxis },
+    yAxis: { ...axis, nameGap: 14, ...yAxis },
+    series,
+  };
+}
+
+function line(i, name, data, step) {
+  return { name, type: "line", data, step: step ? "end" : false, showSymbol: false, symbol: "circle", symbolSize: 5,
+    lineStyle: { color: colour(i), width: 2, type: dash(i) }, itemStyle: { color: colour(i) }, emphasis: { disabled: true } };
+}
+
+function tooltipRows(points, head, show) {
+  const rows = points.filter((p) => p.value[1] !== null)
+    .map((p) => `${p.marker} ${escapeHtml(p.seriesName)} <b>${escapeHtml(show(p.value[1]))}</b>`);
+  return [`<b>${escapeHtml(head)}</b>`, ...rows].join("<br>");
+}
+
+// Distributions are drawn over log10 of the value, with ticks where people expect them.
+const TIME_TICKS = [1, 10, 60, 600, 3600, 36000, 86400, 864000, 8640000, 86400000];
+const TEN_TICKS = Array.from({ length: 12 }, (_, i) => 10 ** (i - 2));
+
+function cdfOption(key, format, least, allTicks) {
+  const log = (x) => Math.log10(Math.max(x, least));
+  const series = report.runs.map((run, i) => line(i, run.label, run[key].map(([x, y]) => [log(x), y]), true));
+  series.forEach((s) => { if (s.data.length) s.data.unshift([s.data[0][0], 0]); });
+  const ends = series.flatMap((s) => (s.data.length ? [s.data[0][0], s.data[s.data.length - 1][0]] : []));
+  const low = ends.length ? Math.min(...ends) : 0, high = ends.length ? Math.max(...ends) : 1;
+  const below = allTicks.filter((t) => log(t) <= low + 1e-9).pop() || least, above = allTicks.find((t) => log(t) >= high - 1e-9) || 10 ** high;
+  const ticks = allTicks.filter((t) => t >= below && t <= above).map(log);
+  const label = (x) => format(10 ** x), tick = (x) => format(10 ** x, 1);
+  const option = baseOption(
+    { type: "value", min: log(below), max: log(above), axisTick: { customValues: ticks }, splitLine: { show: false },
+      axisLabel: { color: css("--soft"), customValues: ticks, formatter: tick, hideOverlap: true } },
+    { type: "value", min: 0, max: 1, axisLabel: { color: css("--soft"), formatter: (v) => `${Math.round(v * 100)} %` } }, series,
+    { formatter: (points) => {
+      const at = points[0].axisValue;
+      const rows = series.map((s, i) => {
+        let share = 0;
+        for (const [x, y] of s.data) { if (x > at + 1e-12) break; share = y; }
+        return `<span style="color:${colour(i)}">●</span> ${escapeHtml(s.name)} <b>${percent(share)}</b>`;
+      });
+      return [`<b>≤ ${escapeHtml(label(at))}</b>`, ...rows].join("<br>");
+    } });
+  option.grid.bottom = 6;
+  if (!ends.length) option.title = nothing();
+  return option;
+}
+
+const nothing = () => ({ text: "not known for these runs", left: "center", top: "middle", textStyle: { color: css("--soft"), fontSize: 14 } });
+
+const ratioLabel = (v) => `${shortNumber(v)}×`;
+
+function timeOption(entries, share) {
+  const longest = Math.max(...entries.map((e) => e.t[e.t.length - 1] || 0), 1);
+  const [unit, size] = unitFor(longest);
+  const show = share ? percent : shortNumber;
+  const lines = entries.map((e, i) => line(e.style === undefined ? i : e.style, e.name, e.t.map((t, k) => [t / size, e.y[k]]), false));
+  const option = baseOption(
+    { type: "value", min: 0, max: "dataMax", name: `time since the first submission (${unit})`, axisLabel: { color: css("--soft"), formatter: shortNumber, hideOverlap: true } },
+    { type: "value", min: 0, axisLabel: { color: css("--soft"), formatter: share ? (v) => `${Math.round(v * 100)} %` : shortNumber } },
+    lines, { formatter: (points) => tooltipRows(points, `${shortNumber(points[0].axisValue)} ${unit}`, show) });
+  option.grid.bottom = 30;
+  if (!entries.length) option.title = nothing();
+  return option;
+}
+
+const QUEUE = { queue_length: ["Waiting jobs", false], running_jobs: ["Running jobs", false],
+  blocking_index: ["Blocking index, each ratio capped at 100", false], fragmentation: ["Free GPUs on partly used nodes while jobs wait", true] };
+const RESOURCES = { gpu_utilisation: "GPUs held", gpu_busy: "GPU busy", cpu_utilisation: "CPU busy", storage_utilisation: "Storage busy", network_utilisation: "Network busy" };
+
+const known = (name) => report.runs.some((run) => run.series[name]);
+const perRun = (name) => report.runs.map((run, i) => ({ name: run.label, t: run.series.t, y: run.series[name], style: i })).filter((e) => e.y);
+
+// Averages of neighbouring intervals, for a calmer line; all intervals are equally long.
+function coarser(entry, points) {
+  const size = Math.ceil(entry.t.length / points);
+  if (size <= 1) return entry;
+  const mean = (values) => { const ok = values.filter((v) => v !== null); return ok.length ? ok.reduce((a, b) => a + b, 0) / ok.length : null; };
+  const parts = (values) => Array.from({ length: Math.ceil(values.length / size) }, (_, k) => mean(values.slice(k * size, (k + 1) * size)));
+  return { ...entry, t: parts(entry.t), y: parts(entry.y) };
+}
+
+function startCharts() {
+  addChart("jct", () => cdfOption("jct", duration, 1, TIME_TICKS));
+  addChart("slowdown", () => cdfOption("slowdown", ratioLabel, 0.01, TEN_TICKS));
+
+  const queue = byId("queue-metric");
+  fillSelect(queue, Object.keys(QUEUE).filter(known).map((key) => [QUEUE[key][0], key]));
+  const drawQueue = addChart("queue", () => {
+    const [text, share] = QUEUE[queue.value] || ["", false];
+    byId("queue-caption").textContent = text ? `${text}; average of each interval` : "";
+    return timeOption(perRun(queue.value), share);
+  });
+  queue.addEventListener("change", drawQueue);
+
+  const usage = byId("utilisation-metric");
+  fillSelect(usage, [
+    ...Object.keys(RESOURCES).filter(known).map((key) => [RESOURCES[key], `all:${key}`, "One resource, all policies"]),
+    ...report.runs.map((run, i) => [run.label, `run:${i}`, "All resources, one policy"]),
+  ]);
+  const points = byId("utilisation-points");
+  const drawUsage = addChart("utilisation", () => {
+    const [kind, value] = usage.value.split(/:(.*)/), run = report.runs[Number(value)];
+    const entries = (kind === "run"
+      ? Object.keys(RESOURCES).filter((k) => run.series[k]).map((k, i) => ({ name: RESOURCES[k], t: run.series.t, y: run.series[k], style: i }))
+      : perRun(value)).map((entry) => coarser(entry, Number(points.value)));
+    const first = entries[0], each = first && first.t.length > 1 ? ` of each ${duration(first.t[1] - first.t[0])}` : "";
+    byId("utilisation-caption").textContent = `${kind === "run" ? run.label : RESOURCES[value] || ""}: share of the cluster's capacity, average${each}`;
+    return timeOption(entries, true);
+  });
+  points.addEventListener("change", drawUsage);
+  usage.addEventListener("change", drawUsage);
+
+  new ResizeObserver(() => charts.forEach((c) => c.chart.resize())).observe(document.querySelector("main"));
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((c) => c.draw()));
+}
