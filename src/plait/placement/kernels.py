@@ -298,8 +298,9 @@ def all_free(
     spare: FloatArray,
 ) -> bool:
     """Whether a job can take exactly the GPUs `gpus[lo:hi]`."""
-    if owner[gpus[lo]] != FREE:
-        return False  # groups share all their GPUs or none, so the first one speaks for the rest
+    for i in range(lo, hi):
+        if owner[gpus[i]] != FREE:
+            return False
     if limits:
         for i in range(lo, hi):
             node, count = gpu_node[gpus[i]], 0
@@ -486,7 +487,11 @@ def admit(
                 stop = p
     for p in range(stop):
         if admitted[p] and now_hi[p] > now_lo[p] and now_hi[p] - now_lo[p] == size[order[p]]:
-            if all_free(now_gpus, now_lo[p], now_hi[p], limits, per_gpu, demand[p], gpu_node, owner, spare):
+            # Running groups share all their GPUs or none: while nothing is placed anew, one GPU tells for all.
+            ok = owner[now_gpus[now_lo[p]]] == FREE
+            if limits:
+                ok = all_free(now_gpus, now_lo[p], now_hi[p], limits, per_gpu, demand[p], gpu_node, owner, spare)
+            if ok:
                 hold(p, now_gpus, now_lo[p], now_hi[p], limits, per_gpu, demand[p], gpu_node, owner, free, spare)
                 held[p] = 1
     for turn in range(2):
