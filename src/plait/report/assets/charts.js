@@ -17,7 +17,7 @@ function baseOption(xAxis, yAxis, series, tooltip) {
   return {
     animation: false, aria: { enabled: true }, textStyle: { fontFamily: getComputedStyle(document.body).fontFamily },
     grid: { left: 12, right: 24, top: 48, bottom: 34, containLabel: true },
-    legend: { type: "scroll", top: 4, left: 0, textStyle: { color: css("--ink") }, itemWidth: 34, itemHeight: 8,
+    legend: { type: "scroll", top: 4, left: 0, textStyle: { color: css("--ink") }, itemWidth: 34, itemHeight: 12,
       pageTextStyle: { color: css("--soft") }, inactiveColor: css("--line") },
     tooltip: { trigger: "axis", backgroundColor: css("--card"), borderColor: css("--line"), textStyle: { color: css("--ink"), fontSize: 13 },
       axisPointer: { lineStyle: { color: css("--soft") } }, confine: true, ...tooltip },

@@ -1,0 +1,81 @@
+import csv
+import io
+import json
+import math
+import stat
+
+import pytest
+from rich.console import Console
+
+from plait.report.files import whole_file
+from plait.report.metrics import METRICS, best, show, unit_of
+from plait.report.tables import comparison_table, write_csv, write_jobs_csv, write_json
+
+
+def text_of(table) -> str:
+    console = Console(width=240, file=io.StringIO())
+    console.print(table)
+    return console.file.getvalue()
+
+
+def test_the_table_has_a_row_a_policy_and_marks_the_best(results):
+    text = text_of(comparison_table(results))
+    assert text.count("fifo") == 1
+    assert "shared" in text
+    assert "* " in text
+    assert "means over 2 seeds" in text
+    assert "Avg JCT (min)" in text
+
+
+def test_names_with_markup_are_shown_as_they_are(make):
+    assert "[red]x[/red]" in text_of(comparison_table([make("[red]x[/red]"), make("y", company=2)]))
+
+
+def test_json_and_csv_have_one_row_a_run_and_nothing_for_the_unknown(results, tmp_path):
+    write_json(results, tmp_path / "deep" / "out.json")
+    rows = json.loads((tmp_path / "deep" / "out.json").read_text())
+    assert [row["policy"] for row in rows] == ["fifo", "shared", "fifo"]
+    assert list(rows[0])[:6] == ["trace", "policy", "world", "seed", "cluster", "jobs"]
+    write_csv(results, tmp_path / "out.csv")
+    table = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
+    assert float(table[1]["avg_jct_s"]) == rows[1]["avg_jct_s"]
+    assert "nan" not in (tmp_path / "out.csv").read_text()
+
+
+def test_the_job_file_has_every_job(results, tmp_path):
+    write_jobs_csv(results[0], tmp_path / "jobs.csv")
+    table = list(csv.DictReader((tmp_path / "jobs.csv").read_text().splitlines()))
+    assert [row["id"] for row in table] == [f"job-{i}" for i in range(12)]
+
+
+def test_a_file_that_fails_leaves_the_old_one_and_no_rubbish(tmp_path):
+    target = tmp_path / "a.txt"
+    target.write_text("old")
+
+    def fail() -> None:
+        with whole_file(target) as file:
+            file.write("new")
+            raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        fail()
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+    with whole_file(target) as file:
+        file.write("new")
+    assert target.read_text() == "new"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o644
+
+
+def test_units_and_winners():
+    seconds = METRICS[0]
+    assert unit_of(seconds, [30.0, 90.0]) == ("s", 1.0)
+    assert unit_of(seconds, [30.0, 7200.0]) == ("h", 3600.0)
+    assert best(seconds, [3.0, 2.0, math.nan]) == 2.0
+    assert best(seconds, [2.0, 2.0]) is None
+    assert best(seconds, [2.0]) is None
+    assert show(math.nan) == "–"
+
+
+def test_every_shown_metric_is_in_the_summary(results):
+    assert {m.key for m in METRICS} <= set(results[0].summary)
