@@ -84,10 +84,10 @@ class Books:
         for name, known in (("user", self._users), ("group", self._groups)):
             codes = [known.setdefault(text, len(known)) for text in batch.column(name).tolist()]
             columns[f"{name}_number"][first:last] = codes
-        if not columns["has_demands"][0]:
-            columns["has_demands"][0] = bool(batch.column("cpus").any() or batch.column("memory_bytes").any())
-        if not columns["has_kinds"][0]:
-            columns["has_kinds"][0] = any(kinds is not None for kinds in batch.column("gpu_kinds").tolist())
+        if batch.any_demands:
+            columns["has_demands"][0] = True
+        if batch.any_kinds:
+            columns["has_kinds"][0] = True
         self.batches.append((first, batch))
         self.count = last
         return numbers

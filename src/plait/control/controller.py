@@ -39,10 +39,11 @@ from plait.control.messages import (
     Stop,
     Wake,
 )
-from plait.control.review import OK, fault, review
-from plait.core.arrays import NO_JOBS, IntArray
+from plait.control.review import OK, assign, fault, review, unfinished
+from plait.core.arrays import NO_JOBS, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError
+from plait.core.jit import kernel
 from plait.core.jobs import TRANSITIONS, JobTable, Phase
 from plait.core.plan import NO_GROUPS, Groups, Plan
 from plait.core.policy import Policy, View
@@ -51,6 +52,30 @@ from plait.core.policy import Policy, View
 CLOCK_S = 1e-6
 
 _WAITING, _RUNNING = int(Phase.WAITING), int(Phase.RUNNING)
+
+
+@kernel
+def begin(
+    jobs: IntArray,
+    now_s: float,
+    run_s: FloatArray,
+    run_base_s: FloatArray,
+    wait_s: FloatArray,
+    pending_since_s: FloatArray,
+    first_start_s: FloatArray,
+    last_start_s: FloatArray,
+    starts: IntArray,
+    phase: IntArray,
+) -> None:
+    """Note that these jobs start now; a wait counts for promotion once the job has run since the last one."""
+    for job in jobs:
+        if run_s[job] > run_base_s[job]:
+            wait_s[job] += now_s - pending_since_s[job]
+        if math.isnan(first_start_s[job]):
+            first_start_s[job] = now_s
+        last_start_s[job] = now_s
+        starts[job] += 1
+        phase[job] = 1
 
 
 class Controller:
@@ -228,12 +253,7 @@ class Controller:
         columns["end_s"][jobs] = end_s
         columns["slot"][jobs] = -1
         self.books.depart(jobs)
-        if len(jobs) == 1:
-            at = int(np.searchsorted(self.active, jobs[0]))
-            if at < len(self.active) and self.active[at] == jobs[0]:
-                self.active = np.concatenate([self.active[:at], self.active[at + 1 :]])
-        elif len(jobs):
-            self.active = self.active[columns["phase"][self.active] <= _RUNNING]
+        self.active = unfinished(self.active, columns["phase"])
         if not self.plan.settled:
             self.changed = True
 
@@ -245,14 +265,11 @@ class Controller:
         self.changed = True
 
     def _start(self, jobs: IntArray) -> None:
-        columns = self.books.columns
-        ran = columns["run_s"][jobs] > columns["run_base_s"][jobs]
-        columns["wait_s"][jobs] += np.where(ran, self.now_s - columns["pending_since_s"][jobs], 0.0)
-        first = np.isnan(columns["first_start_s"][jobs])
-        columns["first_start_s"][jobs[first]] = self.now_s
-        columns["last_start_s"][jobs] = self.now_s
-        columns["starts"][jobs] += 1
-        columns["phase"][jobs] = _RUNNING
+        c = self.books.columns
+        begin(
+            jobs, self.now_s, c["run_s"], c["run_base_s"], c["wait_s"], c["pending_since_s"], c["first_start_s"],
+            c["last_start_s"], c["starts"], c["phase"],
+        )  # fmt: skip
 
     def _promote(self, jobs: IntArray) -> None:
         columns = self.books.columns
@@ -289,11 +306,10 @@ class Controller:
             commands.append(Stop(self.events, changes.leave, suspend=plan.suspend))
         if len(changes.starts):
             self._start(changes.starts)
-        columns["slot"][groups.jobs] = groups.group_of_member()
-        if plan.order is not None:
-            columns["rank"][plan.order] = np.arange(len(plan.order))
-            if plan.levels is not None:
-                columns["level"][plan.order] = plan.levels
+        order = NO_JOBS if plan.order is None else plan.order
+        assign(groups.jobs, groups.first_job, order, columns["slot"], columns["rank"])
+        if plan.levels is not None:
+            columns["level"][order] = plan.levels
         if len(changes.adjusted):
             commands.append(Adjust(self.events, groups[changes.adjusted]))
         if len(changes.launched):

@@ -46,23 +46,10 @@ def compare(
     change = np.zeros(groups, dtype=np.int64)
     used = np.zeros(len(gpu_node), dtype=np.bool_)
     starts = np.empty(len(jobs), dtype=np.int64)
-    starting, staying = 0, 0
+    starting = 0
     for g in range(groups):
         lo, hi = first_gpu[g], first_gpu[g + 1]
-        kind = -1
-        for i in range(lo, hi):
-            gpu = gpus[i]
-            if gpu < 0 or gpu >= len(gpu_node):
-                return NO_SUCH_GPU, jobs[first_job[g]], gpu, change, starts, starts
-            node = gpu_node[gpu]
-            if not node_up[node]:
-                return NODE_DOWN, jobs[first_job[g]], gpu, change, starts, starts
-            if used[gpu]:
-                return GPU_TWICE, jobs[first_job[g]], gpu, change, starts, starts
-            if kind >= 0 and node_kind[node] != kind:
-                return TWO_KINDS, jobs[first_job[g]], gpu, change, starts, starts
-            kind = node_kind[node]
-            used[gpu] = True
+        fresh = True  # whether these GPUs have to be looked at one by one
         for m in range(first_job[g], first_job[g + 1]):
             job = jobs[m]
             if job < 0 or job >= count:
@@ -87,7 +74,7 @@ def compare(
                 starts[starting] = job
                 starting += 1
                 continue
-            staying += 1
+            fresh = False
             if change[g] == 0:
                 shift = old_first_job[old] - first_job[g]
                 if old_first_job[old + 1] - first_job[g + 1] != shift:
@@ -96,6 +83,21 @@ def compare(
                     for i in range(first_job[g], first_job[g + 1]):
                         if old_jobs[shift + i] != jobs[i]:
                             change[g] = 1
+        kind = -1
+        for i in range(lo, hi):
+            gpu = gpus[i]
+            if fresh:
+                if gpu < 0 or gpu >= len(gpu_node):
+                    return NO_SUCH_GPU, jobs[first_job[g]], gpu, change, starts, starts
+                node = gpu_node[gpu]
+                if not node_up[node]:
+                    return NODE_DOWN, jobs[first_job[g]], gpu, change, starts, starts
+                if kind >= 0 and node_kind[node] != kind:
+                    return TWO_KINDS, jobs[first_job[g]], gpu, change, starts, starts
+                kind = node_kind[node]
+            if used[gpu]:
+                return GPU_TWICE, jobs[first_job[g]], gpu, change, starts, starts
+            used[gpu] = True
     leave = np.empty(len(old_jobs), dtype=np.int64)
     leaving = 0
     for job in old_jobs:
@@ -103,6 +105,28 @@ def compare(
             leave[leaving] = job
             leaving += 1
     return OK, -1, -1, change, starts[:starting], leave[:leaving]
+
+
+@kernel
+def assign(jobs: IntArray, first_job: IntArray, order: IntArray, slot: IntArray, rank: IntArray) -> None:
+    """Note the group of each member and the place of each job in the order."""
+    for g in range(len(first_job) - 1):
+        for m in range(first_job[g], first_job[g + 1]):
+            slot[jobs[m]] = g
+    for i in range(len(order)):
+        rank[order[i]] = i
+
+
+@kernel
+def unfinished(jobs: IntArray, phase: IntArray) -> IntArray:
+    """Those of these jobs that have not ended."""
+    out = np.empty(len(jobs), dtype=np.int64)
+    n = 0
+    for job in jobs:
+        if phase[job] <= 1:
+            out[n] = job
+            n += 1
+    return out[:n]
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ class JobBatch:
     `stage_s` has shape (jobs, resources) and NaN rows where there is no profile.
     """
 
-    __slots__ = ("_columns", "_known", "stage_s")
+    __slots__ = ("_columns", "_known", "any_demands", "any_kinds", "stage_s")
 
     def __init__(self, columns: Mapping[str, Any], stage_s: FloatArray | None = None) -> None:
         """Take columns by name; `id` is required, the rest have the defaults of `JobSpec`."""
@@ -170,6 +170,9 @@ class JobBatch:
             np.full((n, len(Resource)), math.nan) if stage_s is None else np.asarray(stage_s, dtype=np.float64)
         )
         self._known: dict[int, JobSpec] = {}
+        #: whether any job (of the batch this was cut from) states CPUs or memory, or GPU kinds
+        self.any_demands = bool(self._columns["cpus"].any() or self._columns["memory_bytes"].any())
+        self.any_kinds = any(kinds is not None for kinds in self._columns["gpu_kinds"].tolist())
         self._check()
 
     def _check(self) -> None:
@@ -244,6 +247,7 @@ class JobBatch:
         batch = object.__new__(JobBatch)
         batch._columns = {name: column[index] for name, column in self._columns.items()}
         batch._known = {}
+        batch.any_demands, batch.any_kinds = self.any_demands, self.any_kinds
         batch.stage_s = self.stage_s[index]
         return batch
 

@@ -45,6 +45,8 @@ from plait.sim.failures import NodeChange, time_to_failure_s
 from plait.sim.overheads import CHECKPOINT, LAUNCH, MIGRATE, RESTORE, Overheads
 from plait.sim.physics import Physics, StandardPhysics
 
+NO_TIMES: FloatArray = np.zeros(0)
+
 #: Instants without any progress after which a run is declared stuck.
 PATIENCE = 1000
 
@@ -92,6 +94,30 @@ def earliest(jobs: IntArray, at: FloatArray) -> float:
     for j in jobs:
         best = min(best, at[j])
     return best
+
+
+@kernel
+def due_by(jobs: IntArray, at: FloatArray, now: float) -> IntArray:
+    """Those of these jobs whose entry of `at` is not after `now`."""
+    out = np.empty(len(jobs), dtype=np.int64)
+    n = 0
+    for j in jobs:
+        if at[j] <= now:
+            out[n] = j
+            n += 1
+    return out[:n]
+
+
+@kernel
+def still(jobs: IntArray, flag: IntArray) -> IntArray:
+    """Those of these jobs whose flag is set."""
+    out = np.empty(len(jobs), dtype=np.int64)
+    n = 0
+    for j in jobs:
+        if flag[j] == 1:
+            out[n] = j
+            n += 1
+    return out[:n]
 
 
 def to_ms(seconds: float) -> float:
@@ -165,6 +191,7 @@ class Simulator:
         self.round_ms = to_ms(settings.round_s)
         self.now = 0.0
         self.wake_ms = math.inf
+        self.soonest = math.inf  # when the next running job completes or fails
         self.arrived = 0
         self.ended = 0
         self.late: list[IntArray] = []  # jobs off their GPUs whose last figures are still to be reported
@@ -203,7 +230,8 @@ class Simulator:
         return now
 
     def _next_due(self) -> float:
-        due = min(earliest(self.running, self.stop_ms), self.wake_ms)
+        self.soonest = earliest(self.running, self.stop_ms)
+        due = min(self.soonest, self.wake_ms)
         if self.arrived < len(self.submit_ms):
             due = min(due, self.submit_ms[self.arrived])
         due = max(due, self.now)
@@ -229,9 +257,9 @@ class Simulator:
             yield JobFinished(at_s, finished, end_ms / 1000)
         if len(failed):
             yield JobFailed(at_s, failed, "process failed")
-        last = int(np.searchsorted(self.submit_ms, now, side="right"))
-        if last > self.arrived:
-            first, self.arrived = self.arrived, last
+        if self.arrived < len(self.submit_ms) and self.submit_ms[self.arrived] <= now:
+            first, self.arrived = self.arrived, int(np.searchsorted(self.submit_ms, now, side="right"))
+            last = self.arrived
             yield JobSubmitted(at_s, first, self.reported[first:last])
 
     def _progress(self, jobs: IntArray, now: float) -> ProgressReported:
@@ -243,16 +271,19 @@ class Simulator:
 
     def _run_until(self, now: float) -> tuple[IntArray, FloatArray, IntArray]:
         """End jobs that complete or fail by `now`: (finished, their ends in ms, failed)."""
+        if self.soonest > now:
+            return NO_JOBS, NO_TIMES, NO_JOBS
         finished: list[int] = []
         ends: list[float] = []
         failed: list[int] = []
         while True:
-            due = self.running[self.stop_ms[self.running] <= now]
+            due = due_by(self.running, self.stop_ms, now)
             if not len(due):
                 break
             if self.groups:  # the pace of others may change when one ends: one instant at a time
                 due = due[self.stop_ms[due] == self.stop_ms[due].min()]
-            due = due[np.lexsort((due, self.stop_ms[due]))]
+            if len(due) > 1:
+                due = due[np.lexsort((due, self.stop_ms[due]))]
             for job in due.tolist():
                 at = float(self.stop_ms[job])
                 crashed = bool(self.fail_ms[job] < self.end_ms[job])
@@ -263,7 +294,7 @@ class Simulator:
                     self.done_ms[job] = self.total_ms[job]
                     finished.append(job)
                     ends.append(at)
-            self.running = self.running[self.is_running[self.running] == 1]
+            self.running = still(self.running, self.is_running)
         self.ended += len(finished)
         return np.array(finished, dtype=np.int64), np.array(ends), np.array(sorted(failed), dtype=np.int64)
 
@@ -287,7 +318,7 @@ class Simulator:
                 if (self.cluster.gpu_node[gpus] == index).any():
                     del self.parked[job]
                     self.done_ms[job] = self.safe_ms[job]
-            self.running = self.running[self.is_running[self.running] == 1]
+            self.running = still(self.running, self.is_running)
             if hit:
                 yield self._progress(np.array(hit, dtype=np.int64), now)
             yield NodeLost(now / 1000, change.node)
@@ -318,40 +349,48 @@ class Simulator:
                 self.late.append(np.array([job], dtype=np.int64))
             if command.suspend:
                 self.parked[job] = gpus
-        self.running = self.running[self.is_running[self.running] == 1]
+        self.running = still(self.running, self.is_running)
 
     def _run(self, groups: Groups) -> None:
-        member_group = groups.group_of_member()
+        """Start the members that do not run yet and set everybody's pace."""
         jobs = groups.jobs
-        new = self.is_running[jobs] == 0
-        self._settle(jobs[~new])
         pace = self.settings.physics.iteration_s(self.truth, groups, self.cluster)
-        self.rate[jobs] = self.truth.iteration_s[jobs] / pace
-        for m in np.flatnonzero(new).tolist():
-            g = int(member_group[m])
-            self._start(int(jobs[m]), groups.gpus[groups.first_gpu[g] : groups.first_gpu[g + 1]])
-        if not groups.single:
-            for g in range(len(groups)):
-                group = groups[np.array([g])]
-                for job in group.jobs.tolist():
-                    self.groups.pop(job, None)
-                    if len(group.jobs) > 1:
-                        self.groups[job] = group
-        elif self.groups:
-            for job in jobs.tolist():
-                self.groups.pop(job, None)
-        left = self.total_ms[jobs] - self.done_ms[jobs]
-        self.end_ms[jobs] = self.since_ms[jobs] + np.maximum(np.ceil(left / self.rate[jobs] - 1e-6), 1.0)
-        self.stop_ms[jobs] = np.minimum(self.end_ms[jobs], self.fail_ms[jobs])
-        if new.any():
-            self.running = np.sort(np.concatenate([self.running, jobs[new]]))
+        if not groups.single or self.groups:
+            self._regroup(groups)
+        started = []
+        for g in range(len(groups)):
+            for m in range(int(groups.first_job[g]), int(groups.first_job[g + 1])):
+                job = int(jobs[m])
+                if self.is_running[job]:
+                    self._settle(job)
+                else:
+                    self._start(job, groups.gpus[groups.first_gpu[g] : groups.first_gpu[g + 1]])
+                    started.append(job)
+                rate = float(self.truth.iteration_s[job] / pace[m])
+                left = math.ceil((self.total_ms[job] - self.done_ms[job]) / rate - 1e-6)
+                self.rate[job] = rate
+                self.end_ms[job] = end = self.since_ms[job] + max(left, 1)
+                self.stop_ms[job] = min(end, self.fail_ms[job])
+        if started:
+            self.running = np.concatenate([self.running, np.array(started, dtype=np.int64)])
+            self.running.sort()
 
-    def _settle(self, jobs: IntArray) -> None:
+    def _regroup(self, groups: Groups) -> None:
+        """Note who shares GPUs with whom."""
+        for g in range(len(groups)):
+            group = groups[np.array([g])]
+            for job in group.jobs.tolist():
+                self.groups.pop(job, None)
+                if len(group.jobs) > 1:
+                    self.groups[job] = group
+
+    def _settle(self, job: int) -> None:
         """Book the work done so far, before the pace changes."""
-        work = np.maximum(self.now - self.since_ms[jobs], 0.0)
-        self.done_ms[jobs] += work * self.rate[jobs]
-        self.worked_ms[jobs] += work
-        self.since_ms[jobs] += work
+        work = self.now - self.since_ms[job]
+        if work > 0:
+            self.done_ms[job] += work * self.rate[job]
+            self.worked_ms[job] += work
+            self.since_ms[job] = self.now
 
     def _start(self, job: int, gpus: IntArray) -> None:
         begin = max(self.now, self.free_ms[job])
