@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,16 @@ class Steps:
         if not keep.all():
             from_s, to_s, weights = from_s[keep], to_s[keep], weights[keep]
         return cls.changes(np.concatenate([from_s, to_s]), np.concatenate([weights, -weights]), before)
+
+    @classmethod
+    def several(cls, from_s: FloatArray, to_s: FloatArray, weights: Iterable[FloatArray]) -> list[Steps]:
+        """`of` for many weights on the same intervals, sorted once; the results share their times."""
+        times_s = np.concatenate([from_s, to_s])
+        order = np.argsort(times_s, kind="stable")
+        times_s = times_s[order]
+        last = np.append(times_s[1:] != times_s[:-1], True)[: len(times_s)]
+        times_s = times_s[last]
+        return [cls(times_s, np.cumsum(np.concatenate([w, -w])[order])[last]) for w in weights]
 
     @classmethod
     def changes(cls, times_s: FloatArray, deltas: FloatArray, before: float = 0.0) -> Steps:

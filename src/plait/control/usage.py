@@ -41,13 +41,12 @@ def usage(timeline: Timeline, jobs: Outcomes) -> Usage:
     t = timeline
     sizes = np.diff(t.group_first_gpu).astype(np.float64)
     down = -t.cluster.node_gpus[t.down_node].astype(np.float64)
-    work = _work(t, jobs)
-    shares = jobs.stage_s / jobs.iteration_s[:, None]
+    useful, *busy = _rates(t, jobs)
     return Usage(
         capacity=Steps.of(t.down_from_s, t.down_to_s, down, before=float(t.cluster.gpus)),
         held=Steps.of(t.group_from_s, t.group_to_s, sizes),
-        useful=_rate(t, work),
-        busy=tuple(_rate(t, work * shares[t.span_job, r]) for r in Resource),
+        useful=useful,
+        busy=tuple(busy),
         waiting=Steps.of(t.wait_from_s, t.wait_to_s),
         running=Steps.of(t.span_from_s, t.span_to_s),
         fragments=_fragments(t),
@@ -68,13 +67,18 @@ def _work(t: Timeline, jobs: Outcomes) -> FloatArray:
     return share * jobs.work_gpu_s[job]
 
 
-def _rate(t: Timeline, work_gpu_s: FloatArray) -> Steps | None:
-    """Work a second as steps; None if the work of a span that took time is unknown."""
+def _rates(t: Timeline, jobs: Outcomes) -> list[Steps | None]:
+    """Useful GPUs and busy GPUs' worth of each resource; None if that of a span that took time is unknown."""
     length = t.span_to_s - t.span_from_s
     real = length > 0
-    if np.isnan(work_gpu_s[real]).any():
-        return None
-    return Steps.of(t.span_from_s[real], t.span_to_s[real], work_gpu_s[real] / length[real])
+    job = t.span_job[real]
+    rate = _work(t, jobs)[real] / length[real]
+    weights = [rate, *(rate * (jobs.stage_s[:, r] / jobs.iteration_s)[job] for r in Resource)]
+    known = [not bool(np.isnan(w).any()) for w in weights]
+    steps = iter(
+        Steps.several(t.span_from_s[real], t.span_to_s[real], (w for w, ok in zip(weights, known, strict=True) if ok))
+    )
+    return [next(steps) if ok else None for ok in known]
 
 
 def _fragments(t: Timeline) -> Steps:

@@ -68,7 +68,9 @@ def cdf_svg(results: Sequence[RunResult], column: str = "jct_s", width: int = 64
     xs = [x for line in lines for x, _ in line]
     low, high = (math.floor(math.log10(min(xs))), math.ceil(math.log10(max(xs)))) if xs else (0, 1)
     high = max(high, low + 1)
-    left, right, top, bottom = 52, width - 16, 40, height - 34
+    left, right, top, bottom = 52, width - 32, 40, height - 34
+
+    unit = " s" if column.endswith("_s") else ""
 
     def place(x: float, y: float) -> str:
         across = (math.log10(x) - low) / (high - low)
@@ -80,7 +82,7 @@ def cdf_svg(results: Sequence[RunResult], column: str = "jct_s", width: int = 64
         parts.append(_text(left - 6, y + 4, f"{share} %", "class='soft' text-anchor='end'"))
     for power in range(low, high + 1):
         x = left + (power - low) / (high - low) * (right - left)
-        parts.append(_text(x, bottom + 18, f"{10.0**power:g}", "class='soft' text-anchor='middle'"))
+        parts.append(_text(x, bottom + 18, f"{10.0**power:g}{unit}", "class='soft' text-anchor='middle'"))
     for i, (name, line) in enumerate(zip(names, lines, strict=True)):
         pen = f"stroke='{_STROKES[i % len(_STROKES)]}' stroke-dasharray='{_DASHES[i % len(_DASHES)]}'"
         parts.append(f"<polyline {pen} points='{' '.join(place(x, y) for x, y in line)}'/>")

@@ -200,6 +200,9 @@ def test_steps_agree_with_counting_seconds(intervals):
     assert steps.area(3, 77) == pytest.approx(slow[3:77].sum())
     np.testing.assert_allclose(steps.bins(np.linspace(0, 100, 11)), slow.reshape(10, 10).mean(axis=1))
     assert steps.max(3, 77) == slow[3:77].max()
+    plain, double = Steps.several(from_s, to_s, [weight, 2 * weight])
+    np.testing.assert_allclose(plain.at(seconds.astype(float)), slow - 2.0)
+    np.testing.assert_allclose(double.bins(np.linspace(0, 100, 11)), 2 * plain.bins(np.linspace(0, 100, 11)))
 
 
 @settings(deadline=None, max_examples=40)

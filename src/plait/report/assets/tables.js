@@ -17,7 +17,7 @@ function startComparison() {
 
 const JOB_COLUMNS = [
   ["id", "Job", "text"], ["user", "User", "text"], ["model", "Model", "text"], ["gpus", "GPUs", "number"], ["submit_s", "Submitted", "time"],
-  ["jct_s", "JCT", "time"], ["queue_s", "Waited", "time"], ["run_s", "Ran", "time"], ["duration_s", "Alone", "time"], ["slowdown", "Slowdown", "number"],
+  ["jct_s", "JCT", "time"], ["queue_s", "Waited", "time"], ["run_s", "Ran", "time"], ["duration_s", "Alone", "time"], ["slowdown", "Slowdown", "ratio"],
   ["starts", "Starts", "number"], ["preemptions", "Preempted", "number"], ["failures", "Failures", "number"], ["state", "State", "text"], ["reason", "Reason", "text"],
 ];
 const PAGE = 50;
@@ -67,7 +67,7 @@ function startJobs() {
         const cell = document.createElement(c === 0 ? "th" : "td"), value = jobs[key][i];
         if (c === 0) cell.scope = "row";
         cell.className = kind === "text" ? "text" : "num";
-        cell.textContent = kind === "time" ? duration(value) : kind === "number" ? shortNumber(value) : value;
+        cell.textContent = kind === "time" ? duration(value) : kind === "ratio" ? (value === null ? "–" : value.toFixed(2)) : kind === "number" ? shortNumber(value) : value;
         if (kind === "time" && value !== null) cell.title = `${value} s`;
         if (key === "reason") cell.title = value;
         tr.append(cell);
