@@ -2,6 +2,8 @@ import json
 import re
 import shutil
 import subprocess
+from html import unescape
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -89,24 +91,77 @@ def test_open_jobs_are_warned_about(make):
     assert "3 jobs did not end" in html_report([result])
 
 
-@pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; install chromium to render the report")
-def test_a_browser_draws_it_without_errors(results, make, tmp_path):
-    write_html([*results, make(HOSTILE, id=HOSTILE)], tmp_path / "report.html")
+browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; install chromium to render the report")
+
+#: What a reader does: sorts both tables, searches, turns pages, zooms and pans the Gantt chart, picks other figures.
+READER = """
+const heads = document.querySelectorAll("#compare-table thead button");
+heads[1].click();
+const firstAscending = byId("compare-table").tBodies[0].rows[0].cells[0].textContent;
+heads[1].click();
+const firstDescending = byId("compare-table").tBodies[0].rows[0].cells[0].textContent;
+byId("jobs-next").click();
+const page = byId("jobs-page").textContent;
+byId("jobs-search").value = "job-7 ada";
+byId("jobs-search").dispatchEvent(new Event("input"));
+const found = [...byId("jobs-table").tBodies[0].rows].map((r) => r.cells[0].textContent);
+byId("jobs-search").value = "";
+document.querySelectorAll("#jobs-table thead button")[4].click();
+const canvas = byId("gantt-canvas"), before = canvas.toDataURL();
+for (const key of ["+", "ArrowRight", "+"]) canvas.dispatchEvent(new KeyboardEvent("keydown", { key }));
+byId("gantt-find").value = "job-3";
+byId("gantt-find").dispatchEvent(new Event("input"));
+for (const id of ["queue-metric", "utilisation-metric", "gantt-run", "jobs-run"]) {
+  byId(id).selectedIndex = byId(id).options.length - 1;
+  byId(id).dispatchEvent(new Event("change"));
+}
+setTimeout(() => {
+  const moved = canvas.toDataURL() !== before;
+  root.dataset.read = JSON.stringify({ firstAscending, firstDescending, page, found, moved });
+}, 500);
+"""
+
+
+def dump(page: Path, tmp_path: Path) -> tuple[dict[str, str], str, list[str]]:
+    """(data attributes of the root, the DOM, console messages) after the page has run in a browser."""
     out = subprocess.run(
         [
-            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+            str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
             "--disable-background-networking", "--disable-component-update", "--disable-sync",
             "--enable-logging=stderr", "--virtual-time-budget=5000", "--dump-dom",
-            f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "report.html").as_uri(),
+            f"--user-data-dir={tmp_path / 'profile'}", page.as_uri(),
         ],
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
-    head = re.search(r"<html[^>]*>", out.stdout)[0]
-    assert 'data-ready="1"' in head
-    assert 'data-charts="4"' in head
-    assert 'data-jobs="12"' in head
-    assert "data-error" not in head
-    console = [line for line in out.stderr.splitlines() if "CONSOLE" in line]
+    head = re.search(r"<html[^>]*>", out.stdout)
+    assert head is not None, out.stderr
+    data = {name: unescape(value) for name, value in re.findall(r'data-([a-z]+)="([^"]*)"', head[0])}
+    return data, out.stdout, [line for line in out.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.mark.browser
+@browser
+def test_a_browser_draws_it_without_errors(results, make, tmp_path):
+    write_html([*results, make(HOSTILE, id=HOSTILE)], tmp_path / "report.html")
+    data, dom, console = dump(tmp_path / "report.html", tmp_path)
+    assert data == {"ready": "1", "charts": "4", "jobs": "12"}
     assert console == []
-    assert "<img src=x" not in out.stdout
+    assert "<img src=x" not in dom
+
+
+@pytest.mark.browser
+@browser
+def test_a_reader_can_sort_search_page_and_zoom(make, tmp_path):
+    results = [make("fifo", jobs=120), make("shared", jobs=120, company=2)]
+    page = tmp_path / "report.html"
+    page.write_text(
+        html_report(results).replace("</body>\n</html>", f"<script>{READER}</script></body></html>"), encoding="utf-8"
+    )
+    data, _, console = dump(page, tmp_path)
+    assert console == []
+    assert "error" not in data
+    read = json.loads(data["read"])
+    assert (read["firstAscending"], read["firstDescending"]) == ("shared", "fifo")
+    assert read["page"] == "51 to 100 of 120"
+    assert read["found"] == ["job-7", *(f"job-{i}" for i in range(70, 80))]
+    assert read["moved"]
