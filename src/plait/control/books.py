@@ -9,14 +9,8 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray, objects
 from plait.core.cluster import Cluster
-from plait.core.jobs import JobBatch, JobSpec, Phase
+from plait.core.jobs import FLOAT_ROW, WHOLE_ROW, JobBatch, JobSpec, Phase
 from plait.core.resources import Resource
-
-#: columns copied from the spec
-SPEC_COLUMNS = (
-    "submit_s", "gpus", "min_gpus", "max_gpus", "iterations", "job_class", "cpus", "memory_bytes",
-    "gpu_memory_bytes", "skew", "deadline_s", "priority", "weight", "iteration_s", "retries", "gpu_kinds",
-)  # fmt: skip
 
 #: columns of the job's life: name -> (value of a new job, dtype)
 LIFE_COLUMNS: dict[str, tuple[Any, Any]] = {
@@ -58,12 +52,13 @@ class Books:
         self.batches: list[tuple[int, JobBatch]] = []
         self.columns: dict[str, Any] = {
             "stage_s": np.zeros((0, len(Resource))),
+            "gpu_kinds": np.empty(0, dtype=object),
             "has_demands": np.zeros(1, dtype=bool),
             "has_kinds": np.zeros(1, dtype=bool),
         }
-        empty = JobBatch({"id": []})
-        for name in SPEC_COLUMNS:
-            self.columns[name] = empty.column(name)
+        self._floats: FloatArray = np.empty((len(FLOAT_ROW), 0))
+        self._whole: IntArray = np.empty((len(WHOLE_ROW), 0), dtype=np.int64)
+        self._name_rows()
         for name, (value, dtype) in LIFE_COLUMNS.items():
             self.columns[name] = np.full(0, value, dtype=dtype)
         self._users: dict[str, int] = {}
@@ -76,8 +71,9 @@ class Books:
             self._grow(last)
         numbers = np.arange(first, last, dtype=np.int64)
         columns = self.columns
-        for name in SPEC_COLUMNS:
-            columns[name][first:last] = batch.column(name)
+        self._floats[:, first:last] = batch.floats
+        self._whole[:, first:last] = batch.whole
+        columns["gpu_kinds"][first:last] = batch.column("gpu_kinds") if batch.any_kinds else None
         columns["stage_s"][first:last] = batch.stage_s
         columns["pending_since_s"][first:last] = batch.submit_s
         columns["competing_base"][first:last] = competing
@@ -94,14 +90,26 @@ class Books:
 
     def _grow(self, needed: int) -> None:
         capacity = max(needed, 2 * len(self.columns["phase"]), 64)
-        for name, old in self.columns.items():
-            if name.startswith("has_"):
-                continue
+        for attribute in ("_floats", "_whole"):
+            old = getattr(self, attribute)
+            table = np.empty((old.shape[0], capacity), dtype=old.dtype)
+            table[:, : self.count] = old[:, : self.count]
+            setattr(self, attribute, table)
+        self._name_rows()
+        for name in (*LIFE_COLUMNS, "stage_s", "gpu_kinds"):
+            old = self.columns[name]
             new = np.empty((capacity, *old.shape[1:]), dtype=old.dtype)
             new[: self.count] = old[: self.count]
             if name in LIFE_COLUMNS:
                 new[self.count :] = LIFE_COLUMNS[name][0]
             self.columns[name] = new
+
+    def _name_rows(self) -> None:
+        """The columns of the spec are rows of two tables, so that a batch is copied in two steps."""
+        for name, row in FLOAT_ROW.items():
+            self.columns[name] = self._floats[row]
+        for name, row in WHOLE_ROW.items():
+            self.columns[name] = self._whole[row]
 
     def depart(self, jobs: IntArray) -> None:
         """Note that these jobs have left the cluster for good."""

@@ -51,6 +51,7 @@ from plait.core.policy import Policy, View
 #: A wake-up may come this much early, seconds: backends have clocks of finite resolution.
 CLOCK_S = 1e-6
 
+_PHASES = tuple(Phase)
 _WAITING, _RUNNING = int(Phase.WAITING), int(Phase.RUNNING)
 
 
@@ -76,6 +77,14 @@ def begin(
         last_start_s[job] = now_s
         starts[job] += 1
         phase[job] = 1
+
+
+@kernel
+def complete(jobs: IntArray, iterations: FloatArray, iterations_done: FloatArray) -> None:
+    """Finished jobs have done all their iterations, where that number is known."""
+    for job in jobs:
+        if not math.isnan(iterations[job]):
+            iterations_done[job] = iterations[job]
 
 
 class Controller:
@@ -181,8 +190,7 @@ class Controller:
     def _finish(self, event: JobFinished) -> Sequence[Command]:
         self._require(event.jobs, Phase.FINISHED, event)
         columns = self.books.columns
-        done = ~np.isnan(columns["iterations"][event.jobs])
-        columns["iterations_done"][event.jobs[done]] = columns["iterations"][event.jobs[done]]
+        complete(event.jobs, columns["iterations"], columns["iterations_done"])
         self._end(event.jobs, Phase.FINISHED, event.end_s)
         return ()
 
@@ -238,12 +246,11 @@ class Controller:
     # -- the books ------------------------------------------------------------------------------------
 
     def _require(self, jobs: IntArray, target: Phase, event: Event) -> None:
-        phases = self.books.columns["phase"][jobs]
-        for phase in set(phases.tolist()):
-            if target not in TRANSITIONS[Phase(phase)]:
-                job = int(jobs[int(np.argmax(phases == phase))])
+        phases = self.books.columns["phase"]
+        for job in jobs.tolist():
+            if target not in TRANSITIONS[_PHASES[phases[job]]]:
                 raise PlaitError(
-                    f"{self.books.name(job)} is {Phase(phase).name.lower()} and cannot become "
+                    f"{self.books.name(job)} is {Phase(phases[job]).name.lower()} and cannot become "
                     f"{target.name.lower()} ({type(event).__name__} at {event.at_s} s)"
                 )
 

@@ -154,6 +154,11 @@ class Cluster:
         return np.column_stack([self.node_cpus, self.node_memory_bytes])
 
     @cached_property
+    def any_kind(self) -> IntArray:
+        """The mask of all kinds, as an array of one."""
+        return np.array([self.kind_mask(None)], dtype=np.int64)
+
+    @cached_property
     def gpus_up(self) -> int:
         """GPUs on nodes that are up."""
         return int(self.node_gpus[self.node_up].sum())

@@ -17,6 +17,7 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray, ObjectArray, objects
 from plait.core.errors import InputError
+from plait.core.jit import kernel
 from plait.core.resources import Resource, StageProfile
 
 
@@ -138,41 +139,47 @@ _OBJECTS: dict[str, object] = {
     "network": "auto",
 }
 
+#: where each column lies in `JobBatch.floats`, `.whole` and `.texts`
+FLOAT_ROW = {name: row for row, name in enumerate(_FLOATS)}
+WHOLE_ROW = {name: row for row, name in enumerate(_INTS)}
+_TEXT_ROW = {name: row for row, name in enumerate(_OBJECTS)}
+
 
 class JobBatch:
     """Specs of many jobs as columns, in order of submission.
 
     Every field of `JobSpec` is an attribute holding an array of `len(batch)`; unknown numbers are NaN.
-    `stage_s` has shape (jobs, resources) and NaN rows where there is no profile.
+    `stage_s` has shape (jobs, resources) and NaN rows where there is no profile. The numbers of one type lie
+    in one array (`floats`, `whole`: a row a column), so that batches are cut and copied in a few steps.
     """
 
-    __slots__ = ("_columns", "_known", "any_demands", "any_kinds", "stage_s")
+    __slots__ = ("_known", "any_demands", "any_kinds", "floats", "stage_s", "texts", "whole")
 
     def __init__(self, columns: Mapping[str, Any], stage_s: FloatArray | None = None) -> None:
         """Take columns by name; `id` is required, the rest have the defaults of `JobSpec`."""
-        ids = objects(list(columns["id"]))
-        n = len(ids)
+        n = len(columns["id"])
         unknown = set(columns) - set(_FLOATS) - set(_INTS) - set(_OBJECTS)
         if unknown:
             raise InputError(f"unknown job columns {sorted(unknown)}")
-        self._columns: dict[str, Any] = {}
-        for name, default in _FLOATS.items():
-            self._columns[name] = _column(columns.get(name), n, default, np.float64)
-        for name, whole in _INTS.items():
-            self._columns[name] = _column(columns.get(name), n, whole, np.int64)
-        for name, value in _OBJECTS.items():
+        self.floats: FloatArray = np.empty((len(_FLOATS), n))
+        self.whole: IntArray = np.empty((len(_INTS), n), dtype=np.int64)
+        self.texts: ObjectArray = np.empty((len(_OBJECTS), n), dtype=object)
+        for table, defaults in ((self.floats, _FLOATS), (self.whole, _INTS)):
+            for row, (name, default) in enumerate(defaults.items()):
+                table[row] = _column(columns.get(name), n, default)
+        for row, (name, value) in enumerate(_OBJECTS.items()):
             given = columns.get(name)
-            self._columns[name] = objects([value] * n if given is None else list(given))
+            self.texts[row] = objects([value] * n if given is None else list(given))
         for name in ("min_gpus", "max_gpus"):
-            column = self._columns[name]
-            self._columns[name] = np.where(column == 0, self._columns["gpus"], column)
+            column = self.column(name)
+            column[column == 0] = self.gpus[column == 0]
         self.stage_s: FloatArray = (
             np.full((n, len(Resource)), math.nan) if stage_s is None else np.asarray(stage_s, dtype=np.float64)
         )
         self._known: dict[int, JobSpec] = {}
         #: whether any job (of the batch this was cut from) states CPUs or memory, or GPU kinds
-        self.any_demands = bool(self._columns["cpus"].any() or self._columns["memory_bytes"].any())
-        self.any_kinds = any(kinds is not None for kinds in self._columns["gpu_kinds"].tolist())
+        self.any_demands = bool(self.column("cpus").any() or self.column("memory_bytes").any())
+        self.any_kinds = any(kinds is not None for kinds in self.column("gpu_kinds").tolist())
         self._check()
 
     def _check(self) -> None:
@@ -202,39 +209,44 @@ class JobBatch:
     @property
     def submit_s(self) -> FloatArray:
         """Seconds since the origin of time."""
-        return cast("FloatArray", self._columns["submit_s"])
+        return cast("FloatArray", self.column("submit_s"))
 
     @property
     def gpus(self) -> IntArray:
         """Gang sizes."""
-        return cast("IntArray", self._columns["gpus"])
+        return cast("IntArray", self.column("gpus"))
 
     @property
     def iterations(self) -> FloatArray:
         """Work in iterations; NaN unknown."""
-        return cast("FloatArray", self._columns["iterations"])
+        return cast("FloatArray", self.column("iterations"))
 
     @property
     def iteration_s(self) -> FloatArray:
         """Seconds of one iteration alone; NaN unknown."""
-        return cast("FloatArray", self._columns["iteration_s"])
+        return cast("FloatArray", self.column("iteration_s"))
 
     @property
     def id(self) -> ObjectArray:
         """Names given by users."""
-        return cast("ObjectArray", self._columns["id"])
+        return cast("ObjectArray", self.column("id"))
 
     def column(self, name: str) -> Any:
         """The column of this name, as in `JobSpec`."""
-        return self._columns[name]
+        if name in FLOAT_ROW:
+            return self.floats[FLOAT_ROW[name]]
+        if name in WHOLE_ROW:
+            return self.whole[WHOLE_ROW[name]]
+        return self.texts[_TEXT_ROW[name]]
 
     def replace(self, *, stage_s: FloatArray | None = None, **columns: Any) -> JobBatch:
         """The same jobs with some columns exchanged."""
-        return JobBatch({**self._columns, **columns}, self.stage_s if stage_s is None else stage_s)
+        known = {name: self.column(name) for name in (*_FLOATS, *_INTS, *_OBJECTS)}
+        return JobBatch({**known, **columns}, self.stage_s if stage_s is None else stage_s)
 
     def __len__(self) -> int:
         """Number of jobs."""
-        return len(self._columns["id"])
+        return int(self.floats.shape[1])
 
     @overload
     def __getitem__(self, index: int) -> JobSpec: ...
@@ -245,7 +257,7 @@ class JobBatch:
         if isinstance(index, (int, np.integer)):
             return self._spec(int(index))
         batch = object.__new__(JobBatch)
-        batch._columns = {name: column[index] for name, column in self._columns.items()}
+        batch.floats, batch.whole, batch.texts = self.floats[:, index], self.whole[:, index], self.texts[:, index]
         batch._known = {}
         batch.any_demands, batch.any_kinds = self.any_demands, self.any_kinds
         batch.stage_s = self.stage_s[index]
@@ -257,7 +269,7 @@ class JobBatch:
 
     def _spec(self, i: int) -> JobSpec:
         if i not in self._known:
-            row = {name: column[i] for name, column in self._columns.items()}
+            row: dict[str, Any] = {name: self.column(name)[i] for name in (*_FLOATS, *_INTS, *_OBJECTS)}
             for name in _FLOATS:
                 row[name] = None if math.isnan(row[name]) else float(row[name])
             for name in _INTS:
@@ -271,10 +283,10 @@ class JobBatch:
         return self._known[i]
 
 
-def _column(given: Any, n: int, default: float, dtype: type) -> Any:
+def _column(given: Any, n: int, default: float) -> Any:
     if given is None:
-        return np.full(n, default, dtype=dtype)
-    array: Any = np.asarray(given, dtype=dtype)
+        return default
+    array: Any = np.asarray(given)
     if array.shape != (n,):
         raise InputError(f"a job column has shape {array.shape}, expected ({n},)")
     return array
@@ -487,6 +499,24 @@ class JobTable:
     """derived: time-average number of active jobs over the job's life, at least 1"""
 
 
+@kernel
+def work_left_s(number: IntArray, iterations: FloatArray, done: FloatArray, iteration_s: FloatArray) -> FloatArray:
+    """Seconds of work left, rounded to the clock's resolution.
+
+    The rounding makes equal work compare equal whatever its iteration time.
+    """
+    out = np.empty(len(number))
+    for i in range(len(number)):
+        n = number[i]
+        out[i] = np.rint((iterations[n] - done[n]) * iteration_s[n] * 1e3) / 1e3
+    return out
+
+
+def _remaining(t: JobTable) -> FloatArray:
+    c = t.columns
+    return work_left_s(t.number, c["iterations"], c["iterations_done"], c["iteration_s"])
+
+
 def _idled(t: JobTable) -> FloatArray:
     counts = ~t.running & (t.served_s > 0)
     return t.wait_s + np.where(counts, t.now_s - t.pending_since_s, 0.0)
@@ -500,8 +530,7 @@ def _mean_competitors(t: JobTable) -> FloatArray:
 
 _DERIVED: Mapping[str, Any] = {
     "running": lambda t: t.phase == int(Phase.RUNNING),
-    # Rounded to the clock's resolution, so that equal work compares equal whatever its iteration time.
-    "remaining_s": lambda t: np.rint((t.iterations - t.iterations_done) * t.iteration_s * 1e3) / 1e3,
+    "remaining_s": _remaining,
     "duration_s": lambda t: np.rint(t.iterations * t.iteration_s * 1e3) / 1e3,
     "service_gpu_s": lambda t: t.attained_gpu_s - t.attained_base_gpu_s,
     "served_s": lambda t: t.run_s - t.run_base_s,

@@ -105,6 +105,9 @@ class LazyReasons(Mapping[int, str]):
         return len(self._reasons())
 
 
+#: one entry that stands for all jobs
+_FOR_ALL = {scheme: np.array([int(scheme)], dtype=np.int64) for scheme in Scheme}
+_STRICT = {flag: np.array([flag]) for flag in (False, True)}
 NO_DEMANDS = np.zeros((1, 2))
 
 
@@ -119,7 +122,7 @@ def allowed_kinds(view: View) -> IntArray:
     """Bit mask of the GPU kinds each job may use; one entry if all may use all."""
     cluster = view.cluster
     if not view.jobs.columns["has_kinds"][0]:
-        return np.array([cluster.kind_mask(None)], dtype=np.int64)
+        return cluster.any_kind
     kinds = view.jobs.columns["gpu_kinds"][view.jobs.number]
     masks = {key: cluster.kind_mask(key) for key in set(kinds.tolist())}
     return np.array([masks[key] for key in kinds.tolist()], dtype=np.int64)
@@ -182,8 +185,8 @@ def place(
         order,
         jobs.gpus if gpus is None else gpus,
         slot,
-        np.array([int(scheme)]) if isinstance(scheme, int) else scheme,
-        np.array([strict]) if isinstance(strict, bool) else strict,
+        _FOR_ALL[scheme] if isinstance(scheme, Scheme) else scheme,
+        _STRICT[strict] if isinstance(strict, bool) else strict,
         allowed_kinds(view),
         demands(jobs),
         running.gpus,

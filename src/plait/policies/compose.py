@@ -14,6 +14,7 @@ import numpy as np
 
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
+from plait.core.jit import kernel
 from plait.core.plan import Plan
 from plait.core.policy import View
 from plait.placement import Scheme, place
@@ -108,6 +109,8 @@ class Composed:
             levels=ranking.levels,
             promoted=ranking.promoted,
         )
+        if until == math.inf and ranking.running_s is None and ranking.levels is None:
+            return plan
         until = self._valid_until(view, ranking, plan, until)
         settled = plan.settled and ranking.levels is None
         return Plan(plan.groups, plan.order, plan.levels, plan.promoted, plan.reasons, until, settled=settled)
@@ -123,6 +126,15 @@ class Composed:
         return until
 
 
+@kernel
+def has_ties(key: FloatArray | IntArray | BoolArray, order: IntArray) -> bool:
+    """Whether neighbours in this order have equal keys (or keys that are no numbers)."""
+    for i in range(1, len(order)):  # noqa: SIM110 - a loop compiles
+        if not key[order[i]] > key[order[i - 1]]:
+            return True
+    return False
+
+
 def sort(keys: tuple[FloatArray | IntArray | BoolArray, ...]) -> IntArray:
     """Rows by the first key, ties by the next ones, then by submission.
 
@@ -132,10 +144,7 @@ def sort(keys: tuple[FloatArray | IntArray | BoolArray, ...]) -> IntArray:
     if len(keys) == 1:
         key = keys[0]
         order = np.argsort(key)  # several times faster than a stable sort, and the same unless keys are equal
-        ranked = key[order]
-        if len(key) < 2 or bool((ranked[1:] > ranked[:-1]).all()):
-            return order
-        return np.argsort(key, kind="stable")
+        return np.argsort(key, kind="stable") if has_ties(key, order) else order
     return np.lexsort(keys[::-1])
 
 
