@@ -1,7 +1,7 @@
 """The placement kernel: walk jobs in order, keep what runs, place what is new, move only when it must.
 
 State of one walk, all plain arrays so that it compiles:
-  owner[gpu]     position in the order of the job that holds it, FREE, or DOWN
+  taken[gpu]     whether a job holds it or its node is down
   free[node]     free GPUs of a node; spare[node, 0] CPU cores and spare[node, 1] bytes left
 `placement/reference.py` says the same in plain Python, and a test compares the two.
 """
@@ -12,8 +12,6 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.jit import kernel
-
-FREE, DOWN = -1, -2
 
 # schemes
 CONSOLIDATED, CONSOLIDATED_FIRST_FIT, FIRST_FIT, BEST_FIT, SPREAD, COUNTING, RANDOM = 0, 1, 2, 3, 4, 5, 6
@@ -189,7 +187,7 @@ def pick_random(
     seed: int,
     node_kind: IntArray,
     gpu_node: IntArray,
-    owner: IntArray,
+    taken: BoolArray,
     free: IntArray,
     spare: FloatArray,
     per_gpu: FloatArray,
@@ -197,10 +195,10 @@ def pick_random(
 ) -> bool:
     """GPUs drawn without replacement among the free ones of a kind; the same for the same seed."""
     state = seed % 2147483646 + 1
-    pool = np.empty(len(owner), dtype=np.int64)
+    pool = np.empty(len(taken), dtype=np.int64)
     n = 0
-    for gpu in range(len(owner)):
-        if owner[gpu] == FREE and node_kind[gpu_node[gpu]] == kind:
+    for gpu in range(len(taken)):
+        if not taken[gpu] and node_kind[gpu_node[gpu]] == kind:
             pool[n] = gpu
             n += 1
     left = need
@@ -229,7 +227,7 @@ def choose(
     node_rack: IntArray,
     node_gpus: IntArray,
     gpu_node: IntArray,
-    owner: IntArray,
+    taken: BoolArray,
     free: IntArray,
     spare: FloatArray,
     take: IntArray,
@@ -252,7 +250,7 @@ def choose(
         elif scheme == CONSOLIDATED_FIRST_FIT:
             ok = pick_first(need, kind, racks, node_kind, node_rack, node_gpus, free, spare, per_gpu, take)
         elif scheme == RANDOM:
-            ok = pick_random(need, kind, seed, node_kind, gpu_node, owner, free, spare, per_gpu, take)
+            ok = pick_random(need, kind, seed, node_kind, gpu_node, taken, free, spare, per_gpu, take)
         else:
             ok = pick_anywhere(need, kind, scheme, node_kind, free, spare, per_gpu, take)
         if ok:
@@ -262,7 +260,7 @@ def choose(
 
 @kernel
 def hold(
-    position: int,
+    take: bool,
     gpus: IntArray,
     lo: int,
     hi: int,
@@ -270,14 +268,14 @@ def hold(
     per_gpu: FloatArray,
     row: int,
     gpu_node: IntArray,
-    owner: IntArray,
+    taken: BoolArray,
     free: IntArray,
     spare: FloatArray,
 ) -> None:
-    """Give the GPUs `gpus[lo:hi]` to the job at `position`; FREE gives them back."""
-    sign = -1 if position == FREE else 1
+    """Take the GPUs `gpus[lo:hi]` for a job, or give them back."""
+    sign = 1 if take else -1
     for i in range(lo, hi):
-        owner[gpus[i]] = position
+        taken[gpus[i]] = take
         node = gpu_node[gpus[i]]
         free[node] -= sign
         if limits:
@@ -294,12 +292,12 @@ def all_free(
     per_gpu: FloatArray,
     row: int,
     gpu_node: IntArray,
-    owner: IntArray,
+    taken: BoolArray,
     spare: FloatArray,
 ) -> bool:
     """Whether a job can take exactly the GPUs `gpus[lo:hi]`."""
     for i in range(lo, hi):
-        if owner[gpus[i]] != FREE:
+        if taken[gpus[i]]:
             return False
     if limits:
         for i in range(lo, hi):
@@ -386,7 +384,7 @@ def make_room(
     node_rack: IntArray,
     node_gpus: IntArray,
     gpu_node: IntArray,
-    owner: IntArray,
+    taken: BoolArray,
     free: IntArray,
     spare: FloatArray,
     take: IntArray,
@@ -405,11 +403,11 @@ def make_room(
             touches = touches or mark[gpu_node[now_gpus[i]]] == 1
         if not touches:
             continue
-        hold(FREE, now_gpus, now_lo[q], now_hi[q], limits, per_gpu, order_demand[q], gpu_node, owner, free, spare)
+        hold(False, now_gpus, now_lo[q], now_hi[q], limits, per_gpu, order_demand[q], gpu_node, taken, free, spare)
         held[q] = 0
         if choose(
             need, scheme, kinds, seed, per_gpu[order_demand[p]], cap_prefix, racks,
-            node_kind, node_rack, node_gpus, gpu_node, owner, free, spare, take,
+            node_kind, node_rack, node_gpus, gpu_node, taken, free, spare, take,
         ):  # fmt: skip
             return True
     return False
@@ -452,7 +450,7 @@ def admit(
     n, nodes = len(order), len(node_gpus)
     limits = bool(per_gpu.any())
     spare = capacity.copy() if limits else capacity
-    owner = np.full(len(gpu_node), FREE, dtype=np.int64)
+    taken = np.zeros(len(gpu_node), dtype=np.bool_)
     free = np.zeros(nodes, dtype=np.int64)
     racks, budget = 1, 0
     for node in range(nodes):
@@ -461,7 +459,7 @@ def admit(
             free[node] = node_gpus[node]
             budget += node_gpus[node]
         else:
-            owner[first_gpu[node] : first_gpu[node + 1]] = DOWN
+            taken[first_gpu[node] : first_gpu[node + 1]] = True
     status = np.full(n, TOO_FEW, dtype=np.int64)
     held = np.zeros(n, dtype=np.int64)  # 1: keeps its GPUs so far, 2: placed for good
     admitted = np.zeros(n, dtype=np.bool_)
@@ -470,7 +468,7 @@ def admit(
     demand = np.zeros(n, dtype=np.int64)
     lo, hi = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
     stays = np.zeros(n, dtype=np.bool_)
-    out = np.empty(len(owner) + 1, dtype=np.int64)
+    out = np.empty(len(taken) + 1, dtype=np.int64)
     used = 0
 
     stop = n
@@ -488,11 +486,11 @@ def admit(
     for p in range(stop):
         if admitted[p] and now_hi[p] > now_lo[p] and now_hi[p] - now_lo[p] == size[order[p]]:
             # Running groups share all their GPUs or none: while nothing is placed anew, one GPU tells for all.
-            ok = owner[now_gpus[now_lo[p]]] == FREE
+            ok = not taken[now_gpus[now_lo[p]]]
             if limits:
-                ok = all_free(now_gpus, now_lo[p], now_hi[p], limits, per_gpu, demand[p], gpu_node, owner, spare)
+                ok = all_free(now_gpus, now_lo[p], now_hi[p], limits, per_gpu, demand[p], gpu_node, taken, spare)
             if ok:
-                hold(p, now_gpus, now_lo[p], now_hi[p], limits, per_gpu, demand[p], gpu_node, owner, free, spare)
+                hold(True, now_gpus, now_lo[p], now_hi[p], limits, per_gpu, demand[p], gpu_node, taken, free, spare)
                 held[p] = 1
     for turn in range(2):
         for p in range(stop):
@@ -506,9 +504,9 @@ def admit(
             if (
                 now_hi[p] - now_lo[p] == need
                 and now_hi[p] > now_lo[p]
-                and all_free(now_gpus, now_lo[p], now_hi[p], limits, per_gpu, demand[p], gpu_node, owner, spare)
+                and all_free(now_gpus, now_lo[p], now_hi[p], limits, per_gpu, demand[p], gpu_node, taken, spare)
             ):
-                hold(p, now_gpus, now_lo[p], now_hi[p], limits, per_gpu, demand[p], gpu_node, owner, free, spare)
+                hold(True, now_gpus, now_lo[p], now_hi[p], limits, per_gpu, demand[p], gpu_node, taken, free, spare)
                 held[p], stays[p], status[p] = 2, True, PLACED
                 continue
             wants = per_gpu[demand[p]]
@@ -516,12 +514,12 @@ def admit(
             kinds = kinds_allowed[min(row, len(kinds_allowed) - 1)]
             ok = choose(
                 need, how, kinds, seed + p, wants, cap_prefix, racks,
-                node_kind, node_rack, node_gpus, gpu_node, owner, free, spare, take,
+                node_kind, node_rack, node_gpus, gpu_node, taken, free, spare, take,
             )  # fmt: skip
             if not ok and turn == 0:
                 ok = make_room(
                     p, need, how, kinds, seed + p, limits, per_gpu, demand, held, now_gpus, now_lo, now_hi,
-                    cap_prefix, racks, node_kind, node_rack, node_gpus, gpu_node, owner, free, spare, take,
+                    cap_prefix, racks, node_kind, node_rack, node_gpus, gpu_node, taken, free, spare, take,
                 )  # fmt: skip
             if not ok:
                 status[p] = FRAGMENTED if free.sum() >= need else TOO_FEW
@@ -534,17 +532,17 @@ def admit(
                 left = take[node]
                 gpu = first_gpu[node]
                 while left > 0:
-                    if owner[gpu] == FREE:
+                    if not taken[gpu]:
                         out[used] = gpu
                         used += 1
                         left -= 1
                     gpu += 1
             hi[p] = used
-            hold(p, out, lo[p], used, limits, per_gpu, demand[p], gpu_node, owner, free, spare)
+            hold(True, out, lo[p], used, limits, per_gpu, demand[p], gpu_node, taken, free, spare)
             held[p], status[p] = 2, PLACED
         for q in range(stop, n):
             if held[q] == 1:  # after a strict job that does not fit nobody runs
-                hold(FREE, now_gpus, now_lo[q], now_hi[q], limits, per_gpu, demand[q], gpu_node, owner, free, spare)
+                hold(False, now_gpus, now_lo[q], now_hi[q], limits, per_gpu, demand[q], gpu_node, taken, free, spare)
                 held[q] = 0
     return gather(status, stop, stays, now_gpus, now_lo, now_hi, out, lo, hi)
 
