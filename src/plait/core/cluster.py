@@ -42,6 +42,12 @@ class Node:
             raise InputError(f"node {self.id!r}: cpus and memory must be >= 0")
 
 
+_NODES = (
+    r"(?P<nodes>\d+)x(?P<gpus>\d+)(?::(?P<kind>[A-Za-z][\w.-]*))?"
+    r"(?:\+(?P<cpus>\d+)c)?(?:\+(?P<memory>\d+)g)?(?:@(?P<rack>\d+))?"
+)
+
+
 @dataclass(frozen=True)
 class Cluster:
     """Nodes in a fixed order; GPU number `i` of the cluster belongs to `gpu_node[i]`.
@@ -76,24 +82,34 @@ class Cluster:
 
     @classmethod
     def parse(cls, text: str) -> Cluster:
-        """Read `NODESxGPUS[:KIND][@NODES_PER_RACK][,...]`, e.g. `8x8`, `4x8:v100,2x8:a100`, `16x8@4`.
+        """Read groups of equal nodes, separated by commas.
 
-        Raises `InputError` for anything else.
+        Each is `NODESxGPUS[:KIND][+CPUSc][+MEMORYg][@NODES_PER_RACK]`, e.g. `8x8`, `4x8:v100,2x8:a100`,
+        `16x8+96c+512g@4` (96 cores and 512 GB a node, racks of four). Raises `InputError` for anything else.
         """
         nodes: list[Node] = []
         rack = 0
         for part in text.split(","):
-            match = re.fullmatch(r"(\d+)x(\d+)(?::([\w.-]+))?(?:@(\d+))?", part.strip())
-            if not match or int(match[1]) < 1 or int(match[2]) < 1 or match[4] == "0":
+            match = re.fullmatch(_NODES, part.strip())
+            if not match or int(match["nodes"]) < 1 or int(match["gpus"]) < 1 or match["rack"] == "0":
                 raise InputError(
                     f"cannot read cluster {part.strip()!r}; write NODESxGPUS, e.g. 8x8, 4x8:v100,2x8:a100, "
-                    "or 16x8@4 for racks of four nodes"
+                    "16x8+96c+512g (cores and GB a node), or 16x8@4 for racks of four nodes"
                 )
-            per_rack = int(match[4]) if match[4] else None
-            for i in range(int(match[1])):
+            per_rack = int(match["rack"]) if match["rack"] else None
+            for i in range(int(match["nodes"])):
                 if per_rack and i and i % per_rack == 0:
                     rack += 1
-                nodes.append(Node(f"n{len(nodes)}", int(match[2]), match[3] or "gpu", rack=rack))
+                nodes.append(
+                    Node(
+                        f"n{len(nodes)}",
+                        int(match["gpus"]),
+                        match["kind"] or "gpu",
+                        cpus=float(match["cpus"] or 0),
+                        memory_bytes=float(match["memory"] or 0) * 1e9,
+                        rack=rack,
+                    )
+                )
             rack += 1 if per_rack else 0
         return cls(tuple(nodes))
 
@@ -220,11 +236,14 @@ class Cluster:
         return iter(self.nodes)
 
     def __str__(self) -> str:
-        """The shortest text that `parse` reads back for clusters it can write."""
-        runs: list[tuple[int, int, str]] = []
+        """Equal neighbours together, as `parse` writes them; racks are left out."""
+        runs: list[tuple[int, str]] = []
         for node in self.nodes:
-            if runs and runs[-1][1:] == (node.gpus, node.gpu_kind):
-                runs[-1] = (runs[-1][0] + 1, node.gpus, node.gpu_kind)
+            text = f"x{node.gpus}" + ("" if node.gpu_kind == "gpu" else f":{node.gpu_kind}")
+            text += f"+{node.cpus:.0f}c" if node.cpus else ""
+            text += f"+{node.memory_bytes / 1e9:.0f}g" if node.memory_bytes else ""
+            if runs and runs[-1][1] == text:
+                runs[-1] = (runs[-1][0] + 1, text)
             else:
-                runs.append((1, node.gpus, node.gpu_kind))
-        return ",".join(f"{n}x{g}" + ("" if kind == "gpu" else f":{kind}") for n, g, kind in runs)
+                runs.append((1, text))
+        return ",".join(f"{count}{text}" for count, text in runs)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from plait.core.cluster import Cluster, Node
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobClass
 from plait.traces.schema import Array
@@ -52,6 +53,36 @@ def load_jobs(table: TraceTable, *, censored: str = "as_is", seed: int = 0) -> W
     if censored == "extend":
         duration = _extended(duration, open_ended & keep, keep, seed)
     return Workload(_batch(table.select(keep), duration[keep]), dropped, _warnings(table.select(keep)))
+
+
+def cluster_of(table: TraceTable) -> Cluster:
+    """The cluster a trace describes; raises `InputError` if it has no nodes with GPUs."""
+    if table.nodes is None:
+        raise InputError("this trace does not describe its cluster; give one, e.g. --cluster 8x8")
+    nodes = table.nodes
+    n = len(nodes["node_id"])
+
+    def numbers(name: str) -> Array:
+        column = nodes.get(name)
+        return np.zeros(n) if column is None else np.nan_to_num(np.asarray(column, dtype=np.float64))
+
+    kinds = nodes.get("gpu_kind")
+    found = [
+        Node(
+            str(nodes["node_id"][i]),
+            int(gpus),
+            str(kinds[i]) if kinds is not None and kinds[i] else "gpu",
+            cpus=float(cpus) / 1000,
+            memory_bytes=float(memory),
+        )
+        for i, (gpus, cpus, memory) in enumerate(
+            zip(numbers("gpus"), numbers("cpu_milli"), numbers("memory_bytes"), strict=True)
+        )
+        if gpus >= 1
+    ]
+    if not found:
+        raise InputError("the nodes of this trace have no GPUs; give a cluster, e.g. --cluster 8x8")
+    return Cluster(tuple(found))
 
 
 def _extended(duration: Array, which: Array, known: Array, seed: int) -> Array:
