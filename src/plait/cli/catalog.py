@@ -1,0 +1,110 @@
+"""`plait policies`, `plait policy check`, `plait cite`, `plait worlds`: what there is, and whether it is sound."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+policy = typer.Typer(help="Work on a policy of your own.", no_args_is_help=True)
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def policies(as_json: JsonFlag = False) -> None:
+    """List the policies: what they know about jobs, and their options."""
+    from plait.policies.catalog import rows
+
+    known = rows()
+    if as_json:
+        import json
+
+        typer.echo(
+            json.dumps(
+                [
+                    {
+                        "name": name,
+                        "summary": row.summary,
+                        "knows": row.knows,
+                        "cites": list(row.cites),
+                        "options": dict(row.options),
+                    }
+                    for name, row in known.items()
+                ],
+                indent=1,
+            )
+        )
+        return
+    from rich.table import Table
+
+    grid = Table("policy", "knows", "what it does", "options")
+    for name, row in known.items():
+        grid.add_row(name, row.knows, row.summary, " ".join(row.options))
+    _console().print(grid)
+    options = {option: text for row in known.values() for option, text in row.options.items()}
+    meanings = Table("option", "meaning", title="NAME:option=value,...", title_justify="left")
+    for option, text in options.items():
+        meanings.add_row(option, text)
+    _console().print(meanings)
+
+
+@policy.command("check", no_args_is_help=True)
+def check(
+    name: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="Your class or function, or a policy by name.")],
+    seed: Annotated[int, typer.Option(help="Of the random workloads.")] = 0,
+) -> None:
+    """Run the contract suite on a policy: one line a contract, exit code 4 if one is broken."""
+    from plait.cli.runs import import_from_here
+    from plait.core.errors import PlanError
+    from plait.policies.catalog import make_policy
+
+    import_from_here()
+    make_policy(name)
+    from plait.sim.contract import check_policy
+
+    broken = total = 0
+    for contract, ok, detail in check_policy(lambda: make_policy(name), seed=seed):
+        total += 1
+        broken += not ok
+        typer.echo(f"{'ok    ' if ok else 'BROKEN'} {contract}" + (f": {detail}" if detail else ""))
+    if broken:
+        raise PlanError(f"{name} breaks {broken} of {total} contracts")
+    typer.echo(f"{name} keeps all {total} contracts")
+
+
+def cite(name: Annotated[str, typer.Argument(metavar="POLICY", help="A policy of `plait policies`.")]) -> None:
+    """Print BibTeX of the work a policy comes from."""
+    from plait.policies.catalog import citations
+
+    found = citations(name)
+    typer.echo("\n\n".join(found) if found else f"% {name} is folklore: there is nothing to cite")
+
+
+def worlds(as_json: JsonFlag = False) -> None:
+    """List the worlds: what is true in a simulation besides the policy."""
+    from plait.sim.world import WORLDS, make_world
+
+    known = {name: make_world(name) for name in WORLDS}
+    if as_json:
+        import json
+
+        typer.echo(
+            json.dumps([{"name": n, "summary": w.summary, "round_s": w.round_s} for n, w in known.items()], indent=1)
+        )
+        return
+    from rich.table import Table
+
+    grid = Table("world", "what is true")
+    for name, world in known.items():
+        grid.add_row(name, world.summary)
+    _console().print(grid)
+
+
+def _console() -> Console:
+    from rich.console import Console as Terminal
+
+    console = Terminal()
+    return console if console.is_terminal else Terminal(width=160)

@@ -1,0 +1,348 @@
+"""What `plait simulate` does: read traces, make a case of each combination, run them, show and write the results."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import plait
+from plait.cli.outputs import STDOUT, Outputs, names_of_runs
+from plait.cli.progress import Bar
+from plait.control.metrics import RunResult, Value, Window
+from plait.core.cluster import Cluster
+from plait.core.errors import InputError
+from plait.core.jobs import JobBatch
+from plait.policies.catalog import make_policy, split_policies
+from plait.sim.cases import Case, has_placement, over_processes, parse_range, policy_text, run_case
+from plait.sim.failures import read_failures
+from plait.sim.overheads import Overheads
+from plait.sim.physics import StandardPhysics
+from plait.sim.run import with_round
+from plait.sim.world import World, make_world
+from plait.traces.assign import assign_models
+from plait.traces.formats import read_trace
+from plait.traces.load import load_jobs
+from plait.traces.table import TraceTable
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of `plait simulate`, as given."""
+
+    traces: Sequence[Path]
+    policy: str
+    cluster: str = "8x8"
+    round_s: float | None = None
+    world: str = "plait"
+    seed: str = "0"
+    placement: str | None = None
+    trace_format: str = "auto"
+    work: str | None = None
+    assign_models: str | None = None
+    censored: str = "as_is"
+    overheads: str | None = None
+    spread_slowdown: float | None = None
+    failures: Path | None = None
+    node_mtbf: float | None = None
+    node_mttr: float | None = None
+    job_mtbf: float | None = None
+    profile_noise: float | None = None
+    window: str | None = None
+    jobs: int | None = None
+    json: str | None = None
+    csv: str | None = None
+    jobs_csv: Path | None = None
+    report: Path | None = None
+    chrome_trace: Path | None = None
+    log: Path | None = None
+    check: bool = False
+    processes: int = 1
+
+
+def answer(request: Request) -> None:
+    """Do what was asked."""
+    import_from_here()
+    with Outputs() as outputs:
+        cases = make_cases(request)
+        files = _reserve(request, cases, outputs)
+        if request.log is not None:
+            cases = [
+                replace(c, log=str(outputs.path(p)))
+                for c, p in zip(cases, _a_file_each(request.log, cases), strict=True)
+            ]
+        results = run_all(cases, request.processes)
+        _write(results, files, outputs)
+        if STDOUT in (request.json, request.csv):
+            show(results, Console(stderr=True))
+            outputs.commit()
+        else:
+            show(results, Console())
+            for path in outputs.commit():
+                note(f"wrote {path}")
+
+
+def import_from_here() -> None:
+    """Let `module:Name` find modules in the current folder."""
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+
+
+def note(text: str) -> None:
+    """A line for people, beside the results."""
+    print(f"plait: {text}", file=sys.stderr)
+
+
+# -- cases -----------------------------------------------------------------------------------------------
+
+
+def make_cases(request: Request) -> list[Case]:
+    """One case a (trace, policy, world, seed), in this order; everything is checked before anything runs."""
+    cluster = Cluster.parse(request.cluster)
+    policies = split_policies(request.policy)
+    if not policies:
+        raise InputError("no policy given; `plait policies` lists them")
+    for policy in policies:
+        make_policy(policy_text(policy, request.placement))
+        if request.placement is not None and not has_placement(policy):
+            note(f"warning: {policy} places jobs in its own way; --placement does not change it")
+    worlds = [make_asked_world(name.strip(), request) for name in request.world.split(",")]
+    window = None if request.window is None else read_window(request.window)
+    changes = None if request.failures is None else read_failures(request.failures, cluster)
+    seeds = parse_range(request.seed, "seed")
+    cases = []
+    for path in request.traces:
+        table = _table(path, request)
+        drawn = request.assign_models is not None or request.censored == "extend"
+        loads = {seed: _workload(table, path, request, seed, cluster) for seed in (seeds if drawn else seeds[:1])}
+        for policy in policies:
+            for world in worlds:
+                for seed in seeds:
+                    jobs, about = loads.get(seed) or loads[seeds[0]]
+                    labels = {**about, **_settings(world, request)}
+                    cases.append(
+                        Case(str(path), jobs, policy, cluster, world, seed, request.placement, window, changes,
+                             request.check, None, labels)
+                    )  # fmt: skip
+    return cases
+
+
+def make_asked_world(name: str, request: Request) -> World:
+    """The named world with the options of the command line."""
+    world = with_round(make_world(name), request.round_s)
+    asked: dict[str, Any] = {}
+    if request.overheads is not None:
+        known = {"measured": Overheads.measured, "none": Overheads}
+        make = known.get(request.overheads)
+        asked["overheads"] = make() if make else Overheads.read(request.overheads)
+    if request.spread_slowdown is not None:
+        if not (math.isfinite(request.spread_slowdown) and request.spread_slowdown >= 1):
+            raise InputError(f"--spread-slowdown must be at least 1, got {request.spread_slowdown}")
+        physics = world.physics
+        if not isinstance(physics, StandardPhysics):
+            raise InputError(f"world {name} has no spread slow-down")
+        asked["physics"] = replace(physics, spread_slowdown=request.spread_slowdown)
+    for option, value in (
+        ("node_mtbf", request.node_mtbf),
+        ("node_mttr", request.node_mttr),
+        ("job_mtbf", request.job_mtbf),
+    ):
+        if value is not None:
+            asked[f"{option}_s"] = value * 3600
+    if request.failures is not None and request.node_mtbf is not None:
+        raise InputError("give --failures or --node-mtbf, not both")
+    if request.profile_noise is not None:
+        asked["profile_noise"] = request.profile_noise
+    return replace(world, **asked)
+
+
+def read_window(text: str) -> Window:
+    """Read `A..B` (seconds of submission) or `jobs:A..B` (numbers in order of submission).
+
+    >>> read_window("0..3600").stop
+    3600.0
+    """
+    numbered = text.startswith("jobs:")
+    first, dots, last = text.removeprefix("jobs:").partition("..")
+    try:
+        if not dots:
+            raise ValueError
+        start, stop = float(first or 0), float(last or "inf")
+    except ValueError:
+        raise InputError(f"window {text!r} is not A..B; write e.g. 0..86400 or jobs:100..900") from None
+    return Window(start, stop, "number" if numbered else "submit_s")
+
+
+def _table(path: Path, request: Request) -> TraceTable:
+    options: dict[str, Any] = {} if request.work is None else {"work": request.work}
+    table = read_trace(path, request.trace_format, **options)
+    if request.jobs is not None:
+        if request.jobs < 1:
+            raise InputError(f"--jobs must be at least 1, got {request.jobs}")
+        import numpy as np
+
+        table = table.select(np.arange(min(request.jobs, len(table))))
+    for text in table.meta["warnings"]:
+        note(f"warning: {path}: {text}")
+    _say_dropped(path, table.meta["rows_dropped"], "while reading")
+    return table
+
+
+def _workload(
+    table: TraceTable, path: Path, request: Request, seed: int, cluster: Cluster
+) -> tuple[JobBatch, dict[str, Value]]:
+    if request.assign_models is not None:
+        table = assign_models(table, seed=seed, mix=request.assign_models)
+    try:
+        work = load_jobs(table, censored=request.censored, seed=seed)
+    except InputError as error:
+        raise type(error)(f"{path}: {error}") if type(error) is InputError else error from None
+    if seed == parse_range(request.seed, "seed")[0]:
+        _say_dropped(path, work.dropped, "because they cannot be simulated")
+        for text in work.warnings:
+            note(f"warning: {path}: {text}")
+    span_s = float(work.jobs.submit_s[-1] - work.jobs.submit_s[0])
+    gpu_s = float((work.jobs.gpus * work.jobs.iterations * work.jobs.iteration_s).sum())
+    dropped = sum(work.dropped.values()) + sum(table.meta["rows_dropped"].values())
+    load = gpu_s / (span_s * cluster.gpus) if span_s > 0 else math.inf
+    return work.jobs, {"load": round(load, 6), "dropped": dropped}
+
+
+def _say_dropped(path: Path, dropped: Any, when: str) -> None:
+    if dropped:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
+        note(f"{path}: {sum(dropped.values())} rows left out {when}: {reasons}")
+
+
+def _settings(world: World, request: Request) -> dict[str, Value]:
+    """What a result must state so that it can be judged and repeated."""
+    physics = world.physics
+    return {
+        "placement": request.placement or "",
+        "round_s": world.round_s,
+        "overheads": request.overheads or ("measured" if world.overheads.rows else "none"),
+        "spread_slowdown": physics.spread_slowdown if isinstance(physics, StandardPhysics) else math.nan,
+        "checkpoint_every_s": world.checkpoint_every_s,
+        "node_failures": "" if request.failures is None else str(request.failures),
+        "node_mtbf_s": world.node_mtbf_s,
+        "node_mttr_s": world.node_mttr_s,
+        "job_mtbf_s": world.job_mtbf_s,
+        "profile_noise": world.profile_noise,
+        "models": request.assign_models or "",
+        "censored": request.censored,
+        "version": plait.__version__,
+    }
+
+
+# -- running ---------------------------------------------------------------------------------------------
+
+
+def run_all(cases: Sequence[Case], processes: int) -> list[RunResult]:
+    """Results in the order of the cases, with a progress bar by jobs ended (by runs, over processes)."""
+    total = sum(len(case.jobs) for case in cases)
+    results: list[RunResult | None] = [None] * len(cases)
+    with Bar("simulating", total) as bar:
+        here = processes == 1 or len(cases) == 1
+        ended = bar.advance if here else None
+        for i, result in over_processes(partial(run_case, clock=time.perf_counter, ended=ended), cases, processes):
+            results[i] = result
+            if not here:
+                bar.advance(len(cases[i].jobs))
+    return [r for r in results if r is not None]
+
+
+# -- results ---------------------------------------------------------------------------------------------
+
+
+def _a_file_each(path: Path, cases: Sequence[Case]) -> list[Path]:
+    return names_of_runs(path, [(c.policy, c.world.name, str(c.seed), c.trace) for c in cases])
+
+
+def _reserve(request: Request, cases: Sequence[Case], outputs: Outputs) -> list[tuple[str, int, Path | None]]:
+    """Every output that is asked for, as (kind, run or -1 for all, path); those to standard output have none."""
+    files: list[tuple[str, int, Path | None]] = []
+    for kind, target in (("json", request.json), ("csv", request.csv), ("report", request.report)):
+        if target is not None:
+            out = str(target) == STDOUT
+            if out and kind == "report":
+                raise InputError("a report cannot go to standard output; give a file name")
+            files.append((kind, -1, None if out else outputs.path(target)))
+    for kind, path in (("jobs_csv", request.jobs_csv), ("chrome_trace", request.chrome_trace)):
+        if path is not None:
+            files += [(kind, i, outputs.path(p)) for i, p in enumerate(_a_file_each(path, cases))]
+    return files
+
+
+def _write(results: Sequence[RunResult], files: Sequence[tuple[str, int, Path | None]], outputs: Outputs) -> None:
+    from plait.report import tables
+    from plait.report.timeline import write_chrome_trace
+
+    for kind, run, path in files:
+        if kind == "report" and path is not None:
+            from plait.report.html import write_html
+
+            outputs.fill(path, lambda p: write_html(results, p, settings=stated(results)))
+        elif kind == "jobs_csv" and path is not None:
+            outputs.fill(path, partial(tables.write_jobs_csv, results[run]))
+        elif kind == "chrome_trace" and path is not None:
+            outputs.fill(path, partial(write_chrome_trace, results[run]))
+        else:
+            writer = partial(tables.write_json if kind == "json" else tables.write_csv, results)
+            if path is None:
+                outputs.print_later(writer)
+            else:
+                outputs.fill(path, writer)
+
+
+def stated(results: Sequence[RunResult]) -> dict[str, str]:
+    """The settings that the report shows, where they say something."""
+    names = {
+        "load": "Offered load", "placement": "Placement", "round_s": "Round (s)", "overheads": "Overheads",
+        "spread_slowdown": "Spread slow-down", "profile_noise": "Profile noise", "models": "Models",
+        "censored": "Censored jobs", "node_failures": "Node failures",
+    }  # fmt: skip
+    out = {}
+    for name, label in names.items():
+        values = list(dict.fromkeys(str(r.summary.get(name, "")) for r in results))
+        if any(values):
+            out[label] = ", ".join(v or "-" for v in values)
+    return out
+
+
+def show(results: Sequence[RunResult], console: Console) -> None:
+    """The comparison table, then what a reader must know to trust it."""
+    from plait.report.tables import comparison_table
+
+    if not console.is_terminal:
+        console = Console(file=console.file, width=220)
+    console.print(comparison_table(results))
+    warn_about_jobs(results)
+
+
+def warn_about_jobs(results: Sequence[RunResult]) -> None:
+    """Name jobs that were refused or failed; averages leave them out."""
+    said: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    for result in results:
+        jobs, summary = result.jobs, result.summary
+        for state in ("refused", "failed"):
+            count = int(summary[state])
+            if not count:
+                continue
+            hit = [i for i, s in enumerate(jobs["state"].tolist()) if s == state]
+            lines = tuple(f"  {jobs['id'][i]}: {jobs['reason'][i]}" for i in hit[:5])
+            if len(hit) > 5:
+                lines += (f"  and {len(hit) - 5} more",)
+            head = f"{count} of {summary['jobs']} jobs {state}"
+            if not said[(head, lines)]:
+                finished = f"averages are over the {summary['finished']} that finished"
+                note("\n".join([f"warning: {summary['trace']}, {summary['policy']}: {head}; {finished}", *lines]))
+            said[(head, lines)] += 1

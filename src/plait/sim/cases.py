@@ -1,0 +1,231 @@
+"""One run as a value: what a case is, how it is run, and many of them over processes.
+
+The results of a list of cases come in the order of the list, whatever the number of processes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from plait.control.controller import Controller
+from plait.control.history import History
+from plait.control.log import EventLog
+from plait.control.messages import Command, Event, JobFinished, Refuse
+from plait.control.metrics import RunResult, Value, Window, measure
+from plait.core.cluster import Cluster
+from plait.core.errors import InputError, PlaitError, SimulationError
+from plait.core.jobs import JobBatch
+from plait.policies.catalog import make_policy, placement, rows
+from plait.sim.failures import NodeChange
+from plait.sim.run import Step, simulate
+from plait.sim.world import World
+
+Clock = Callable[[], float]
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """Everything one run needs. `trace` is a label; `labels` go into the summary as they are.
+
+    `placement` replaces that of the policy if it has the option. `log` is where the event log goes.
+    """
+
+    trace: str
+    jobs: JobBatch
+    policy: str
+    cluster: Cluster
+    world: World
+    seed: int = 0
+    placement: str | None = None
+    window: Window | None = None
+    node_changes: tuple[NodeChange, ...] | None = None
+    check: bool = False
+    log: str | None = None
+    labels: Mapping[str, Value] = field(default_factory=dict)
+
+
+def policy_text(policy: str, place: str | None, seed: int = 0) -> str:
+    """The policy with another placement, where it has that option; the text as given otherwise.
+
+    >>> policy_text("tiresias-l:knob=8", "counting")
+    'tiresias-l:knob=8,placement=counting'
+    >>> policy_text("gandiva", "counting")
+    'gandiva'
+    """
+    if place is None:
+        return policy
+    placement(place)  # an unknown name is an error for every policy
+    name, colon, _ = policy.partition(":")
+    row = rows().get(name)
+    if row is None or "placement" not in row.options:
+        return policy
+    text = f"{policy}{',' if colon else ':'}placement={place}"
+    drawn = place == "random" and "seed" in row.options and "seed=" not in policy
+    return f"{text},seed={seed}" if drawn else text
+
+
+def has_placement(policy: str) -> bool:
+    """Whether `policy_text` can change where this policy places jobs."""
+    row = rows().get(policy.partition(":")[0])
+    return row is not None and "placement" in row.options
+
+
+def run_case(case: Case, *, clock: Clock | None = None, ended: Callable[[int], None] | None = None) -> RunResult:
+    """Run one case and measure it.
+
+    `clock` gives wall seconds for `wall_s`, which is unknown without it. `ended(n)` is told whenever `n` more
+    jobs have ended.
+    """
+    policy = make_policy(policy_text(case.policy, case.placement, case.seed))
+    histories: list[History] = []
+    about = {"trace": case.trace, "world": case.world.name, "seed": case.seed, "round_s": case.world.round_s}
+    log = None if case.log is None else EventLog(case.log, policy=case.policy, cluster=case.cluster, **about)
+
+    def observe(controller: Controller) -> Step:
+        histories.append(History(controller))
+        steps: list[Step] = [histories[0]]
+        if log is not None:
+            steps.append(log)
+        if ended is not None:
+            steps.append(_counter(ended))
+        return steps[0] if len(steps) == 1 else lambda event, commands: _all(steps, event, commands)
+
+    begin = clock() if clock else 0.0
+    try:
+        run = simulate(
+            case.jobs,
+            case.cluster,
+            policy,
+            case.world,
+            seed=case.seed,
+            node_changes=case.node_changes,
+            check=case.check,
+            observe=observe,
+        )
+    except BaseException:
+        if log is not None:
+            log.close(keep=False)
+        raise
+    if log is not None:
+        log.close()
+    labels: dict[str, Value] = {} if clock is None else {"wall_s": round(clock() - begin, 3)}
+    labels |= {"trace": case.trace, "policy": case.policy, "world": case.world.name, "seed": case.seed}
+    labels |= {"cluster": str(case.cluster), **case.labels}
+    truth = case.jobs if case.world.profile_noise else None
+    return measure(run.controller, histories[0], window=case.window, truth=truth, **labels)
+
+
+def _all(steps: Sequence[Step], event: Event, commands: Sequence[Command]) -> None:
+    for step in steps:
+        step(event, commands)
+
+
+def _counter(ended: Callable[[int], None]) -> Step:
+    def note(event: Event, commands: Sequence[Command]) -> None:
+        if isinstance(event, JobFinished):
+            ended(len(event.jobs))
+        for command in commands:
+            if isinstance(command, Refuse):
+                ended(len(command.jobs))
+
+    return note
+
+
+# -- many ------------------------------------------------------------------------------------------------
+
+
+class RemoteError(PlaitError):
+    """An error plait raised on purpose in a worker process, with its message and exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        """Take the place of the error; it may not survive the way between processes itself."""
+        super().__init__(message)
+        self.exit_code = exit_code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Both arguments, so that it can be sent."""
+        return RemoteError, (str(self), self.exit_code)
+
+
+def over_processes(work: Callable[[A], B], items: Sequence[A], processes: int) -> Iterator[tuple[int, B]]:
+    """Yield (position, result) as results come, at most `processes` at a time.
+
+    `work` and the items must be picklable. Closing the generator, an error or Ctrl-C ends the workers. With one
+    process everything happens here, in order.
+    """
+    if processes < 1:
+        raise InputError(f"processes must be at least 1, got {processes}")
+    if processes == 1 or len(items) < 2:
+        for i, item in enumerate(items):
+            yield i, work(item)
+        return
+    others = set(multiprocessing.active_children())
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(processes, len(items)), mp_context=context, initializer=_worker)
+    try:
+        yield from _collect(pool, work, items, 2 * processes)
+    except BrokenProcessPool as error:
+        raise SimulationError("a worker process died; it may have run out of memory: use fewer --processes") from error
+    except BaseException:
+        for child in set(multiprocessing.active_children()) - others:
+            child.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _collect(
+    pool: ProcessPoolExecutor, work: Callable[[A], B], items: Sequence[A], ahead: int
+) -> Iterator[tuple[int, B]]:
+    """Keep a few tasks queued, so that a long list is not copied to the workers at once."""
+    pending: dict[Future[B], int] = {}
+    todo = iter(enumerate(items))
+    while True:
+        while len(pending) < ahead and (entry := next(todo, None)) is not None:
+            pending[pool.submit(_sent, work, entry[1])] = entry[0]
+        if not pending:
+            return
+        for future in wait(pending, return_when=FIRST_COMPLETED).done:
+            yield pending.pop(future), future.result()
+
+
+def _sent(work: Callable[[A], B], item: A) -> B:
+    try:
+        return work(item)
+    except PlaitError as error:
+        raise RemoteError(str(error), error.exit_code) from None
+
+
+def _worker() -> None:
+    """Ctrl-C is the parent's to handle."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def parse_range(text: str, what: str) -> tuple[int, ...]:
+    """Read `N`, `N..M` (both ends count) or a list of these.
+
+    >>> parse_range("0..2,7", "seed")
+    (0, 1, 2, 7)
+    """
+    out: list[int] = []
+    for part in text.split(","):
+        first, dots, last = part.strip().partition("..")
+        try:
+            low = int(first)
+            high = int(last) if dots else low
+        except ValueError:
+            raise InputError(f"{what} {part.strip()!r} is not a whole number; write 0, 0..4 or 0,3,7") from None
+        if not 0 <= low <= high:
+            raise InputError(f"{what} {part.strip()!r}: give N..M with 0 <= N <= M")
+        if high - low >= 10_000:
+            raise InputError(f"{what} {part.strip()!r}: that would be {high - low + 1} runs")
+        out.extend(range(low, high + 1))
+    return tuple(dict.fromkeys(out))
