@@ -80,6 +80,23 @@ def begin(
 
 
 @kernel
+def note(
+    jobs: IntArray,
+    done: FloatArray,
+    attained: FloatArray,
+    ran: FloatArray,
+    iterations_done: FloatArray,
+    attained_gpu_s: FloatArray,
+    run_s: FloatArray,
+) -> None:
+    """Write what the monitors measured into the books."""
+    for i in range(len(jobs)):
+        iterations_done[jobs[i]] = done[i]
+        attained_gpu_s[jobs[i]] = attained[i]
+        run_s[jobs[i]] = ran[i]
+
+
+@kernel
 def complete(jobs: IntArray, iterations: FloatArray, iterations_done: FloatArray) -> None:
     """Finished jobs have done all their iterations, where that number is known."""
     for job in jobs:
@@ -158,17 +175,21 @@ class Controller:
         columns = self.books.columns
         simple = not (columns["has_demands"][0] or columns["has_kinds"][0])
         if simple and len(self.cluster.kinds) == 1:
-            suspects = numbers[columns["min_gpus"][numbers] > self.cluster.gpus]
+            needs = columns["min_gpus"][numbers]
+            if needs.max(initial=0) <= self.cluster.gpus:
+                return {}
+            suspects = numbers[needs > self.cluster.gpus]
         else:
             suspects = numbers
         reasons = {int(n): refusal(self.books.spec(int(n)), self.cluster) for n in suspects}
         return {n: reason for n, reason in reasons.items() if reason is not None}
 
     def _progress(self, event: ProgressReported) -> Sequence[Command]:
-        jobs, columns = event.jobs, self.books.columns
-        columns["iterations_done"][jobs] = event.iterations_done
-        columns["attained_gpu_s"][jobs] = event.attained_gpu_s
-        columns["run_s"][jobs] = event.run_s
+        columns = self.books.columns
+        note(
+            event.jobs, event.iterations_done, event.attained_gpu_s, event.run_s,
+            columns["iterations_done"], columns["attained_gpu_s"], columns["run_s"],
+        )  # fmt: skip
         if not self.running.single:
             self._note_shared_speed(event)
         return ()

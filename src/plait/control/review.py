@@ -40,7 +40,7 @@ def compare(
 
     Returns (code, job, gpu, change of each group, jobs that start, jobs that leave their GPUs). A member stays
     if it runs on the very same GPUs. Change is 0 nothing, 1 same GPUs but another company, 2 somebody starts.
-    `stamp[job]` becomes 2 tag + 1 for those who stay and 2 tag for those who start; `tag` must be new.
+    Only running jobs have a `slot`, so one that stays needs no other check. `stamp[job]` becomes 2 tag + 1 for those who stay and 2 tag for those who start; `tag` must be new.
     """
     groups = len(first_gpu) - 1
     change = np.zeros(groups, dtype=np.int64)
@@ -54,10 +54,6 @@ def compare(
             job = jobs[m]
             if job < 0 or job >= count:
                 return NO_SUCH_JOB, job, -1, change, starts, starts
-            if phase[job] > 1:
-                return NOT_ACTIVE, job, -1, change, starts, starts
-            if hi - lo < min_gpus[job] or hi - lo > max_gpus[job]:
-                return WRONG_SIZE, job, hi - lo, change, starts, starts
             if stamp[job] >> 1 == tag:
                 return TWICE, job, -1, change, starts, starts
             old = slot[job]
@@ -70,6 +66,10 @@ def compare(
                         break
             stamp[job] = 2 * tag + same
             if not same:
+                if phase[job] > 1:
+                    return NOT_ACTIVE, job, -1, change, starts, starts
+                if hi - lo < min_gpus[job] or hi - lo > max_gpus[job]:
+                    return WRONG_SIZE, job, hi - lo, change, starts, starts
                 change[g] = 2
                 starts[starting] = job
                 starting += 1
@@ -101,7 +101,7 @@ def compare(
     leave = np.empty(len(old_jobs), dtype=np.int64)
     leaving = 0
     for job in old_jobs:
-        if slot[job] >= 0 and phase[job] == 1 and stamp[job] != 2 * tag + 1:
+        if slot[job] >= 0 and stamp[job] != 2 * tag + 1:
             leave[leaving] = job
             leaving += 1
     return OK, -1, -1, change, starts[:starting], leave[:leaving]

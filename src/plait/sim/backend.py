@@ -54,36 +54,30 @@ PATIENCE = 1000
 RESUME_MS = 100.0
 
 
+#: columns of `Simulator.state`: what the monitors need to know of a job, together in memory
+DONE, RATE, SINCE, HOLD, RUN, SERVICE, GPUS, UNIT = range(8)
+
+
 @kernel
 def measure(
-    jobs: IntArray,
-    now: float,
-    running: IntArray,
-    done: FloatArray,
-    rate: FloatArray,
-    since: FloatArray,
-    hold: FloatArray,
-    run: FloatArray,
-    service: FloatArray,
-    gpus: IntArray,
-    unit_ms: FloatArray,
+    jobs: IntArray, now: float, running: IntArray, state: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Iterations done, GPU-seconds, run seconds and current iteration seconds of these jobs at `now`."""
     n = len(jobs)
     iterations, attained, ran, pace = np.empty(n), np.empty(n), np.empty(n), np.empty(n)
     for i in range(n):
         j = jobs[i]
-        work, held = done[j], 0.0
+        work, held = state[j, DONE], 0.0
         pace[i] = math.nan
         if running[j] == 1:
-            if now > since[j]:
-                work += (now - since[j]) * rate[j]
-            if now > hold[j]:
-                held = now - hold[j]
-            pace[i] = unit_ms[j] / rate[j] / 1e3
-        iterations[i] = work / unit_ms[j]
-        ran[i] = (run[j] + held) / 1e3
-        attained[i] = (service[j] + held * gpus[j]) / 1e3
+            if now > state[j, SINCE]:
+                work += (now - state[j, SINCE]) * state[j, RATE]
+            if now > state[j, HOLD]:
+                held = now - state[j, HOLD]
+            pace[i] = state[j, UNIT] / state[j, RATE] / 1e3
+        iterations[i] = work / state[j, UNIT]
+        ran[i] = (state[j, RUN] + held) / 1e3
+        attained[i] = (state[j, SERVICE] + held * state[j, GPUS]) / 1e3
     return iterations, attained, ran, pace
 
 
@@ -170,16 +164,18 @@ class Simulator:
         self.unit_ms: FloatArray = truth.iteration_s * 1000
         self.total_ms: FloatArray = np.maximum(np.rint(truth.iterations * truth.iteration_s * 1000), 1.0)
         self.cost_ms: FloatArray = np.rint(settings.overheads.for_batch(truth) * 1000)
-        self.done_ms, self.run_ms, self.service_ms = np.zeros(n), np.zeros(n), np.zeros(n)
+        self.state = np.zeros((n, 8))
+        self.done_ms, self.rate, self.since_ms, self.hold_ms = (self.state[:, c] for c in (DONE, RATE, SINCE, HOLD))
+        self.run_ms, self.service_ms, self.gpus_held = (self.state[:, c] for c in (RUN, SERVICE, GPUS))
+        self.state[:, UNIT] = self.unit_ms
         self.overhead_ms, self.worked_ms = np.zeros(n), np.zeros(n)  # the two parts of `run_ms`
         self.safe_ms = np.zeros(n)  # work that survives a crash
-        self.rate = np.ones(n)
-        self.since_ms, self.hold_ms, self.free_ms = np.zeros(n), np.zeros(n), np.zeros(n)
+        self.rate[:] = 1.0
+        self.free_ms = np.zeros(n)
         self.end_ms: FloatArray = np.full(n, math.inf)
         self.fail_ms: FloatArray = np.full(n, math.inf)
         self.stop_ms: FloatArray = np.full(n, math.inf)  # the earlier of the two
         self.is_running = np.zeros(n, dtype=np.int64)
-        self.gpus_held = np.zeros(n, dtype=np.int64)
         self.attempts = np.zeros(n, dtype=np.int64)
         self.last_node = np.full(n, -1, dtype=np.int64)
         self.running: IntArray = NO_JOBS
@@ -263,10 +259,7 @@ class Simulator:
             yield JobSubmitted(at_s, first, self.reported[first:last])
 
     def _progress(self, jobs: IntArray, now: float) -> ProgressReported:
-        figures = measure(
-            jobs, now, self.is_running, self.done_ms, self.rate, self.since_ms, self.hold_ms, self.run_ms,
-            self.service_ms, self.gpus_held, self.unit_ms,
-        )  # fmt: skip
+        figures = measure(jobs, now, self.is_running, self.state)
         return ProgressReported(now / 1000, jobs, *figures)
 
     def _run_until(self, now: float) -> tuple[IntArray, FloatArray, IntArray]:
