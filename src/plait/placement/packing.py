@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from plait.core.jobs import JobTable
 from plait.core.plan import Gate, Groups, Plan
 from plait.core.policy import View
 from plait.placement import kernels
+
+
+A = TypeVar("A", bound="np.ndarray[Any, Any]")
 
 
 class Scheme(IntEnum):
@@ -140,6 +143,17 @@ def _slots_of_units(view: View, order: IntArray, companions: Mapping[int, Sequen
     return out
 
 
+def _for_units(rows: A, companions: Mapping[int, Sequence[int]] | None, join: np.ufunc) -> A:
+    """One value a row, joined with those of its companions; a single value stands for all."""
+    if not companions or len(rows) == 1:
+        return rows
+    out = rows.copy()
+    for row, others in companions.items():
+        for other in others:
+            out[row] = join(out[row], rows[other])
+    return out
+
+
 def _with_companions(
     jobs: JobTable, rows: IntArray, groups: Groups, companions: Mapping[int, Sequence[int]], gate: Gate
 ) -> Groups:
@@ -187,8 +201,8 @@ def place(
         slot,
         _FOR_ALL[scheme] if isinstance(scheme, Scheme) else scheme,
         _STRICT[strict] if isinstance(strict, bool) else strict,
-        allowed_kinds(view),
-        demands(jobs),
+        _for_units(allowed_kinds(view), companions, np.bitwise_and),
+        _for_units(demands(jobs), companions, np.add),
         running.gpus,
         running.first_gpu,
         seed * 1_000_003 + int(view.now_s * 1000),
