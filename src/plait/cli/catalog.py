@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 policy = typer.Typer(help="Work on a policy of your own.", no_args_is_help=True)
 
@@ -40,15 +37,17 @@ def policies(as_json: JsonFlag = False) -> None:
         return
     from rich.table import Table
 
+    from plait.cli.console import console
+
     grid = Table("policy", "knows", "what it does", "options")
     for name, row in known.items():
         grid.add_row(name, row.knows, row.summary, " ".join(row.options))
-    _console().print(grid)
+    console().print(grid)
     options = {option: text for row in known.values() for option, text in row.options.items()}
     meanings = Table("option", "meaning", title="NAME:option=value,...", title_justify="left")
     for option, text in options.items():
         meanings.add_row(option, text)
-    _console().print(meanings)
+    console().print(meanings)
 
 
 @policy.command("check", no_args_is_help=True)
@@ -97,14 +96,9 @@ def worlds(as_json: JsonFlag = False) -> None:
         return
     from rich.table import Table
 
+    from plait.cli.console import console
+
     grid = Table("world", "what is true")
     for name, world in known.items():
         grid.add_row(name, world.summary)
-    _console().print(grid)
-
-
-def _console() -> Console:
-    from rich.console import Console as Terminal
-
-    console = Terminal()
-    return console if console.is_terminal else Terminal(width=160)
+    console().print(grid)

@@ -15,8 +15,8 @@ EVERY_S = 0.1
 class Bar:
     """Counts towards a total; says nothing unless standard error is a terminal."""
 
-    def __init__(self, what: str, total: int, done: int = 0) -> None:
-        """`what` is the text in front of the bar."""
+    def __init__(self, what: str, total: int | None, done: int = 0) -> None:
+        """`what` is the text in front of the bar; without a total it only counts."""
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -12,9 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 import plait
+from plait.cli.console import Printer, console
 from plait.cli.outputs import STDOUT, Outputs, names_of_runs
 from plait.cli.progress import Bar
 from plait.control.metrics import RunResult, Value, Window
@@ -82,10 +81,10 @@ def answer(request: Request) -> None:
         results = run_all(cases, request.processes)
         _write(results, files, outputs)
         if STDOUT in (request.json, request.csv):
-            show(results, Console(stderr=True))
+            show(results, console(error=True))
             outputs.commit()
         else:
-            show(results, Console())
+            show(results, console())
             for path in outputs.commit():
                 note(f"wrote {path}")
 
@@ -197,6 +196,11 @@ def _table(path: Path, request: Request) -> TraceTable:
     return table
 
 
+def read_workload(path: Path, request: Request, seed: int, cluster: Cluster) -> JobBatch:
+    """The jobs of one trace, with everything a reader should know said."""
+    return _workload(_table(path, request), path, request, seed, cluster)[0]
+
+
 def _workload(
     table: TraceTable, path: Path, request: Request, seed: int, cluster: Cluster
 ) -> tuple[JobBatch, dict[str, Value]]:
@@ -213,8 +217,8 @@ def _workload(
     span_s = float(work.jobs.submit_s[-1] - work.jobs.submit_s[0])
     gpu_s = float((work.jobs.gpus * work.jobs.iterations * work.jobs.iteration_s).sum())
     dropped = sum(work.dropped.values()) + sum(table.meta["rows_dropped"].values())
-    load = gpu_s / (span_s * cluster.gpus) if span_s > 0 else math.inf
-    return work.jobs, {"load": round(load, 6), "dropped": dropped}
+    load = round(gpu_s / (span_s * cluster.gpus), 6) if span_s > 0 else math.nan
+    return work.jobs, {"load": load, "dropped": dropped}
 
 
 def _say_dropped(path: Path, dropped: Any, when: str) -> None:
@@ -233,14 +237,19 @@ def _settings(world: World, request: Request) -> dict[str, Value]:
         "spread_slowdown": physics.spread_slowdown if isinstance(physics, StandardPhysics) else math.nan,
         "checkpoint_every_s": world.checkpoint_every_s,
         "node_failures": "" if request.failures is None else str(request.failures),
-        "node_mtbf_s": world.node_mtbf_s,
+        "node_mtbf_s": _or_unknown(world.node_mtbf_s),
         "node_mttr_s": world.node_mttr_s,
-        "job_mtbf_s": world.job_mtbf_s,
+        "job_mtbf_s": _or_unknown(world.job_mtbf_s),
         "profile_noise": world.profile_noise,
         "models": request.assign_models or "",
         "censored": request.censored,
         "version": plait.__version__,
     }
+
+
+def _or_unknown(value: float) -> float:
+    """Infinite means never, and is null in JSON."""
+    return value if math.isfinite(value) else math.nan
 
 
 # -- running ---------------------------------------------------------------------------------------------
@@ -318,13 +327,11 @@ def stated(results: Sequence[RunResult]) -> dict[str, str]:
     return out
 
 
-def show(results: Sequence[RunResult], console: Console) -> None:
+def show(results: Sequence[RunResult], printer: Printer) -> None:
     """The comparison table, then what a reader must know to trust it."""
     from plait.report.tables import comparison_table
 
-    if not console.is_terminal:
-        console = Console(file=console.file, width=220)
-    console.print(comparison_table(results))
+    printer.print(comparison_table(results))
     warn_about_jobs(results)
 
 

@@ -1,0 +1,36 @@
+"""Where tables go: as wide as the terminal, or as wide as they need in a file or a pipe."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+from rich.console import Console, RenderableType
+
+#: Wide enough for every table.
+WIDTH = 240
+
+
+class Printer:
+    """Prints what rich renders; without a terminal without colours, line wraps or spaces at the end of lines."""
+
+    def __init__(self, file: TextIO) -> None:
+        """Print to this file."""
+        self._file = file
+        self._terminal = Console(file=file)
+
+    def print(self, what: RenderableType) -> None:
+        """Print it."""
+        if self._terminal.is_terminal:
+            self._terminal.print(what)
+            return
+        plain = Console(file=self._file, width=WIDTH, no_color=True)
+        with plain.capture() as captured:
+            plain.print(what)
+        for line in captured.get().splitlines():
+            self._file.write(line.rstrip() + "\n")
+
+
+def console(*, error: bool = False) -> Printer:
+    """Standard output, or standard error."""
+    return Printer(sys.stderr if error else sys.stdout)

@@ -1,0 +1,79 @@
+"""`plait tune`: fit a policy to a workload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from plait.sim.tune import Fit
+
+
+def tune(
+    policy: Annotated[str, typer.Argument(metavar="POLICY", help="tiresias-l or tiresias-g, with or without options.")],
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="The history: at least 200 jobs.")],
+    cluster: Annotated[str, typer.Option("--cluster", "-c", help="NODESxGPUS[:KIND][@PER_RACK],...")] = "8x8",
+    max_queues: Annotated[int, typer.Option(help="Try one queue, two, ... up to this many.")] = 4,
+    trace_format: Annotated[str, typer.Option("--format", "-f", help="See `plait trace formats`.")] = "auto",
+    work: Annotated[str | None, typer.Option(help="muri: duration or iterations, what the work is.")] = None,
+    censored: Annotated[str, typer.Option(help="Jobs whose end nobody saw: as_is, drop, extend.")] = "as_is",
+    jobs: Annotated[int | None, typer.Option(help="Only the first N jobs of the trace.")] = None,
+    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
+    json: Annotated[str | None, typer.Option(help="Write the result as JSON; - for standard output.")] = None,
+) -> None:
+    """Fit queue thresholds to the first half of a trace, and judge them on the second.
+
+    The answer is text to give to --policy. It also says when the fit is not worth it.
+    """
+    from plait.cli.outputs import Outputs
+    from plait.cli.progress import Bar
+    from plait.cli.runs import Request, read_workload
+    from plait.core.cluster import Cluster
+    from plait.sim.tune import fit_thresholds
+
+    request = Request(
+        [trace], policy, trace_format=trace_format, work=work, censored=censored, jobs=jobs, seed=str(seed)
+    )
+    hardware = Cluster.parse(cluster)
+    with Outputs() as outputs:
+        path = None if json is None or json == "-" else outputs.path(json)
+        batch = read_workload(trace, request, seed, hardware)
+        with Bar("replaying", None) as bar:
+            fit = fit_thresholds(batch, hardware, max_queues, policy=policy, seed=seed, tried=bar.advance)
+        if json is not None:
+            import json as codec
+
+            text = codec.dumps({"trace": str(trace), "cluster": cluster, **fit.to_json()}, indent=1) + "\n"
+            if path is None:
+                typer.echo(text, nl=False)
+                return
+            outputs.fill(path, lambda p: _write(p, text))
+        outputs.commit()
+    _show(fit)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _show(fit: Fit) -> None:
+    from rich.table import Table
+
+    from plait.cli.console import console
+
+    title = "Average completion time (s), no overheads, GPU counting"
+    grid = Table("", "policy", title=title, title_justify="left")
+    for name, count in (("first half", fit.jobs_first), ("second half", fit.jobs_second)):
+        grid.add_column(f"{name} ({count} jobs)", justify="right")
+    policies = {"fitted": fit.policy, "default": fit.default, "fifo": "fifo", "srsf": "srsf"}
+    for name, policy in policies.items():
+        label = {"default": "as given", "srsf": "knows the future"}.get(name, "" if name == policy else name)
+        grid.add_row(label, policy, f"{fit.first[name]:,.1f}", f"{fit.second[name]:,.1f}")
+    out = console()
+    out.print(grid)
+    queues = f"{fit.queues} queue{'s' if fit.queues > 1 else ''}, {len(fit.tried)} sets of thresholds tried"
+    left = f"; {fit.left_out} jobs wider than the cluster left out" if fit.left_out else ""
+    typer.echo(f"{queues}{left}; {fit.verdict}.")
+    typer.echo(f"--policy {fit.policy if fit.worth_it else fit.default}")
