@@ -1,0 +1,91 @@
+# Everything a person or a machine runs here. Each target makes the virtual environment it needs, once.
+#   make demo PYTHON=python3.12        another interpreter
+#   make test PYTEST_ARGS="-k tiresias" some of the tests
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+DEMO := demo-out
+DEMO_POLICIES := fifo,fifo-backfill,sjf,srtf,srsf,2d-las,tiresias-l,themis
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check format format-check lint types imports doctest bench docs docs-serve build clean distclean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.sim ## simulate 2,000 jobs on 64 GPUs under eight policies, write a report
+	@$(BIN)/plait trace generate $(DEMO)/philly.csv --preset philly --jobs 2000 --gpus 64 --load 1.0 --seed 1 \
+		--assign-models uniform
+	@$(BIN)/plait simulate $(DEMO)/philly.csv --policy $(DEMO_POLICIES) --cluster 8x8 \
+		--report $(DEMO)/report.html --json $(DEMO)/results.json
+	@echo "Open $(CURDIR)/$(DEMO)/report.html in a browser; the figures are in $(DEMO)/results.json."
+
+test: $(VENV)/.dev ## the test suite
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: format-check lint types imports doctest test ## everything: format, lint, types, layers, doctests, tests
+
+format: $(VENV)/.dev ## rewrite the sources in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+format-check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev
+	$(BIN)/lint-imports --no-cache
+
+doctest: $(VENV)/.dev
+	$(BIN)/python -m pytest --doctest-modules src/plait
+
+bench: $(VENV)/.sim ## speed, as ratios (about ten minutes; see benchmarks/README.md)
+	$(BIN)/python benchmarks/run.py
+
+docs: $(VENV)/.docs ## the documentation as a site in site/
+	$(BIN)/mkdocs build --strict
+
+docs-serve: $(VENV)/.docs ## the documentation on http://127.0.0.1:8000, rebuilt as you write
+	$(BIN)/mkdocs serve
+
+build: $(VENV)/.dev ## wheel and source distribution in dist/
+	$(BIN)/python -m build
+
+clean: ## remove what the targets made, except the virtual environment
+	rm -rf $(DEMO) site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks
+	find src tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## ... and the virtual environment too
+	rm -rf $(VENV)
+
+# -- the virtual environment -----------------------------------------------------------------------------
+# A stamp for each set of extras: made again when pyproject.toml changes, otherwise nothing happens.
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "plait needs Python 3.11 or newer; $(PYTHON) is: $$($(PYTHON) --version 2>&1)." >&2; \
+		echo "Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+		echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.sim: pyproject.toml | $(VENV)/.made
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[sim]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/.made
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(VENV)/.sim
+
+$(VENV)/.docs: pyproject.toml | $(VENV)/.made
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
