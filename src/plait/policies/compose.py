@@ -21,6 +21,10 @@ from plait.placement import Scheme, place
 from plait.placement.packing import Placement
 
 
+#: Times closer than this are the same time, seconds.
+CLOCK_S = 1e-6
+
+
 @dataclass(frozen=True, slots=True)
 class Ranking:
     """What an order says: smaller keys first, ties by submission.
@@ -92,14 +96,14 @@ class Composed:
         if not self.preempt:
             keys = (~jobs.running, *keys)
         elif self.min_run_s > 0:
-            young = jobs.running & (view.now_s - jobs.last_start_s < self.min_run_s)
-            keys = (~young, *keys)
-            ends = jobs.last_start_s[young] + self.min_run_s
-            until = min(until, float(ends.min())) if len(ends) else until
+            ends = np.where(jobs.running, jobs.last_start_s + self.min_run_s, -math.inf)
+            keys = (ends <= view.now_s + CLOCK_S, *keys)
+            until = min(until, _next(ends, view.now_s))
         strict: bool | BoolArray = self.strict
         if math.isfinite(self.reserve_after_s):
-            strict = jobs.waiting_s >= self.reserve_after_s
-            until = min(until, _next(jobs.pending_since_s[~jobs.running] + self.reserve_after_s, view.now_s))
+            ends = np.where(jobs.running, math.inf, jobs.pending_since_s + self.reserve_after_s)
+            strict = ends <= view.now_s + CLOCK_S
+            until = min(until, _next(ends, view.now_s))
         plan = place(
             view,
             sort(keys),
@@ -149,5 +153,5 @@ def sort(keys: tuple[FloatArray | IntArray | BoolArray, ...]) -> IntArray:
 
 
 def _next(times: FloatArray, now_s: float) -> float:
-    later = times[times > now_s]
+    later = times[times > now_s + CLOCK_S]
     return float(later.min()) if len(later) else math.inf

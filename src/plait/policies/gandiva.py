@@ -97,6 +97,9 @@ class Gandiva:
         bad = jobs.shared_speed < 0.5  # NaN (never shared) compares false
         can = ~np.isnan(busy) & ~bad & (jobs.run_s >= self.slice_s)
         limit = min((n.gpu_memory_bytes for n in view.cluster if n.gpu_memory_bytes), default=0)
+        # Cores and bytes a GPU, and what every node has of them: a pair must fit wherever it goes.
+        wants = np.column_stack([jobs.cpus, jobs.memory_bytes]) / jobs.gpus[:, None]
+        room = (view.cluster.node_spare / np.maximum(view.cluster.node_gpus, 1)[:, None]).min(axis=0)
         pairs = self._running_pairs(view, can)
         paired = set(pairs) | set(pairs.values())
         for size in np.unique(jobs.gpus).tolist():
@@ -106,7 +109,8 @@ class Gandiva:
             while low < high:
                 a, b = rows[low], rows[high]
                 memory = float(jobs.gpu_memory_bytes[a] + jobs.gpu_memory_bytes[b])
-                if busy[a] + busy[b] <= 1.0 and (not limit or memory <= limit):
+                fits = bool((wants[a] + wants[b] <= room).all()) and (not limit or memory <= limit)
+                if busy[a] + busy[b] <= 1.0 and fits:
                     pairs[a] = b
                     low += 1
                 high -= 1
