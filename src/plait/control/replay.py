@@ -37,13 +37,12 @@ class Replay:
         """Replay this run."""
         self.run = run
         self.difference: Difference | None = None
-        self._step: Step | None = None
         self._derived: list[Command] = []
 
     def events(self) -> Iterator[Event]:
         """The recorded events, until the first difference."""
         for step in self.run.steps:
-            self._step, self._derived = step, []
+            self._derived = []
             yield step.event
             self._compare(step)
             if self.difference is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Generic, Protocol, TypeVar, cast, overload
 
@@ -548,6 +548,3 @@ def _known_columns() -> str:
 
 def _known(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
-
-
-SPEC_FIELDS = tuple(f.name for f in fields(JobSpec))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -114,13 +113,3 @@ class Themis:
             return competitors * work * jobs.gpus / np.minimum(capacity, jobs.gpus)
         share = np.minimum(capacity / competitors, jobs.gpus)
         return work * jobs.gpus / share
-
-
-def rho_of(jct_s: float, work_s: float, gpus: int, capacity: int, competitors: float) -> float:
-    """Finish-time fairness of a finished job: JCT over its run time on 1/N of the cluster.
-
-    >>> rho_of(200.0, 100.0, 4, 4, 2.0)
-    1.0
-    """
-    share = min(capacity / competitors, gpus)
-    return jct_s / (work_s * gpus / share) if math.isfinite(jct_s) else math.nan
