@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from plait.policies.catalog import Row
+
+#: Policies of the catalog that have no option for it and never do.
+NEVER_PREEMPT = ("yarn-cs", "drf")
 
 policy = typer.Typer(help="Work on a policy of your own.", no_args_is_help=True)
 
@@ -26,6 +32,7 @@ def policies(as_json: JsonFlag = False) -> None:
                         "name": name,
                         "summary": row.summary,
                         "knows": row.knows,
+                        "preempts": preempts(name, row),
                         "cites": list(row.cites),
                         "options": dict(row.options),
                     }
@@ -39,15 +46,25 @@ def policies(as_json: JsonFlag = False) -> None:
 
     from plait.cli.console import console
 
-    grid = Table("policy", "knows", "what it does", "options")
+    grid = Table("policy", "knows", "preempts", "what it does", "options")
     for name, row in known.items():
-        grid.add_row(name, row.knows, row.summary, " ".join(row.options))
+        grid.add_row(name, row.knows, preempts(name, row), row.summary, " ".join(row.options))
     console().print(grid)
     options = {option: text for row in known.values() for option, text in row.options.items()}
     meanings = Table("option", "meaning", title="NAME:option=value,...", title_justify="left")
     for option, text in options.items():
         meanings.add_row(option, text)
     console().print(meanings)
+
+
+def preempts(name: str, row: Row) -> str:
+    """Whether a policy takes GPUs from running jobs: yes, no, or unknown for policies of others that do not say."""
+    from plait.policies.catalog import CATALOG
+
+    says = getattr(row.make(), "preempt", None)
+    if says is None and name in CATALOG:
+        says = name not in NEVER_PREEMPT
+    return {True: "yes", False: "no"}.get(says, "unknown")  # type: ignore[arg-type]
 
 
 @policy.command("check", no_args_is_help=True)

@@ -29,7 +29,7 @@ from plait.sim.run import with_round
 from plait.sim.world import World, make_world
 from plait.traces.assign import assign_models
 from plait.traces.formats import read_trace
-from plait.traces.load import load_jobs
+from plait.traces.load import cluster_of, load_jobs
 from plait.traces.table import TraceTable
 
 
@@ -46,6 +46,7 @@ class Request:
     placement: str | None = None
     trace_format: str = "auto"
     work: str | None = None
+    nodes: Path | None = None
     assign_models: str | None = None
     censored: str = "as_is"
     overheads: str | None = None
@@ -106,7 +107,7 @@ def note(text: str) -> None:
 
 def make_cases(request: Request) -> list[Case]:
     """One case a (trace, policy, world, seed), in this order; everything is checked before anything runs."""
-    cluster = Cluster.parse(request.cluster)
+    given = None if request.cluster == "trace" else Cluster.parse(request.cluster)
     policies = split_policies(request.policy)
     if not policies:
         raise InputError("no policy given; `plait policies` lists them")
@@ -116,18 +117,19 @@ def make_cases(request: Request) -> list[Case]:
             note(f"warning: {policy} places jobs in its own way; --placement does not change it")
     worlds = [make_asked_world(name.strip(), request) for name in request.world.split(",")]
     window = None if request.window is None else read_window(request.window)
-    changes = None if request.failures is None else read_failures(request.failures, cluster)
     seeds = parse_range(request.seed, "seed")
     cases = []
     for path in request.traces:
         table = _table(path, request)
+        cluster = given or cluster_of(table)
+        changes = None if request.failures is None else read_failures(request.failures, cluster)
         drawn = request.assign_models is not None or request.censored == "extend"
         loads = {seed: _workload(table, path, request, seed, cluster) for seed in (seeds if drawn else seeds[:1])}
         for policy in policies:
             for world in worlds:
                 for seed in seeds:
                     jobs, about = loads.get(seed) or loads[seeds[0]]
-                    labels = {**about, **_settings(world, request)}
+                    labels = {**about, **settings(world, request)}
                     cases.append(
                         Case(str(path), jobs, policy, cluster, world, seed, request.placement, window, changes,
                              request.check, None, labels)
@@ -182,7 +184,8 @@ def read_window(text: str) -> Window:
 
 
 def _table(path: Path, request: Request) -> TraceTable:
-    options: dict[str, Any] = {} if request.work is None else {"work": request.work}
+    given = {"work": request.work, "nodes": request.nodes}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     table = read_trace(path, request.trace_format, **options)
     if request.jobs is not None:
         if request.jobs < 1:
@@ -227,7 +230,7 @@ def _say_dropped(path: Path, dropped: Any, when: str) -> None:
         note(f"{path}: {sum(dropped.values())} rows left out {when}: {reasons}")
 
 
-def _settings(world: World, request: Request) -> dict[str, Value]:
+def settings(world: World, request: Request) -> dict[str, Value]:
     """What a result must state so that it can be judged and repeated."""
     physics = world.physics
     return {

@@ -18,7 +18,9 @@ def simulate(
     policy: Annotated[
         str, typer.Option("--policy", "-p", help="Policies, e.g. srsf,tiresias-l:knob=8,mymodule:MyPolicy.")
     ] = DEFAULT_POLICIES,
-    cluster: Annotated[str, typer.Option("--cluster", "-c", help="NODESxGPUS[:KIND][@PER_RACK],...")] = "8x8",
+    cluster: Annotated[
+        str, typer.Option("--cluster", "-c", help="NODESxGPUS, e.g. 8x8 or 4x8:v100,2x8:a100; trace = its own.")
+    ] = "8x8",
     round_s: Annotated[
         float | None, typer.Option("--round", help="Seconds between decisions; 0 = at every event.")
     ] = None,
@@ -27,6 +29,7 @@ def simulate(
     placement: Annotated[Text, typer.Option(help="The placement of every policy that has the option.")] = None,
     trace_format: Annotated[str, typer.Option("--format", "-f", help="See `plait trace formats`.")] = "auto",
     work: Annotated[Text, typer.Option(help="muri: duration or iterations, what the work of a job is.")] = None,
+    nodes: Annotated[Path | None, typer.Option(help="openb2023, spot2026: the node list.")] = None,
     assign_models: Annotated[Text, typer.Option(help="Draw models: uniform or by_gpu_hours.")] = None,
     censored: Annotated[str, typer.Option(help="Jobs whose end nobody saw: as_is, drop, extend.")] = "as_is",
     overheads: Annotated[Text, typer.Option(help="Cost of starts and stops: measured, none or a CSV file.")] = None,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def tune(
     policy: Annotated[str, typer.Argument(metavar="POLICY", help="tiresias-l or tiresias-g, with or without options.")],
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="The history: at least 200 jobs.")],
-    cluster: Annotated[str, typer.Option("--cluster", "-c", help="NODESxGPUS[:KIND][@PER_RACK],...")] = "8x8",
+    cluster: Annotated[str, typer.Option("--cluster", "-c", help="NODESxGPUS, e.g. 8x8.")] = "8x8",
     max_queues: Annotated[int, typer.Option(help="Try one queue, two, ... up to this many.")] = 4,
     trace_format: Annotated[str, typer.Option("--format", "-f", help="See `plait trace formats`.")] = "auto",
     work: Annotated[str | None, typer.Option(help="muri: duration or iterations, what the work is.")] = None,

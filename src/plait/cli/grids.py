@@ -1,0 +1,218 @@
+"""What `plait sweep` does: make the grid, run what is missing, show and write all of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import Any, cast
+
+from plait.cli.console import console
+from plait.cli.outputs import STDOUT, Outputs
+from plait.cli.progress import Bar
+from plait.cli.runs import Request, import_from_here, make_asked_world, note, settings
+from plait.control.compare import compare
+from plait.control.metrics import RunResult, Value
+from plait.core.errors import InputError
+from plait.policies.catalog import split_policies
+from plait.report.tables import comparison_table
+from plait.sim.cases import parse_range
+from plait.sim.sweep import Grid, Summary, finished
+from plait.sim.sweep import sweep as run_grid
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """The options of `plait sweep`, as given."""
+
+    folder: Path
+    policy: str
+    cluster: Sequence[str] | None = None
+    load: str | None = None
+    seed: str = "0"
+    preset: str = "philly"
+    jobs: int = 1000
+    trace: Path | None = None
+    trace_format: str = "auto"
+    assign_models: str | None = None
+    world: str = "plait"
+    round_s: float | None = None
+    placement: str | None = None
+    overheads: str | None = None
+    spread_slowdown: float | None = None
+    node_mtbf: float | None = None
+    node_mttr: float | None = None
+    job_mtbf: float | None = None
+    profile_noise: float | None = None
+    processes: int | None = None
+    json: str | None = None
+    csv: str | None = None
+    report: Path | None = None
+
+
+def run_sweep(request: SweepRequest) -> None:
+    """Do what was asked."""
+    import_from_here()
+    grid = make_grid(request)
+    grid.check()
+    cells = grid.cells()
+    with Outputs() as outputs:
+        wanted = (("json", request.json), ("csv", request.csv), ("report", request.report))
+        files = [
+            (kind, None if str(target) == STDOUT else outputs.path(target))
+            for kind, target in wanted
+            if target is not None
+        ]
+        done = len(finished(grid, request.folder)) if request.folder.is_dir() else 0
+        if done:
+            note(f"{done} of {len(cells)} runs are in {request.folder} already")
+        processes = request.processes if request.processes is not None else os.cpu_count() or 1
+        with Bar("sweeping", len(cells), done) as bar:
+            for _ in run_grid(grid, request.folder, processes=processes, clock=time.perf_counter):
+                bar.advance()
+        summaries = list(finished(grid, request.folder).values())
+        for kind, path in files:
+            writer = partial(_WRITERS[kind], summaries)
+            if path is None:
+                outputs.print_later(writer)
+            else:
+                outputs.fill(path, writer)
+        show(summaries, to_error=STDOUT in (request.json, request.csv))
+        for path in outputs.commit():
+            note(f"wrote {path}")
+
+
+def make_grid(request: SweepRequest) -> Grid:
+    """The grid of a request; names and numbers are checked by `Grid.check`."""
+    world_options = Request(
+        (), "", round_s=request.round_s, overheads=request.overheads, spread_slowdown=request.spread_slowdown,
+        node_mtbf=request.node_mtbf, node_mttr=request.node_mttr, job_mtbf=request.job_mtbf,
+        profile_noise=request.profile_noise, placement=request.placement, assign_models=request.assign_models,
+    )  # fmt: skip
+    worlds = tuple(make_asked_world(name.strip(), world_options) for name in request.world.split(","))
+    return Grid(
+        policies=tuple(split_policies(request.policy)),
+        worlds=worlds,
+        clusters=tuple(request.cluster or ("8x8",)),
+        loads=read_loads(request.load),
+        seeds=parse_range(request.seed, "seed"),
+        preset=request.preset,
+        jobs=request.jobs,
+        trace=None if request.trace is None else str(request.trace),
+        trace_format=request.trace_format,
+        models=request.assign_models,
+        placement=request.placement,
+        labels=_shared([settings(world, world_options) for world in worlds]),
+    )
+
+
+def _shared(given: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
+    """What all worlds have in common."""
+    return {name: value for name, value in given[0].items() if len({str(g[name]) for g in given}) == 1}
+
+
+def read_loads(text: str | None) -> tuple[float | None, ...]:
+    """Read `0.8,1.0`; None is the load of the trace.
+
+    >>> read_loads("0.8,1")
+    (0.8, 1.0)
+    """
+    if text is None:
+        return (None,)
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"load {text!r} is not a list of numbers; write e.g. 0.8,1.0,1.2") from None
+
+
+# -- results ---------------------------------------------------------------------------------------------
+
+
+def as_result(summary: Summary) -> RunResult:
+    """A result with figures only, which is all that comparisons look at."""
+    figures = {name: math.nan if value is None else value for name, value in summary.items()}
+    return RunResult(figures, {}, {}, cast(Any, None))
+
+
+def groups(summaries: Sequence[Summary]) -> dict[str, list[RunResult]]:
+    """Runs that compete: the same trace at the same load, cluster and world."""
+    found: dict[str, list[RunResult]] = {}
+    for summary in summaries:
+        title = ", ".join(f"{name} {summary[name]}" for name in ("trace", "cluster", "world"))
+        found.setdefault(title, []).append(as_result(summary))
+    return found
+
+
+def show(summaries: Sequence[Summary], *, to_error: bool) -> None:
+    """A table of each group, and what jobs averages leave out."""
+    printer = console(error=to_error)
+    for results in groups(summaries).values():
+        printer.print(comparison_table(results))
+    left = [s for s in summaries if s["finished"] != s["jobs"]]
+    if left:
+        note(f"warning: in {len(left)} of {len(summaries)} runs some jobs did not finish; averages leave them out")
+
+
+def write_json(summaries: Sequence[Summary], path: Path) -> None:
+    """A list of summaries, one object a run."""
+    path.write_text(json.dumps(summaries, indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_csv(summaries: Sequence[Summary], path: Path) -> None:
+    """One row a run, one column a figure, empty for what is unknown."""
+    names = list(dict.fromkeys(name for summary in summaries for name in summary))
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(cast("list[Mapping[str, Any]]", summaries))
+
+
+def write_page(summaries: Sequence[Summary], path: Path) -> None:
+    """One HTML page that needs nothing else: a chart and a table of each group."""
+    from plait.report.figures import policy_bars_svg
+
+    parts = []
+    for title, results in groups(summaries).items():
+        charts = "".join(policy_bars_svg(results, metric) for metric in ("avg_jct_s", "p99_jct_s", "gpu_utilisation"))
+        parts.append(f"<section><h2>{escape(title)}</h2>{charts}{_html_table(results)}</section>")
+    page = _PAGE.replace("{{runs}}", str(len(summaries))).replace("{{body}}", "\n".join(parts))
+    path.write_text(page, encoding="utf-8")
+
+
+def _html_table(results: Sequence[RunResult]) -> str:
+    columns = (
+        "avg_jct_s", "p50_jct_s", "p95_jct_s", "p99_jct_s", "makespan_s", "avg_queue_s", "preemptions", "restarts",
+        "gpu_utilisation",
+    )  # fmt: skip
+    head = "".join(f"<th>{name}</th>" for name in ("policy", "seeds", *columns))
+    rows = []
+    for row in compare(results):
+        cells = [f"<td>{escape(row.policy)}</td><td>{row.runs}</td>"]
+        for name in columns:
+            figure = row.figures[name]
+            interval = f" <small>{figure.low:,.4g} to {figure.high:,.4g}</small>" if math.isfinite(figure.low) else ""
+            cells.append(f"<td>{figure.mean:,.6g}{interval}</td>")
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark"><title>plait sweep</title>
+<style>body{font:16px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem}
+table{border-collapse:collapse;font-size:.9rem}th,td{padding:.3rem .6rem;border-bottom:1px solid #8886;text-align:right}
+th:first-child,td:first-child{text-align:left}small{opacity:.7;white-space:nowrap}.scroll{overflow-x:auto}
+svg{max-width:100%;height:auto;display:block}</style></head><body>
+<h1>plait sweep</h1><p>{{runs}} runs. Means over seeds; small print: 95 % bootstrap intervals. Times in seconds.</p>
+{{body}}
+</body></html>
+"""
+
+_WRITERS = {"json": write_json, "csv": write_csv, "report": write_page}
