@@ -39,8 +39,9 @@ def compare(
     """Validate, and say what changes.
 
     Returns (code, job, gpu, change of each group, jobs that start, jobs that leave their GPUs). A member stays
-    if it runs on the very same GPUs. Change is 0 nothing, 1 same GPUs but another company, 2 somebody starts.
-    Only running jobs have a `slot`, so one that stays needs no other check. `stamp[job]` becomes 2 tag + 1 for those who stay and 2 tag for those who start; `tag` must be new.
+    if it runs on the very same GPUs; only running jobs have a `slot`, so one that stays needs no other check.
+    Change is 0 nothing, 1 same GPUs but another company, 2 somebody starts. `stamp[job]` becomes 2 tag + 1 for
+    those who stay and 2 tag for those who start; `tag` must be new.
     """
     groups = len(first_gpu) - 1
     change = np.zeros(groups, dtype=np.int64)

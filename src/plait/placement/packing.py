@@ -22,7 +22,6 @@ from plait.core.plan import Gate, Groups, Plan
 from plait.core.policy import View
 from plait.placement import kernels
 
-
 A = TypeVar("A", bound="np.ndarray[Any, Any]")
 
 

@@ -20,7 +20,6 @@ from plait.core.policy import View
 from plait.placement import Scheme, place
 from plait.placement.packing import Placement
 
-
 #: Times closer than this are the same time, seconds.
 CLOCK_S = 1e-6
 

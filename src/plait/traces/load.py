@@ -106,7 +106,7 @@ def _batch(table: TraceTable, duration_s: Array) -> JobBatch:
     gpus = np.asarray(table["gpus"], dtype=np.int64)
     models = _texts(table["model"])
     classes = [JobClass.OPPORTUNISTIC if c == "opportunistic" else JobClass.GUARANTEED for c in table["job_class"]]
-    share = {m: s for m, s in model_skew().items()}
+    share = model_skew()
     columns: dict[str, Any] = {
         "id": [str(i) for i in table["job_id"]],
         "submit_s": np.asarray(table["submit_s"], dtype=np.float64),
