@@ -1,0 +1,65 @@
+"""The engine on large traces: 100,000 jobs on 2,504 GPUs, and a million on 6,504.
+
+    python benchmarks/bench_engine.py [--quick]
+
+The named alternative is this engine deciding at every event for the runs in rounds: what the rounds save. Speed
+against the naive reference is in `bench_naive.py`, at a size the reference can do. `--quick` is a tenth.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import common
+from common import Figure
+
+from plait import make_policy
+
+POLICIES = ("srsf", "2d-las")
+EVERY_EVENT, ROUND_S = 0.0, 360.0
+
+
+def warm_up() -> None:
+    """Compile and load every kernel that is timed."""
+    for policy in POLICIES:
+        for round_s in (EVERY_EVENT, ROUND_S):
+            common.run(common.jobs(300, 64), "8x8", make_policy(policy), round_s)
+
+
+def main() -> None:
+    """Measure and print."""
+    small = "--quick" in sys.argv
+    count, nodes, runs = (10_000, 32, 3) if small else (100_000, 313, common.RUNS)
+    warm_up()
+    batch = common.jobs(count, 8 * nodes)
+    figures = []
+    for policy in POLICIES:
+        seconds = {
+            round_s: common.cpu_s(lambda p=policy, r=round_s: common.run(batch, f"{nodes}x8", make_policy(p), r), runs)
+            for round_s in (ROUND_S, EVERY_EVENT)
+        }
+        label = f"{count:,} jobs, {8 * nodes:,} GPUs, {policy}"
+        rounds, events = seconds[ROUND_S], seconds[EVERY_EVENT]
+        goals = ("", "") if small else ("goal <= 5 s", "goal <= 20 s")
+        figures.append(Figure(f"{label}, rounds", rounds, runs, events / rounds, "every event", goals[0]))
+        figures.append(Figure(f"{label}, every event", events, runs, goal=goals[1]))
+    if not small and "--no-million" not in sys.argv:
+        figures += million()
+    common.show(figures)
+
+
+def million() -> list[Figure]:
+    """A million jobs in rounds, once a policy, with the peak memory of this process."""
+    figures = []
+    for policy in POLICIES:
+        batch = common.jobs(1_000_000, 6504)
+        seconds = common.cpu_s(lambda p=policy: common.run(batch, "813x8", make_policy(p), ROUND_S), 1)
+        note = f"peak memory {common.peak_gb():.2f} GB, goal < 6 GB"
+        figures.append(
+            Figure(f"1,000,000 jobs, 6,504 GPUs, {policy}, rounds", seconds, 1, goal="goal <= 60 s", note=note)
+        )
+    return figures
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""A user's own policy in plain Python over `JobTable` columns, against the built-in one that decides the same.
+
+    python benchmarks/bench_policy.py [--quick]
+
+Both run through the same controller and simulator; the decisions are compared before anything is timed.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import common
+import numpy as np
+from common import Figure
+
+from plait import Plan, View, make_policy, place
+
+
+@dataclass(frozen=True)
+class MySrsf:
+    """Shortest remaining service first, as a user would write it."""
+
+    def decide(self, view: View) -> Plan:
+        """Order, then place."""
+        jobs = view.jobs
+        return place(view, np.argsort(jobs.remaining_s * jobs.gpus, kind="stable"))
+
+
+def main() -> None:
+    """Measure and print."""
+    small = "--quick" in sys.argv
+    count, nodes, runs = (10_000, 32, 3) if small else (100_000, 313, common.RUNS)
+    figures = []
+    for round_s, how in ((360.0, "rounds"), (0.0, "every event")):
+        warm = common.jobs(300, 64)
+        for policy in (make_policy("srsf"), MySrsf()):
+            common.run(warm, "8x8", policy, round_s)
+        batch = common.jobs(count, 8 * nodes)
+        ends = [common.run(batch, f"{nodes}x8", p, round_s).controller for p in (make_policy("srsf"), MySrsf())]
+        same = np.array_equal(*(c.books.columns["end_s"][: c.books.count] for c in ends))
+        assert same, "the two policies must decide the same, or the comparison says nothing"
+        built_in, own = (
+            common.cpu_s(lambda p=p, r=round_s: common.run(batch, f"{nodes}x8", p, r), runs)
+            for p in (make_policy("srsf"), MySrsf())
+        )
+        label = f"own SRSF in Python, {count:,} jobs, {how}"
+        figures.append(
+            Figure(label, own, runs, built_in / own, "built-in srsf", "goal >= 0.5 x", f"built-in {built_in:.3f} s")
+        )
+    common.show(figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What every benchmark shares: traces, CPU seconds, medians, a table of ratios.
+
+CPU seconds are those of this process, user and system, all threads (`time.process_time`): on a machine that is
+shared they move far less than wall time. Everything is run once, small, before it is measured, so that compiling
+is not counted; each figure is a median of the stated number of runs.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+from plait import Cluster, JobBatch, Policy, World, load_jobs, make_world, simulate
+from plait.core.jit import HAVE_NUMBA
+from plait.sim.run import Simulation, with_round
+from plait.traces.synthetic import generate
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNS = 5
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured thing: what, CPU seconds (median), over how many runs, and what it is compared with.
+
+    `ratio` is the seconds of `against` over ours, measured in the same run, so more is better; NaN if there is
+    nothing to compare with.
+    """
+
+    what: str
+    cpu_s: float
+    runs: int
+    ratio: float = float("nan")
+    against: str = ""
+    goal: str = ""
+    note: str = ""
+
+
+@cache
+def jobs(count: int, gpus: int, load: float = 1.0, preset: str = "lognormal", seed: int = 1) -> JobBatch:
+    """A synthetic trace, ready to simulate."""
+    return load_jobs(generate(preset, count, gpus, load, seed)).jobs
+
+
+def world(round_s: float) -> World:
+    """No overheads, so that the engine and the policy are all that is timed."""
+    return with_round(make_world("ideal"), round_s)
+
+
+def run(batch: JobBatch, cluster: str, policy: Policy, round_s: float) -> Simulation:
+    """One simulation; every job must have finished."""
+    made = simulate(batch, Cluster.parse(cluster), policy, world(round_s))
+    assert made.backend.ended == len(batch), "a benchmark that loses jobs measures nothing"
+    return made
+
+
+def cpu_s(work: Callable[[], object], runs: int = RUNS) -> float:
+    """Median CPU seconds of `work`, garbage collected before each run."""
+    taken = []
+    for _ in range(runs):
+        gc.collect()
+        begin = time.process_time()
+        work()
+        taken.append(time.process_time() - begin)
+    return statistics.median(taken)
+
+
+def peak_gb() -> float:
+    """Largest resident size of this process so far."""
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kib * 1024 / 1e9
+
+
+def machine() -> str:
+    """What the figures were measured on."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    jit = "compiled kernels" if HAVE_NUMBA and not os.environ.get("NUMBA_DISABLE_JIT") else "plain Python kernels"
+    return f"{os.cpu_count()} cores ({model}), Python {platform.python_version()}, {jit}"
+
+
+def show(figures: list[Figure]) -> None:
+    """A line a figure; with --json the figures as one JSON list, for `run.py`."""
+    if "--json" in sys.argv:
+        print(json.dumps([asdict(f) for f in figures]))
+        return
+    print_table(figures)
+
+
+def print_table(figures: list[Figure]) -> None:
+    """The figures for people."""
+    width = max(len(f.what) for f in figures)
+    for f in figures:
+        line = f"{f.what:{width}}  {f.cpu_s:9.3f} CPU s"
+        line += f"  {f.ratio:8.2f} x {f.against}" if f.ratio == f.ratio else ""
+        extra = ", ".join(filter(None, (f"median of {f.runs}" if f.runs > 1 else "one run", f.goal, f.note)))
+        print(f"{line}  ({extra})")
