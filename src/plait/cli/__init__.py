@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 
-def main() -> NoReturn:
-    """Run the command line and leave with its exit code."""
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line (default: that of the process) and leave with its exit code."""
     from plait.core.errors import PlaitError
 
     try:
         from plait.cli.app import app
 
-        app()
+        app(args=args, prog_name="plait")
     except PlaitError as error:
         _leave(error, str(error), error.exit_code)
     except KeyboardInterrupt as error:

@@ -1,0 +1,57 @@
+"""Run the command line in this process."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from plait.cli import main
+
+HEADER = "job_id,submit_s,gpus,duration_s,duration_kind,state"
+
+
+@dataclass
+class Answer:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def plait(capsys, monkeypatch, tmp_path):
+    """`plait("simulate", ...)` in an empty folder; returns exit code, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PLAIT_DEBUG", raising=False)
+    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+
+    def run(*arguments: object) -> Answer:
+        with pytest.raises(SystemExit) as left:
+            main([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return Answer(int(left.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Twelve jobs in a canonical trace; 2x4 GPUs keep them waiting."""
+    rows = [f"j{i},{i * 5},{1 + i % 4},{20 + 13 * (i * 7 % 5)},exact,completed" for i in range(12)]
+    path = tmp_path / "small.csv"
+    path.write_text("\n".join([HEADER, *rows]) + "\n")
+    return path
+
+
+@pytest.fixture
+def published():
+    """A function from a name to a published trace; skips the test where they are not."""
+    root = Path(os.environ.get("PLAIT_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))
+
+    def find(name: str) -> Path:
+        path = root / name
+        if not path.exists():
+            pytest.skip(f"needs the published trace {name}; set PLAIT_DATA to the folder that has it")
+        return path
+
+    return find

@@ -1,0 +1,135 @@
+"""`plait policies`, `policy check`, `cite`, `worlds`, `sweep` and `tune` as a user meets them."""
+
+import csv
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from plait.policies.catalog import CATALOG
+
+
+def test_policies(plait):
+    text = plait("policies").out
+    assert all(name in text for name in CATALOG)
+    assert "placement" in text
+    assert max(len(line) for line in text.splitlines()) <= 240
+    assert not any(line.endswith(" ") for line in text.splitlines())
+    rows = {row["name"]: row for row in json.loads(plait("policies", "--json").out)}
+    assert rows["fifo"]["preempts"] == rows["drf"]["preempts"] == "no"
+    assert rows["srsf"]["preempts"] == rows["themis"]["preempts"] == "yes"
+    assert rows["sjf"]["knows"] == "duration"
+    assert "thresholds" in rows["tiresias-l"]["options"]
+
+
+def test_worlds(plait):
+    assert "measured start overheads" in plait("worlds").out
+    assert [w["name"] for w in json.loads(plait("worlds", "--json").out)] == ["plait", "ideal"]
+
+
+def test_cite(plait):
+    assert plait("cite", "tiresias-l").out.startswith("@inproceedings{gu2019tiresias")
+    assert "nothing to cite" in plait("cite", "fifo").out
+    unknown = plait("cite", "tiresas-l")
+    assert (unknown.code, "did you mean" in unknown.err) == (2, True)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("plait.sim.contract") is None, reason="needs the contract suite")
+def test_policy_check(plait, tmp_path):
+    good = plait("policy", "check", "srsf")
+    assert good.code == 0, good.err
+    assert "BROKEN" not in good.out
+    assert "keeps all" in good.out
+    (tmp_path / "broken_for_cli.py").write_text(
+        "from plait.core.plan import NO_GROUPS, Plan\n"
+        "class Idle:\n    def decide(self, view):\n        return Plan(NO_GROUPS)\n"
+    )
+    bad = plait("policy", "check", "broken_for_cli:Idle")
+    assert bad.code == 4
+    assert "BROKEN" in bad.out
+    assert "breaks" in bad.err
+    assert plait("policy", "check", "srfs").code == 2
+
+
+def sweep(plait, *more):
+    return plait("sweep", "out", "--jobs", 40, "-c", "2x4", "-p", "fifo,srsf", "--processes", 1, *more)
+
+
+def test_sweep_goes_on_where_it_was(plait):
+    options = ("--load", "0.8,1.2", "--seed", "0..1", "--json", "a.json", "--csv", "a.csv", "--report", "a.html")
+    first = sweep(plait, *options)
+    assert first.code == 0, first.err
+    results = json.loads(Path("a.json").read_text())
+    assert [(r["trace"], r["policy"], r["seed"]) for r in results[:3]] == [
+        ("philly:40 at load 0.8", "fifo", 0),
+        ("philly:40 at load 0.8", "fifo", 1),
+        ("philly:40 at load 0.8", "srsf", 0),
+    ]
+    assert [r["load"] for r in results] == pytest.approx([0.8] * 4 + [1.2] * 4, rel=1e-3)
+    assert len(list(csv.DictReader(Path("a.csv").read_text().splitlines()))) == 8
+    page = Path("a.html").read_text()
+    assert page.count("<svg") == 6
+    assert "philly:40 at load 1.2, cluster 2x4, world plait" in page
+
+    lines = Path("out/results.jsonl").read_text().splitlines(keepends=True)
+    Path("out/results.jsonl").write_text("".join(lines[:5]) + lines[5][:40])  # stopped in the middle of a line
+    again = sweep(plait, *options[:4], "--json", "-")
+    assert "5 of 8 runs are in out already" in again.err
+    repeated = json.loads(again.out)
+    assert [{**r, "wall_s": 0} for r in repeated] == [{**r, "wall_s": 0} for r in results]
+
+
+def test_sweep_refuses_another_grid(plait):
+    assert sweep(plait, "--seed", 0).code == 0
+    other = sweep(plait, "--seed", 1)
+    assert other.code == 2
+    assert "belongs to another grid (seeds was [0], now [1])" in other.err
+
+
+def test_sweep_over_a_trace(plait, small):
+    answer = plait(
+        "sweep", "out", "--trace", small, "-c", "2x4", "-p", "srsf", "--load", "0.5", "--seed", 0, "--json", "-"
+    )
+    assert answer.code == 0, answer.err
+    (result,) = json.loads(answer.out)
+    assert result["load"] == pytest.approx(0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--preset", "phily"], "did you mean 'philly'?"),
+        (["--load", "heavy"], "is not a list of numbers"),
+        (["--load", "-1"], "load must be more than 0"),
+        (["-p", "srsff"], "did you mean 'srsf'?"),
+        (["-p", "srsf,srsf"], "lists each of its policies once"),
+        (["-c", "2by4"], "cannot read cluster"),
+        (["--trace", "nowhere.csv"], "no such file"),
+        (["--jobs", "0"], "jobs must be at least 1"),
+        (["--world", "idael"], "did you mean 'ideal'?"),
+    ],
+)
+def test_bad_sweeps(plait, tmp_path, options, message):
+    answer = plait("sweep", "out", "--json", "r.json", *options)
+    assert (answer.code, message in answer.err) == (2, True), answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tune(plait, tmp_path):
+    plait("trace", "generate", "t.csv", "--jobs", 220, "--gpus", 8, "--load", 1.2)
+    answer = plait("tune", "tiresias-l:within=submit", "t.csv", "-c", "2x4", "--max-queues", 2, "--json", "fit.json")
+    assert answer.code == 0, answer.err
+    fit = json.loads(Path("fit.json").read_text())
+    assert fit["jobs_first"] == fit["jobs_second"] == 110
+    assert fit["verdict"] in answer.out
+    assert answer.out.splitlines()[-1] == f"--policy {fit['policy'] if fit['worth_it'] else fit['default']}"
+    printed = plait("tune", "tiresias-l:within=submit", "t.csv", "-c", "2x4", "--max-queues", 2, "--json", "-")
+    assert json.loads(printed.out) == fit
+
+
+def test_bad_tunes(plait, small):
+    few = plait("tune", "tiresias-l", small)
+    assert (few.code, "12 jobs that fit the cluster are too few" in few.err) == (2, True)
+    other = plait("tune", "srsf", small)
+    assert (other.code, "has no thresholds to fit" in other.err) == (2, True)

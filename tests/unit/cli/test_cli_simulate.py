@@ -1,0 +1,315 @@
+"""`plait simulate`."""
+
+import csv
+import gzip
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from plait.cli.outputs import Outputs, names_of_runs
+from plait.core.errors import InputError
+
+HEADER = "job_id,submit_s,gpus,duration_s,duration_kind,state"
+WANTED = """
+trace policy world seed cluster jobs finished failed avg_jct_s p50_jct_s p95_jct_s p99_jct_s makespan_s avg_queue_s
+preemptions restarts gpu_utilisation wall_s load round_s overheads version
+""".split()  # noqa: SIM905
+
+
+def table(name):
+    return list(csv.DictReader(Path(name).read_text().splitlines()))
+
+
+@pytest.mark.parametrize(
+    ("trace", "cluster", "policy", "average"),
+    [
+        ("muri/trace3.csv", "8x8", "srsf", 172683.743),
+        ("tiresias/60_job.csv", "4x4", "fifo", 200.817),
+        ("tiresias/60_job.csv", "4x4", "srtf", 192.117),
+    ],
+)
+def test_published_numbers(plait, published, trace, cluster, policy, average):
+    path = published(trace)
+    answer = plait(
+        "simulate",
+        path,
+        "--policy",
+        policy,
+        "--placement",
+        "counting",
+        "--world",
+        "ideal",
+        "-c",
+        cluster,
+        "--json",
+        "-",
+    )
+    (result,) = json.loads(answer.out)
+    assert result["avg_jct_s"] == pytest.approx(average, abs=0.001)
+    assert result["jobs"] == result["finished"]
+    assert result["trace"] == str(path)
+
+
+def test_one_result_a_trace_policy_world_seed(plait, small):
+    answer = plait(
+        "simulate", small, small, "-p", "tiresias-l:thresholds=50/90,knob=2,srsf", "--world", "ideal,plait",
+        "--seed", "3..4", "-c", "2x4", "--json", "r.json", "--csv", "r.csv", "--check",
+    )  # fmt: skip
+    assert answer.code == 0
+    results = json.loads(Path("r.json").read_text())
+    assert len(results) == 16
+    assert all(name in result for name in WANTED for result in results)
+    keys = [(r["policy"], r["world"], r["seed"]) for r in results[:8]]
+    tiresias = "tiresias-l:thresholds=50/90,knob=2"
+    assert keys == [(p, w, s) for p in (tiresias, "srsf") for w in ("ideal", "plait") for s in (3, 4)]
+    assert {r["overheads"] for r in results if r["world"] == "ideal"} == {"none"}
+    assert [row["policy"] for row in table("r.csv")] == [r["policy"] for r in results]
+    assert "srsf" in answer.out
+    assert "wrote r.json" in answer.err
+
+
+def test_processes_give_the_same_results_in_the_same_order(plait, small):
+    def results(processes):
+        answer = plait("simulate", small, "-p", "fifo,srsf", "-c", "2x4", "--json", "-", "--processes", processes)
+        return [{k: v for k, v in r.items() if k != "wall_s"} for r in json.loads(answer.out)]
+
+    assert results(1) == results(2)
+
+
+def test_all_outputs(plait, small, tmp_path):
+    answer = plait(
+        "simulate", small, "-p", "fifo,srsf", "-c", "2x4", "--report", "new/r.html", "--chrome-trace", "c.json",
+        "--log", "l.jsonl.gz", "--jobs-csv", "j.csv", "--window", "10..40", "--jobs", 10, "--profile-noise", 0.1,
+        "--spread-slowdown", 1.5, "--overheads", "none", "--round", 30,
+    )  # fmt: skip
+    assert answer.code == 0, answer.err
+    found = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file() and p != small)
+    assert found == [
+        "c-fifo.json", "c-srsf.json", "j-fifo.csv", "j-srsf.csv", "l-fifo.jsonl.gz", "l-srsf.jsonl.gz", "new/r.html",
+    ]  # fmt: skip
+    assert json.loads(gzip.decompress(Path("l-srsf.jsonl.gz").read_bytes()).splitlines()[0])["round_s"] == 30
+    assert json.loads(Path("c-fifo.json").read_text())["traceEvents"]
+    assert len(table("j-fifo.csv")) == 6
+
+
+def test_json_on_standard_output_is_only_json(plait, small):
+    answer = plait("simulate", small, "-c", "2x4", "--json", "-")
+    assert len(json.loads(answer.out)) == 3
+    assert "Avg JCT" in answer.err
+
+
+def test_placement_replaces_that_of_every_policy(plait, small):
+    answer = plait("simulate", small, "-p", "srsf,gandiva", "-c", "2x4", "--placement", "random", "--json", "-")
+    assert answer.code == 0
+    assert "gandiva places jobs in its own way" in answer.err
+    assert {r["placement"] for r in json.loads(answer.out)} == {"random"}
+
+
+def test_a_policy_in_the_current_folder(plait, small, tmp_path):
+    (tmp_path / "mine_for_cli.py").write_text(
+        "from plait import Plan, View, place\n"
+        "class Smallest:\n"
+        "    def decide(self, view: View) -> Plan:\n"
+        "        return place(view, view.jobs.gpus.argsort(kind='stable'))\n"
+    )
+    answer = plait("simulate", small, "-p", "mine_for_cli:Smallest", "-c", "2x4", "--json", "-")
+    assert answer.code == 0, answer.err
+    assert json.loads(answer.out)[0]["policy"] == "mine_for_cli:Smallest"
+
+
+def test_refused_jobs_are_named(plait, small):
+    answer = plait("simulate", small, "-p", "srsf", "-c", "1x2", "--json", "-")
+    (result,) = json.loads(answer.out)
+    assert (result["refused"], result["finished"]) == (6, 6)
+    assert "6 of 12 jobs refused; averages are over the 6 that finished" in answer.err
+    assert "  j2: needs 3 GPUs" in answer.err
+    assert "and 1 more" in answer.err
+
+
+def test_dropped_rows_are_counted(plait, tmp_path):
+    (tmp_path / "t.csv").write_text(f"{HEADER}\na,0,1,10,exact,completed\nb,1,0,10,exact,completed\n")
+    answer = plait("simulate", "t.csv", "-p", "fifo", "--json", "-")
+    assert "1 rows left out because they cannot be simulated: 1 cpu_only" in answer.err
+    assert json.loads(answer.out)[0]["dropped"] == 1
+
+
+def test_failures(plait, small, tmp_path):
+    (tmp_path / "f.csv").write_text("at_s,node,state\n30,n0,down\n60,n0,up\n")
+    (result,) = json.loads(
+        plait("simulate", small, "-p", "srsf", "-c", "2x4", "--failures", "f.csv", "--json", "-").out
+    )
+    assert result["node_failures"] == "f.csv"
+    assert result["restarts"] > 0
+    drawn = plait(
+        "simulate", small, "-p", "srsf", "-c", "2x4", "--node-mtbf", 0.02, "--node-mttr", 0.01, "--job-mtbf", 1,
+        "--json", "-",
+    )  # fmt: skip
+    assert json.loads(drawn.out)[0]["node_mtbf_s"] == pytest.approx(72)
+    both = plait("simulate", small, "--failures", "f.csv", "--node-mtbf", 1)
+    assert (both.code, "not both" in both.err) == (2, True)
+
+
+# -- bad input -------------------------------------------------------------------------------------------
+
+
+def bad(text: str) -> str:
+    return f"{HEADER}\na,0,1,10,exact,completed\n{text}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (bad("b,0,1,-10,exact,completed"), "bad.csv:3: column 'duration_s'"),
+        (bad("a,0,1,10,exact,completed"), "bad.csv:3: column 'job_id': duplicate id"),
+        (bad("b,0,-1,10,exact,completed"), "bad.csv:3: column 'gpus'"),
+        (bad("b,0,1,nan,exact,completed"), "bad.csv:3: column 'duration_s'"),
+        (f"{HEADER}\na,0,0,10,exact,completed\n", "no job of this trace can be simulated"),
+        (f"{HEADER}\na,0,1,400000000000,exact,completed\n", "are these milliseconds?"),
+        (HEADER.replace("duration_kind", "duraton_kind") + "\na,0,1,10,exact,completed\n", "bad.csv:1: column"),
+        ("colour,size\nred,1\n", "no known format fits"),
+        ("", "the file is empty"),
+    ],
+)
+def test_bad_traces(plait, tmp_path, text, message):
+    (tmp_path / "bad.csv").write_text(text)
+    answer = plait("simulate", "bad.csv", "--json", "out/r.json", "--report", "r.html", "--log", "l.jsonl")
+    assert answer.code == 2
+    assert message in answer.err
+    assert answer.err.startswith("plait: error: bad.csv")
+    assert answer.err.count("\n") == 1
+    assert answer.out == ""
+    assert [p.name for p in tmp_path.iterdir()] == ["bad.csv"]
+
+
+def test_a_zero_gpu_job_of_a_gpu_trace_names_its_line(plait, published, tmp_path):
+    lines = published("muri/trace3.csv").read_text().splitlines()[:3]
+    cells = lines[2].split(",")
+    cells[1] = "0"
+    (tmp_path / "bad.csv").write_text("\n".join([*lines[:2], ",".join(cells)]) + "\n")
+    answer = plait("simulate", "bad.csv", "-p", "fifo")
+    assert answer.code == 2 or "1 cpu_only" in answer.err
+
+
+def test_truncated_gzip(plait, tmp_path, small):
+    whole = gzip.compress(small.read_bytes())
+    small.unlink()
+    (tmp_path / "t.csv.gz").write_bytes(whole[: len(whole) // 2])
+    answer = plait("simulate", "t.csv.gz", "--json", "r.json")
+    assert answer.code == 2
+    assert "damaged or truncated" in answer.err
+    assert [p.name for p in tmp_path.iterdir()] == ["t.csv.gz"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-p", "srsff"], "did you mean 'srsf'?"),
+        (["-p", "srsf:placment=spread"], "did you mean 'placement'?"),
+        (["-p", "no_such_module:Policy"], "No module named 'no_such_module'"),
+        (["-p", ""], "no policy given"),
+        (["--world", "idael"], "did you mean 'ideal'?"),
+        (["--placement", "spraed"], "did you mean 'spread'?"),
+        (["--format", "murri"], "did you mean 'muri'?"),
+        (["--cluster", "8by8"], "cannot read cluster '8by8'"),
+        (["--cluster", "trace"], "does not describe its cluster"),
+        (["--seed", "a"], "seed 'a' is not a whole number"),
+        (["--seed", "4..2"], "give N..M with 0 <= N <= M"),
+        (["--window", "9..2"], "is empty"),
+        (["--window", "soon"], "is not A..B"),
+        (["--jobs", "0"], "--jobs must be at least 1"),
+        (["--overheads", "none.csv"], "cannot read overheads"),
+        (["--failures", "none.csv"], "cannot read failures"),
+        (["--spread-slowdown", "0.5"], "--spread-slowdown must be at least 1"),
+        (["--profile-noise", "2"], "profile noise must be between 0 and 1"),
+        (["--node-mtbf", "0"], "node_mtbf_s must be > 0"),
+        (["--round", "-1"], "round_s must be >= 0"),
+        (["--processes", "0"], "processes must be at least 1"),
+        (["--censored", "maybe"], "use as_is, drop or extend"),
+        (["--assign-models", "unifrm"], "did you mean 'uniform'?"),
+        (["--json", "small.csv/r.json"], "cannot write small.csv/r.json"),
+        (["--json", "."], "it is a directory"),
+        (["--json", "x", "--csv", "x"], "two outputs would go to x"),
+        (["--report", "-"], "cannot go to standard output"),
+    ],
+)
+def test_bad_options(plait, small, tmp_path, options, message):
+    answer = plait("simulate", "small.csv", "--csv", "made/r.csv", *options)
+    if "--csv" in options:
+        answer = plait("simulate", "small.csv", *options)
+    assert (answer.code, message in answer.err) == (2, True), answer.err
+    assert [p.name for p in tmp_path.iterdir()] == ["small.csv"]
+
+
+def test_a_missing_file(plait):
+    answer = plait("simulate", "nowhere.csv")
+    assert (answer.code, answer.err) == (2, "plait: error: nowhere.csv: no such file\n")
+
+
+def test_a_run_that_cannot_end_writes_nothing(plait, small, tmp_path):
+    (tmp_path / "lazy_for_cli.py").write_text(
+        "from plait import Plan, Groups\nfrom plait.core.plan import NO_GROUPS\n"
+        "class Lazy:\n    def decide(self, view):\n        return Plan(NO_GROUPS)\n"
+    )
+    answer = plait("simulate", small, "-p", "fifo,lazy_for_cli:Lazy", "--json", "r.json", "--log", "l.jsonl")
+    assert answer.code == 4
+    assert "can never finish under policy" in answer.err
+    assert not {"r.json", "l-fifo.jsonl"} & {p.name for p in tmp_path.iterdir()}
+
+
+def test_an_error_in_a_worker_arrives_with_its_code(plait, small, tmp_path):
+    (tmp_path / "idle_for_cli.py").write_text(
+        "from plait.core.plan import NO_GROUPS, Plan\n"
+        "class Idle:\n    def decide(self, view):\n        return Plan(NO_GROUPS)\n"
+    )
+    answer = plait("simulate", small, "-p", "fifo,idle_for_cli:Idle", "--processes", 2, "--json", "r.json")
+    assert answer.code == 4, answer.err
+    assert "can never finish" in answer.err
+
+
+def test_outputs_appear_together(tmp_path):
+    with Outputs() as outputs:
+        outputs.path(tmp_path / "sub" / "a").write_text("1")
+        outputs.path(tmp_path / "b").write_text("2")
+        assert not (tmp_path / "b").exists()
+        assert outputs.commit() == [tmp_path / "sub" / "a", tmp_path / "b"]
+    assert (tmp_path / "sub" / "a").read_text() == "1"
+
+    def full(path):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(InputError, match=r"cannot write .*c: No space left"), Outputs() as outputs:
+        outputs.fill(outputs.path(tmp_path / "new" / "c"), full)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "sub"]
+
+
+def test_names_of_runs(tmp_path):
+    runs = [("a:x=1/2", "w", "0"), ("a:x=1/2", "w", "1")]
+    assert [p.name for p in names_of_runs(tmp_path / "l.gz", runs)] == ["l-0.gz", "l-1.gz"]
+    same = [("a", "w"), ("a", "w")]
+    assert [p.name for p in names_of_runs(tmp_path / "l.gz", same)] == ["l-0.gz", "l-1.gz"]
+
+
+def test_interrupting_a_process(small, tmp_path):
+    code = (
+        "import os, signal, plait.cli.runs as runs\n"
+        "def stop(*a, **k): os.kill(os.getpid(), signal.SIGINT)\n"
+        "runs.run_case = stop\n"
+        "from plait.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "simulate", str(small), "--json", "r.json"], capture_output=True, text=True,
+        check=False, timeout=60, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["small.csv"]
+
+
+def test_load_is_stated(plait, small):
+    (result,) = json.loads(plait("simulate", small, "-p", "fifo", "-c", "2x4", "--json", "-").out)
+    assert result["load"] == pytest.approx(result["gpu_useful"] * result["span_s"] / 55, rel=1e-3)
+    assert math.isfinite(result["wall_s"])
