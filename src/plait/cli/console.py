@@ -6,6 +6,7 @@ import sys
 from typing import TextIO
 
 from rich.console import Console, RenderableType
+from rich.measure import Measurement
 
 #: Wide enough for every table.
 WIDTH = 240
@@ -18,6 +19,19 @@ class Printer:
         """Print to this file."""
         self._file = file
         self._terminal = Console(file=file)
+
+    def fits(self, what: RenderableType) -> bool:
+        """Whether it can be printed without squeezing it."""
+        if not self._terminal.is_terminal:
+            return True
+        return (
+            Measurement.get(self._terminal, self._terminal.options.update(max_width=WIDTH), what).maximum <= self.width
+        )
+
+    @property
+    def width(self) -> int:
+        """Columns there are."""
+        return self._terminal.width if self._terminal.is_terminal else WIDTH
 
     def print(self, what: RenderableType) -> None:
         """Print it."""

@@ -14,6 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, cast
 
+from plait.cli.comparison import print_comparison
 from plait.cli.console import console
 from plait.cli.outputs import STDOUT, Outputs
 from plait.cli.progress import Bar
@@ -22,7 +23,6 @@ from plait.control.compare import compare
 from plait.control.metrics import RunResult, Value
 from plait.core.errors import InputError
 from plait.policies.catalog import split_policies
-from plait.report.tables import comparison_table
 from plait.sim.cases import parse_range
 from plait.sim.sweep import Grid, Summary, finished
 from plait.sim.sweep import sweep as run_grid
@@ -74,9 +74,13 @@ def run_sweep(request: SweepRequest) -> None:
         if done:
             note(f"{done} of {len(cells)} runs are in {request.folder} already")
         processes = request.processes if request.processes is not None else os.cpu_count() or 1
-        with Bar("sweeping", len(cells), done) as bar:
-            for _ in run_grid(grid, request.folder, processes=processes, clock=time.perf_counter):
-                bar.advance()
+        try:
+            with Bar("sweeping", len(cells), done) as bar:
+                for _ in run_grid(grid, request.folder, processes=processes, clock=time.perf_counter):
+                    bar.advance()
+        except KeyboardInterrupt:
+            note(f"stopped; {request.folder} has what is done, and the same command goes on from there")
+            raise
         summaries = list(finished(grid, request.folder).values())
         for kind, path in files:
             writer = partial(_WRITERS[kind], summaries)
@@ -154,7 +158,7 @@ def show(summaries: Sequence[Summary], *, to_error: bool) -> None:
     """A table of each group, and what jobs averages leave out."""
     printer = console(error=to_error)
     for results in groups(summaries).values():
-        printer.print(comparison_table(results))
+        print_comparison(results, printer)
     left = [s for s in summaries if s["finished"] != s["jobs"]]
     if left:
         note(f"warning: in {len(left)} of {len(summaries)} runs some jobs did not finish; averages leave them out")

@@ -332,9 +332,10 @@ def stated(results: Sequence[RunResult]) -> dict[str, str]:
 
 def show(results: Sequence[RunResult], printer: Printer) -> None:
     """The comparison table, then what a reader must know to trust it."""
-    from plait.report.tables import comparison_table
+    from plait.cli.comparison import print_comparison
 
-    printer.print(comparison_table(results))
+    if print_comparison(results, printer):
+        note("a wider terminal shows more figures; --json, --csv and --report have all of them")
     warn_about_jobs(results)
 
 

@@ -133,3 +133,17 @@ def test_bad_tunes(plait, small):
     assert (few.code, "12 jobs that fit the cluster are too few" in few.err) == (2, True)
     other = plait("tune", "srsf", small)
     assert (other.code, "has no thresholds to fit" in other.err) == (2, True)
+
+
+def test_a_narrow_terminal_shows_fewer_figures(plait, small, monkeypatch):
+    from plait.cli import console as module
+
+    class Narrow(module.Printer):
+        def fits(self, what):
+            return len(what.columns) <= 5
+
+    monkeypatch.setattr(module, "Printer", Narrow)
+    answer = plait("simulate", small, "-c", "2x4")
+    head = next(line for line in answer.out.splitlines() if "policy" in line)
+    assert [name in head for name in ("Avg JCT", "Makespan", "Slowdown", "Preemptions")] == [True, True, False, False]
+    assert "a wider terminal shows more figures" in answer.err
