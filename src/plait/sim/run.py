@@ -31,6 +31,30 @@ class Simulation:
     backend: Simulator
 
 
+def simulator(
+    jobs: JobBatch,
+    cluster: Cluster,
+    world: World,
+    *,
+    seed: int = 0,
+    node_changes: Sequence[NodeChange] | None = None,
+) -> Simulator:
+    """The backend of one run; `node_changes` replaces the world's drawn failures."""
+    settings = SimulationSettings(
+        physics=world.physics,
+        overheads=world.overheads,
+        round_s=world.round_s,
+        checkpoint_every_s=world.checkpoint_every_s,
+        job_mtbf_s=world.job_mtbf_s,
+        seed=seed,
+    )
+    changes: Iterator[NodeChange] = iter(node_changes or ())
+    if node_changes is None and world.node_mtbf_s < math.inf:
+        changes = drawn_failures(cluster, world.node_mtbf_s, world.node_mttr_s, seed)
+    reported = noisy(jobs, world.profile_noise, seed)
+    return Simulator(jobs, cluster, settings, reported, changes)
+
+
 def simulate(
     jobs: JobBatch,
     cluster: Cluster,
@@ -48,19 +72,7 @@ def simulate(
     `check` verifies the invariants after every event. `node_changes` replaces the world's drawn failures.
     Raises `SimulationError` naming the jobs if some can never finish.
     """
-    settings = SimulationSettings(
-        physics=world.physics,
-        overheads=world.overheads,
-        round_s=world.round_s,
-        checkpoint_every_s=world.checkpoint_every_s,
-        job_mtbf_s=world.job_mtbf_s,
-        seed=seed,
-    )
-    changes: Iterator[NodeChange] = iter(node_changes or ())
-    if node_changes is None and world.node_mtbf_s < math.inf:
-        changes = drawn_failures(cluster, world.node_mtbf_s, world.node_mttr_s, seed)
-    reported = noisy(jobs, world.profile_noise, seed)
-    backend = Simulator(jobs, cluster, settings, reported, changes)
+    backend = simulator(jobs, cluster, world, seed=seed, node_changes=node_changes)
     controller = Controller(policy, cluster)
     steps: list[Step] = []
     if observe is not None:

@@ -1,0 +1,462 @@
+"""What every policy must keep: small seeded runs, one check a promise.
+
+`plait policy check MODULE:NAME` runs these on a user's policy, the tests run them on the whole catalog. A
+workload is small (about a dozen jobs) and drawn from a seed, so every failure can be had again; its detail
+says with which seed, at what time, and for which job.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from plait.control.controller import Controller, describe
+from plait.control.drive import drive
+from plait.control.messages import Command, Event, ReplanDue, group_to_json, to_json
+from plait.control.snapshot import restore, snapshot
+from plait.core.cluster import Cluster
+from plait.core.errors import PlaitError
+from plait.core.jobs import JobBatch, JobSpec, Phase
+from plait.core.plan import Plan
+from plait.core.policy import Policy, View
+from plait.core.resources import StageProfile
+from plait.sim.failures import NodeChange
+from plait.sim.invariants import Invariants
+from plait.sim.overheads import Overheads
+from plait.sim.physics import StandardPhysics
+from plait.sim.run import Step, refuse_silence, simulator
+from plait.sim.world import World
+
+Make = Callable[[], Policy]
+
+#: Decisions after which a run of a dozen jobs counts as thrashing.
+MOST_DECISIONS = 20_000
+
+IDEAL = World("contract", "no overheads", StandardPhysics(spread_slowdown=1.3))
+COSTLY = replace(
+    IDEAL,
+    name="contract-costly",
+    overheads=Overheads.constant(launch_s=20, checkpoint_s=7, restore_s=11, migrate_s=3),
+)
+
+
+class CheckResult(NamedTuple):
+    """One promise: kept or not, and if not how to see it."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+class BrokenPromise(PlaitError):
+    """A policy did what its contract forbids."""
+
+
+@dataclass(frozen=True)
+class Contract:
+    """One promise. `check(make, seed)` raises if the policy that `make()` builds breaks it."""
+
+    name: str
+    doc: str
+    check: Callable[[Make, int], None]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Jobs, hardware and world of one small run."""
+
+    name: str
+    jobs: JobBatch
+    cluster: Cluster
+    world: World = IDEAL
+    changes: tuple[NodeChange, ...] = ()
+    seed: int = 0
+
+
+def check_policy(make: Make, *, seed: int = 0, only: Sequence[str] | None = None) -> Iterator[CheckResult]:
+    """Check the promises in `CONTRACTS` one by one, or those named in `only`.
+
+    `make` builds a fresh, equal policy each time; `seed` draws the workloads. Never raises for what the
+    policy does: an exception out of it is a broken promise.
+    """
+    for contract in CONTRACTS:
+        if only is not None and contract.name not in only:
+            continue
+        try:
+            contract.check(make, seed)
+        except Exception as error:
+            said = str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
+            yield CheckResult(contract.name, False, f"{said} (seed {seed})")
+        else:
+            yield CheckResult(contract.name, True, "")
+
+
+# -- workloads -------------------------------------------------------------------------------------------
+
+#: clusters on which every placement can place every gang of at most eight GPUs: two nodes of four and more
+CLUSTERS = (
+    Cluster.parse("2x4"),
+    Cluster.parse("4x4@2"),
+    Cluster.parse("1x8,2x4"),
+    Cluster.parse("2x4:v100,2x4:a100"),
+    Cluster.of(3, 4, cpus=16.0, memory_bytes=64e9, gpu_memory_bytes=16_000_000_000),
+)
+
+
+def random_jobs(seed: int, count: int = 12, most_gpus: int = 8, spread_s: float = 1500.0) -> JobBatch:
+    """Jobs as unlike each other as a real day's: sizes, users, profiles, ties in time and in length."""
+    rng = np.random.default_rng((seed, 0xC0117AC7))
+    sizes = [g for g in (1, 1, 1, 2, 2, 3, 4, 8) if g <= most_gpus]
+    submits = np.sort(
+        np.where(rng.random(count) < 0.5, rng.integers(0, 6, count) * 60.0, rng.uniform(0, spread_s, count))
+    )
+    return JobBatch.of(_random_job(rng, i, int(rng.choice(sizes)), float(submits[i])) for i in range(count))
+
+
+def _random_job(rng: np.random.Generator, i: int, gpus: int, submit_s: float) -> JobSpec:
+    duration_s = float(rng.choice([30.0, 120.0, 600.0, rng.uniform(1, 900), rng.uniform(1, 2400)]))
+    iteration_s = float(rng.choice([0.05, 0.25, 1.0, 0.333]))
+    profile = None
+    if rng.random() < 0.7:
+        parts = rng.dirichlet(np.ones(4)) * iteration_s
+        profile = StageProfile.from_sequence(parts.tolist(), iteration_s)
+    return JobSpec(
+        id=f"j{i:03d}",
+        submit_s=round(submit_s, 3),
+        gpus=gpus,
+        iterations=duration_s / iteration_s,
+        iteration_s=iteration_s,
+        user=f"u{int(rng.integers(0, 3))}",
+        group=f"g{int(rng.integers(0, 2))}",
+        profile=profile,
+        cpus=float(rng.choice([0.0, gpus, 4.0 * gpus])),
+        memory_bytes=float(rng.choice([0.0, 8e9 * gpus])),
+        gpu_memory_bytes=float(rng.choice([0.0, 6e9, 12e9])),
+        skew=None if rng.random() < 0.3 else float(rng.uniform(0, 1)),
+    )
+
+
+def _workloads(seed: int) -> Iterator[Workload]:
+    for i, cluster in enumerate(CLUSTERS):
+        yield Workload(f"{cluster}", random_jobs(seed * 100 + i), cluster, seed=seed)
+
+
+def _one(seed: int, **change: Any) -> Workload:
+    """One workload on one of the clusters, by the seed."""
+    cluster = CLUSTERS[seed % len(CLUSTERS)]
+    return replace(Workload(f"{cluster}", random_jobs(seed * 100 + 50), cluster, seed=seed), **change)
+
+
+def _outages(workload: Workload, seed: int) -> tuple[NodeChange, ...]:
+    """Every node goes away once and comes back, two of them at overlapping times."""
+    rng = np.random.default_rng((seed, 0x0DD5))
+    changes: list[NodeChange] = []
+    for i, node in enumerate(workload.cluster.nodes):
+        down = round(200.0 * i + float(rng.uniform(50, 400)), 3)
+        changes += [NodeChange(down, node.id, False), NodeChange(down + float(rng.integers(60, 400)), node.id, True)]
+    return tuple(sorted(changes))
+
+
+# -- runs ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Played:
+    """What a run left behind: each event with its commands as JSON, and the controller at the end."""
+
+    lines: list[str]
+    commands: list[str]
+    controller: Controller
+
+    def ends(self) -> Mapping[int, float]:
+        """When each finished job finished, seconds."""
+        columns = self.controller.books.columns
+        jobs = np.flatnonzero(columns["phase"][: self.controller.books.count] == int(Phase.FINISHED))
+        return dict(zip(jobs.tolist(), columns["end_s"][jobs].tolist(), strict=True))
+
+
+class _Watch:
+    """A backend whose controller can be exchanged, watched by invariants and by a limit on decisions."""
+
+    def __init__(self, policy: Policy, workload: Workload, restarts: Mapping[int, Make], also: Step | None) -> None:
+        self.backend = simulator(
+            workload.jobs, workload.cluster, workload.world, seed=workload.seed, node_changes=workload.changes
+        )
+        self.workload, self.restarts, self.also = workload, restarts, also
+        self.played = Played([], [], Controller(policy, workload.cluster))
+        self.invariants = Invariants(self.played.controller, self.backend)
+        self.decisions = 0
+
+    def handle(self, event: Event) -> Sequence[Command]:
+        """Let the controller of the moment handle the event."""
+        make = self.restarts.get(len(self.played.lines))
+        if make is not None:
+            self.played.controller = restore(json.loads(json.dumps(snapshot(self.played.controller))), make())
+            self.invariants.controller = self.played.controller
+        return self.played.controller.handle(event)
+
+    def __call__(self, event: Event, commands: Sequence[Command]) -> None:
+        """Note the step and check it."""
+        said = [to_json(c) for c in commands]
+        self.played.lines.append(json.dumps([to_json(event), said]))
+        self.played.commands += [json.dumps(c) for c in said]
+        self.invariants(event, commands)
+        self.decisions += isinstance(event, ReplanDue)
+        if self.decisions > MOST_DECISIONS:
+            waiting = self.played.controller.books.name(int(self.played.controller.active[0]))
+            raise BrokenPromise(
+                f"{MOST_DECISIONS} decisions until {event.at_s} s for {len(self.workload.jobs)} jobs, and {waiting} "
+                f"has not ended: policy {describe(self.played.controller.policy)} thrashes"
+            )
+        if self.also is not None:
+            self.also(event, commands)
+
+
+def play(
+    policy: Policy,
+    workload: Workload,
+    *,
+    restarts: Mapping[int, Make] | None = None,
+    observe: Callable[[Controller], Step] | None = None,
+) -> Played:
+    """Run a workload to its end with all invariants on; every job must end well.
+
+    `restarts` maps step numbers to what makes the policy of a controller restored from a snapshot just then.
+    Raises for a wrong plan, a broken invariant or a lost job, naming workload and time.
+    """
+    watch = _Watch(policy, workload, restarts or {}, None)
+    if observe is not None:
+        watch.also = observe(watch.played.controller)
+    try:
+        drive(watch, watch.backend, watch)  # type: ignore[arg-type]
+        refuse_silence(watch.played.controller)
+    except Exception as error:
+        at_s = watch.backend.now / 1000
+        where = f"workload {workload.name}, seed {workload.seed}, round {workload.world.round_s} s, at {at_s} s"
+        raise BrokenPromise(f"{where}: {_said(error)}") from error
+    return watch.played
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
+
+
+def _all_finish(make: Make, workload: Workload) -> Played:
+    played = play(make(), workload)
+    ends = played.ends()
+    books = played.controller.books
+    for job in range(len(workload.jobs)):
+        if job not in ends:
+            phase = Phase(int(books.columns["phase"][job])).name.lower()
+            raise BrokenPromise(
+                f"workload {workload.name}, seed {workload.seed}: {books.name(job)} ended as {phase}: "
+                f"{books.columns['reason'][job]}"
+            )
+    return played
+
+
+def _same(workload: Workload, first: Sequence[str], second: Sequence[str], what: str) -> None:
+    if first == second:
+        return
+    at = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
+    ours = first[at] if at < len(first) else "nothing"
+    theirs = second[at] if at < len(second) else "nothing"
+    raise BrokenPromise(
+        f"workload {workload.name}, seed {workload.seed}: {what} differs at step {at}: {ours[:300]} and {theirs[:300]}"
+    )
+
+
+# -- promises --------------------------------------------------------------------------------------------
+
+
+def _finishes(make: Make, seed: int) -> None:
+    for workload in _workloads(seed):
+        _all_finish(make, workload)
+
+
+def _repeats(make: Make, seed: int) -> None:
+    workload = _one(seed)
+    _same(workload, play(make(), workload).lines, play(make(), workload).lines, "the same run")
+
+
+def _plan_json(plan: Plan) -> str:
+    return json.dumps(
+        {
+            "groups": [group_to_json(g) for g in plan.groups],
+            "order": None if plan.order is None else plan.order.tolist(),
+            "levels": None if plan.levels is None else plan.levels.tolist(),
+            "promoted": plan.promoted.tolist(),
+            "reasons": {str(job): plan.reasons[job] for job in plan.reasons},
+            "valid_until_s": plan.valid_until_s,
+            "suspend": plan.suspend,
+            "settled": plan.settled,
+        }
+    )
+
+
+def _books_bytes(controller: Controller) -> dict[str, Any]:
+    seen: dict[str, Any] = {
+        name: column.tolist() if column.dtype == object else column.tobytes()
+        for name, column in controller.books.columns.items()
+    }
+    running = controller.running
+    seen["running"] = [running.jobs.tobytes(), running.gpus.tobytes(), running.first_gpu.tobytes()]
+    seen["active"] = controller.active.tobytes()
+    return seen
+
+
+@dataclass
+class _Doubtful:
+    """Asks everything twice, and a newborn policy as well."""
+
+    make: Make
+    policy: Policy
+    controller: Controller | None = None
+
+    @property
+    def name(self) -> str:
+        return describe(self.policy)
+
+    def watch(self, controller: Controller) -> Step:
+        self.controller = controller
+        return lambda event, commands: None
+
+    def decide(self, view: View) -> Plan:
+        assert self.controller is not None
+        before = _books_bytes(self.controller)
+        plan = self.policy.decide(view)
+        said = _plan_json(plan)
+        for who, again in (
+            ("asked twice", self.policy.decide(view)),
+            ("made anew", self.make().decide(self.controller.view())),
+        ):
+            if _plan_json(again) != said:
+                raise BrokenPromise(
+                    f"policy {self.name} {who} about the same view at {view.now_s} s plans {_plan_json(again)[:300]}, "
+                    f"first it was {said[:300]}"
+                )
+        after = _books_bytes(self.controller)
+        changed = [name for name in before if before[name] != after[name]]
+        if changed:
+            raise BrokenPromise(
+                f"policy {self.name} changed {', '.join(changed)} of what it was shown at {view.now_s} s"
+            )
+        return plan
+
+
+def _pure(make: Make, seed: int) -> None:
+    for workload in (_one(seed), _one(seed + 4, world=COSTLY)):
+        doubtful = _Doubtful(make, make())
+        play(doubtful, workload, observe=doubtful.watch)
+
+
+def _nameless(make: Make, seed: int) -> None:
+    workload = _one(seed + 1)
+    renamed = workload.jobs.replace(id=[f"x-{i:06d}-{name}" for i, name in enumerate(workload.jobs.id.tolist())])
+    first = play(make(), workload).commands
+    _same(workload, first, play(make(), replace(workload, jobs=renamed)).commands, "a run under other job ids")
+
+
+def _restarts(make: Make, seed: int) -> None:
+    rng = np.random.default_rng((seed, 0x5A7E))
+    for workload in (_one(seed + 2), _one(seed + 3, world=replace(COSTLY, round_s=60.0))):
+        workload = replace(workload, changes=_outages(workload, seed))
+        whole = play(make(), workload)
+        at = rng.choice(len(whole.lines), size=min(6, len(whole.lines)), replace=False)
+        parts = play(make(), workload, restarts={int(step): make for step in at})
+        _same(workload, whole.lines, parts.lines, f"a run restored from snapshots at steps {sorted(at.tolist())}")
+
+
+def _feeds_all(make: Make, seed: int) -> None:
+    """A stream of narrow jobs, one wide gang in the middle; nobody idles while a gang would fit."""
+    narrow = [
+        JobSpec(id=f"n{i:03d}", submit_s=20.0 * i, gpus=1, iterations=90.0 + i % 7, iteration_s=1.0, user=f"u{i % 3}")
+        for i in range(60)
+    ]
+    wide = JobSpec(id="wide", submit_s=50.0, gpus=8, iterations=300.0, iteration_s=1.0, user="w")
+    jobs = JobBatch.of(sorted([*narrow, wide], key=lambda spec: spec.submit_s))
+    workload = Workload("narrow jobs and a wide one on 2x4", jobs, Cluster.parse("2x4"), seed=seed)
+    played = _all_finish(make, workload)
+    last = float(jobs.submit_s.max() + (jobs.iterations * jobs.iteration_s).sum())
+    for job, end_s in played.ends().items():
+        if end_s > last:
+            raise BrokenPromise(
+                f"workload {workload.name}: {played.controller.books.name(job)} ended at {end_s} s; one job after "
+                f"the other would all have ended at {last} s"
+            )
+
+
+class _Idle:
+    """Raises when jobs wait, nothing runs, and every node is there."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.controller = controller
+
+    def __call__(self, event: Event, commands: Sequence[Command]) -> None:
+        c = self.controller
+        if isinstance(event, ReplanDue) and len(c.active) and all(c.cluster.up):
+            running = c.books.columns["phase"][c.active] == int(Phase.RUNNING)
+            if not running.any():
+                job = int(c.active[0])
+                raise BrokenPromise(
+                    f"policy {describe(c.policy)} runs nothing at {event.at_s} s, and {c.books.name(job)} would fit "
+                    f"the empty cluster: {c.plan.reasons.get(job, 'it gave no reason')}"
+                )
+
+
+def _admits(make: Make, seed: int) -> None:
+    for cluster in (CLUSTERS[seed % len(CLUSTERS)], Cluster.parse("1x4")):
+        workload = Workload(str(cluster), random_jobs(seed + 7, 8, min(8, cluster.gpus)), cluster, seed=seed)
+        play(make(), workload, observe=_Idle)
+        giant = JobSpec(id="giant", submit_s=60.0, gpus=cluster.gpus + 1, iterations=10.0, iteration_s=1.0)
+        rows = sorted([*workload.jobs, giant], key=lambda spec: spec.submit_s)
+        played = play(make(), replace(workload, jobs=JobBatch.of(rows)))
+        ended = [rows[job].id for job in played.ends()]
+        refused = sorted({spec.id for spec in rows} - set(ended))
+        if refused != ["giant"]:
+            raise BrokenPromise(
+                f"workload {workload.name} and a giant: {refused or 'nobody'} did not finish, not the giant"
+            )
+
+
+def _survives_nodes(make: Make, seed: int) -> None:
+    for workload in (_one(seed), _one(seed + 1, world=COSTLY)):
+        workload = replace(workload, changes=_outages(workload, seed))
+        played = _all_finish(make, workload)
+        if not any('"NodeLost"' in line for line in played.lines):
+            raise BrokenPromise(f"workload {workload.name} lost no node: this checks nothing")
+
+
+def _survives_failures(make: Make, seed: int) -> None:
+    world = replace(COSTLY, job_mtbf_s=1500.0, checkpoint_every_s=120.0)
+    workload = _one(seed + 2, world=world)
+    workload = replace(workload, jobs=JobBatch.of(replace(spec, retries=1000) for spec in workload.jobs))
+    _all_finish(make, workload)
+    few = replace(workload, jobs=JobBatch.of(replace(spec, retries=0) for spec in workload.jobs))
+    play(make(), few)  # jobs may fail for good, none may be lost
+
+
+def _rounds(make: Make, seed: int) -> None:
+    for round_s in (0.0, 360.0):
+        _all_finish(make, _one(seed + 3, world=replace(COSTLY, round_s=round_s)))
+        _all_finish(make, _one(seed + 4, world=replace(IDEAL, round_s=round_s)))
+
+
+CONTRACTS = (
+    Contract("finishes", "plans are valid and every job ends, on clusters of many shapes, invariants on", _finishes),
+    Contract("repeats", "the same run twice gives the same events and commands", _repeats),
+    Contract("pure", "the plan depends on the view alone, and the view stays as it is", _pure),
+    Contract("nameless", "renaming jobs without changing their order changes nothing", _nameless),
+    Contract("restarts", "a controller restored from a snapshot at any event goes on the same", _restarts),
+    Contract(
+        "feeds-all", "a wide gang ends among narrow jobs, no later than one job after the other would", _feeds_all
+    ),
+    Contract("admits", "an empty cluster runs something; what can never fit is refused and disturbs nobody", _admits),
+    Contract("survives-nodes", "nodes go and come back; every job ends", _survives_nodes),
+    Contract("survives-failures", "processes fail and are retried; every job ends", _survives_failures),
+    Contract("rounds", "decisions at every event or every 360 s, with start-up and save costs", _rounds),
+)
