@@ -12,13 +12,17 @@ from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.jobs import JobTable
 from plait.core.policy import View
-from plait.policies.compose import Ranking
+from plait.policies.compose import CLOCK_S, Ranking
 from plait.policies.gittins import Index
 
 WithinQueue = Literal["first_start", "running_first", "submit"]
 
 #: 16 GPU-hours, as in the Pollux artifact; no constant suits every workload: fit with `plait tune`.
 DEFAULT_THRESHOLDS_GPU_S = (57_600.0,)
+
+#: A place in the order is looked at again after this long at the earliest, seconds: sums of service are off by
+#: rounding errors, and "in 1e-13 s" would mean now.
+TICK_S = 1e-3
 
 
 @dataclass(frozen=True)
@@ -67,14 +71,14 @@ class Queues:
         if len(promoted):
             service = service.copy()
             service[promoted] = 0.0
-        level: IntArray = np.searchsorted(bounds, service, side="right")
+        level: IntArray = np.searchsorted(bounds, service + CLOCK_S, side="right")
         speed = jobs.gpus if self.dimensions == 2 else np.ones(len(jobs))
         upper = np.append(bounds, np.inf)[level]
         return Ranking(
             (level, *self._within(jobs, level, service, promoted)),
             level,
             promoted,
-            running_s=(upper - service) / speed,
+            running_s=np.maximum((upper - service) / speed, TICK_S),
             waiting_s=promotion_in_s,
         )
 
@@ -85,13 +89,13 @@ class Queues:
         if not math.isfinite(self.knob) or not len(bounds):
             return np.zeros(0, dtype=np.int64), None
         run = jobs.served_s
-        can = (run > 0) & (service >= bounds[0])
+        can = (run > 0) & (service + CLOCK_S >= bounds[0])
         asked = self.knob * run
         if self.guard:
             asked = self.knob * np.exp2(jobs.promotions) * np.maximum(run, self.floor_s)
         missing = asked - jobs.idled_s
-        due = can & ~jobs.running & (missing <= 1e-6)
-        return np.flatnonzero(due), np.where(can & ~due, np.maximum(missing, 1e-3), np.inf)
+        due = can & ~jobs.running & (missing <= CLOCK_S)
+        return np.flatnonzero(due), np.where(can & ~due, np.maximum(missing, TICK_S), np.inf)
 
     def _within(
         self, jobs: JobTable, level: IntArray, service: FloatArray, promoted: IntArray
