@@ -212,7 +212,8 @@ def _workload(
     try:
         work = load_jobs(table, censored=request.censored, seed=seed)
     except InputError as error:
-        raise type(error)(f"{path}: {error}") if type(error) is InputError else error from None
+        hint = "; `plait trace convert` can add what the file lacks" if "no_duration" in str(error) else ""
+        raise InputError(f"{path}: {error}{hint}") from None
     if seed == parse_range(request.seed, "seed")[0]:
         _say_dropped(path, work.dropped, "because they cannot be simulated")
         for text in work.warnings:
@@ -221,7 +222,10 @@ def _workload(
     gpu_s = float((work.jobs.gpus * work.jobs.iterations * work.jobs.iteration_s).sum())
     dropped = sum(work.dropped.values()) + sum(table.meta["rows_dropped"].values())
     load = round(gpu_s / (span_s * cluster.gpus), 6) if span_s > 0 else math.nan
-    return work.jobs, {"load": load, "dropped": dropped}
+    about: dict[str, Value] = {"load": load, "dropped": dropped}
+    if request.cluster == "trace":  # as text it may be as long as the list of nodes
+        about["cluster"] = f"of the trace: {len(cluster.nodes)} nodes, {cluster.gpus} GPUs"
+    return work.jobs, about
 
 
 def _say_dropped(path: Path, dropped: Any, when: str) -> None:

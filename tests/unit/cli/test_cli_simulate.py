@@ -313,3 +313,25 @@ def test_load_is_stated(plait, small):
     (result,) = json.loads(plait("simulate", small, "-p", "fifo", "-c", "2x4", "--json", "-").out)
     assert result["load"] == pytest.approx(result["gpu_useful"] * result["span_s"] / 55, rel=1e-3)
     assert math.isfinite(result["wall_s"])
+
+
+def test_the_cluster_of_the_trace(plait, published):
+    folder = published("openb2023")
+    answer = plait(
+        "simulate", folder / "openb_pod_list_default.csv", "--nodes", folder / "openb_node_list_gpu_node.csv",
+        "--cluster", "trace", "-p", "fifo", "--jobs", 20, "--json", "-",
+    )  # fmt: skip
+    assert answer.code == 0, answer.err
+    assert json.loads(answer.out)[0]["cluster"].startswith("of the trace: 1213 nodes")
+
+
+def test_the_same_run_gives_the_same_log(plait, small):
+    for name, processes in (("a", 1), ("b", 1), ("c", 2)):
+        plait("simulate", small, "-p", "srsf,fifo", "-c", "2x4", "--log", f"{name}.jsonl", "--processes", processes)
+    logs = [Path(f"{name}-srsf.jsonl").read_bytes() for name in "abc"]
+    assert logs[0] == logs[1] == logs[2]
+
+
+def test_a_trace_without_durations_says_what_to_do(plait, published):
+    answer = plait("simulate", published("gavel/msr-ed69ec.trace"), "-p", "fifo")
+    assert (answer.code, "plait trace convert" in answer.err) == (2, True)
