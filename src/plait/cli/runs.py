@@ -51,6 +51,7 @@ class Request:
     censored: str = "as_is"
     overheads: str | None = None
     spread_slowdown: float | None = None
+    gpu_speed: str | None = None
     failures: Path | None = None
     node_mtbf: float | None = None
     node_mttr: float | None = None
@@ -145,13 +146,8 @@ def make_asked_world(name: str, request: Request) -> World:
         known = {"measured": Overheads.measured, "none": Overheads}
         make = known.get(request.overheads)
         asked["overheads"] = make() if make else Overheads.read(request.overheads)
-    if request.spread_slowdown is not None:
-        if not (math.isfinite(request.spread_slowdown) and request.spread_slowdown >= 1):
-            raise InputError(f"--spread-slowdown must be at least 1, got {request.spread_slowdown}")
-        physics = world.physics
-        if not isinstance(physics, StandardPhysics):
-            raise InputError(f"world {name} has no spread slow-down")
-        asked["physics"] = replace(physics, spread_slowdown=request.spread_slowdown)
+    if request.spread_slowdown is not None or request.gpu_speed is not None:
+        asked["physics"] = asked_physics(world, request)
     for option, value in (
         ("node_mtbf", request.node_mtbf),
         ("node_mttr", request.node_mttr),
@@ -234,6 +230,34 @@ def _say_dropped(path: Path, dropped: Any, when: str) -> None:
         note(f"{path}: {sum(dropped.values())} rows left out {when}: {reasons}")
 
 
+def asked_physics(world: World, request: Request) -> StandardPhysics:
+    """The world's physics with the spread slow-down and GPU speeds of the command line."""
+    physics = world.physics
+    if not isinstance(physics, StandardPhysics):
+        raise InputError(f"world {world.name} has no spread slow-down and no GPU speeds")
+    if request.spread_slowdown is not None:
+        if not (math.isfinite(request.spread_slowdown) and request.spread_slowdown >= 1):
+            raise InputError(f"--spread-slowdown must be at least 1, got {request.spread_slowdown}")
+        physics = replace(physics, spread_slowdown=request.spread_slowdown)
+    if request.gpu_speed is not None:
+        physics = replace(physics, kind_speed=read_speeds(request.gpu_speed))
+    return physics
+
+
+def read_speeds(text: str) -> dict[str, float]:
+    """GPU speeds from `kind=factor,...`."""
+    speeds: dict[str, float] = {}
+    for part in text.split(","):
+        kind, _, factor = part.strip().partition("=")
+        try:
+            speeds[kind] = float(factor)
+        except ValueError:
+            speeds[kind] = math.nan
+        if not kind or not (math.isfinite(speeds[kind]) and speeds[kind] > 0):
+            raise InputError(f"--gpu-speed {part.strip()!r}: write kind=factor, e.g. v100=1,a100=2")
+    return speeds
+
+
 def settings(world: World, request: Request) -> dict[str, Value]:
     """What a result must state so that it can be judged and repeated."""
     physics = world.physics
@@ -242,6 +266,7 @@ def settings(world: World, request: Request) -> dict[str, Value]:
         "round_s": world.round_s,
         "overheads": request.overheads or ("measured" if world.overheads.rows else "none"),
         "spread_slowdown": physics.spread_slowdown if isinstance(physics, StandardPhysics) else math.nan,
+        "gpu_speed": request.gpu_speed or "",
         "checkpoint_every_s": world.checkpoint_every_s,
         "node_failures": "" if request.failures is None else str(request.failures),
         "node_mtbf_s": _or_unknown(world.node_mtbf_s),

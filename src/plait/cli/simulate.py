@@ -36,6 +36,7 @@ def simulate(
     spread_slowdown: Annotated[
         float | None, typer.Option(help="Slow-down of sensitive gangs on more nodes than they need, e.g. 1.3.")
     ] = None,
+    gpu_speed: Annotated[Text, typer.Option(help="Speed by GPU kind, 1 = as profiled: v100=1,a100=2.")] = None,
     failures: Annotated[Path | None, typer.Option(help="CSV of node failures: at_s,node,state.")] = None,
     node_mtbf: Annotated[float | None, typer.Option(help="Hours between failures of a node, on average.")] = None,
     node_mttr: Annotated[float | None, typer.Option(help="Hours until a node is repaired, on average.")] = None,
