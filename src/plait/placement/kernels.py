@@ -215,6 +215,38 @@ def pick_random(
 
 
 @kernel
+def fewest_nodes(
+    need: int,
+    kind: int,
+    plain: bool,
+    cap_prefix: IntArray,
+    node_kind: IntArray,
+    whole: IntArray,
+    capacity: FloatArray,
+    per_gpu: FloatArray,
+) -> int:
+    """How many empty nodes that are up can hold a gang; 0 if all together cannot.
+
+    `plain`: all nodes are up and nobody states CPUs or memory, so that the sums in `cap_prefix` tell.
+    """
+    if plain:
+        for k in range(cap_prefix.shape[1]):
+            if cap_prefix[kind, k] >= need:
+                return k + 1
+        return 0
+    counted = np.zeros(len(whole), dtype=np.int64)
+    left, nodes = need, 0
+    while left > 0:
+        node = roomiest(kind, node_kind, whole, capacity, per_gpu, counted)
+        if node < 0:
+            return 0
+        counted[node] = 1
+        left -= room(node, whole, capacity, per_gpu)
+        nodes += 1
+    return nodes
+
+
+@kernel
 def choose(
     need: int,
     scheme: int,
@@ -223,6 +255,9 @@ def choose(
     per_gpu: FloatArray,
     cap_prefix: IntArray,
     racks: int,
+    plain: bool,
+    whole: IntArray,
+    capacity: FloatArray,
     node_kind: IntArray,
     node_rack: IntArray,
     node_gpus: IntArray,
@@ -238,11 +273,7 @@ def choose(
             continue
         take[:] = 0
         if scheme == CONSOLIDATED:
-            nodes_needed = 0
-            for k in range(cap_prefix.shape[1]):
-                if cap_prefix[kind, k] >= need:
-                    nodes_needed = k + 1
-                    break
+            nodes_needed = fewest_nodes(need, kind, plain, cap_prefix, node_kind, whole, capacity, per_gpu)
             if nodes_needed == 0:
                 ok = False
             else:
@@ -314,7 +345,7 @@ def all_free(
 def mark_candidates(
     p: int,
     need: int,
-    scheme: int,
+    everywhere: bool,
     kinds_allowed: int,
     held: IntArray,
     now_gpus: IntArray,
@@ -325,7 +356,10 @@ def mark_candidates(
     gpu_node: IntArray,
     free: IntArray,
 ) -> IntArray:
-    """Nodes from which lower-ranked running jobs could make room for the job at position `p`."""
+    """Nodes from which lower-ranked running jobs could make room for the job at position `p`.
+
+    `everywhere` means all of the kinds allowed; otherwise as few as can give enough GPUs.
+    """
     nodes = len(free)
     could = free.copy()
     for q in range(p + 1, len(held)):
@@ -336,7 +370,7 @@ def mark_candidates(
     for kind in range(len(cap_prefix)):
         if (kinds_allowed >> kind) & 1 == 0:
             continue
-        if scheme > CONSOLIDATED_FIRST_FIT:
+        if everywhere:
             for node in range(nodes):
                 mark[node] = 1 if node_kind[node] == kind else mark[node]
             continue
@@ -380,6 +414,9 @@ def make_room(
     now_hi: IntArray,
     cap_prefix: IntArray,
     racks: int,
+    plain: bool,
+    whole: IntArray,
+    capacity: FloatArray,
     node_kind: IntArray,
     node_rack: IntArray,
     node_gpus: IntArray,
@@ -390,8 +427,9 @@ def make_room(
     take: IntArray,
 ) -> bool:
     """Take GPUs back from lower-ranked running jobs, the lowest first, until the job at `p` fits."""
+    everywhere = not plain or scheme != CONSOLIDATED  # where cores, memory, racks or lost nodes decide
     mark = mark_candidates(
-        p, need, scheme, kinds, held, now_gpus, now_lo, now_hi, cap_prefix, node_kind, gpu_node, free
+        p, need, everywhere, kinds, held, now_gpus, now_lo, now_hi, cap_prefix, node_kind, gpu_node, free
     )
     if not mark.any():
         return False
@@ -406,7 +444,7 @@ def make_room(
         hold(False, now_gpus, now_lo[q], now_hi[q], limits, per_gpu, order_demand[q], gpu_node, taken, free, spare)
         held[q] = 0
         if choose(
-            need, scheme, kinds, seed, per_gpu[order_demand[p]], cap_prefix, racks,
+            need, scheme, kinds, seed, per_gpu[order_demand[p]], cap_prefix, racks, plain, whole, capacity,
             node_kind, node_rack, node_gpus, gpu_node, taken, free, spare, take,
         ):  # fmt: skip
             return True
@@ -460,6 +498,8 @@ def admit(
             budget += node_gpus[node]
         else:
             taken[first_gpu[node] : first_gpu[node + 1]] = True
+    whole = free.copy()
+    plain = not limits and bool(node_up.all())
     status = np.full(n, TOO_FEW, dtype=np.int64)
     held = np.zeros(n, dtype=np.int64)  # 1: keeps its GPUs so far, 2: placed for good
     admitted = np.zeros(n, dtype=np.bool_)
@@ -513,13 +553,14 @@ def admit(
             how = scheme[min(row, len(scheme) - 1)]
             kinds = kinds_allowed[min(row, len(kinds_allowed) - 1)]
             ok = choose(
-                need, how, kinds, seed + p, wants, cap_prefix, racks,
+                need, how, kinds, seed + p, wants, cap_prefix, racks, plain, whole, capacity,
                 node_kind, node_rack, node_gpus, gpu_node, taken, free, spare, take,
             )  # fmt: skip
             if not ok and turn == 0:
                 ok = make_room(
                     p, need, how, kinds, seed + p, limits, per_gpu, demand, held, now_gpus, now_lo, now_hi,
-                    cap_prefix, racks, node_kind, node_rack, node_gpus, gpu_node, taken, free, spare, take,
+                    cap_prefix, racks, plain, whole, capacity, node_kind, node_rack, node_gpus, gpu_node, taken, free,
+                    spare, take,
                 )  # fmt: skip
             if not ok:
                 status[p] = FRAGMENTED if free.sum() >= need else TOO_FEW

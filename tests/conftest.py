@@ -1,0 +1,28 @@
+"""What all tests share: Hypothesis without deadlines (kernels compile on first use), and the published data."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "plait",
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "plait"))
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def published() -> Path:
+    """The folder of published traces; tests that need it are skipped where it is not."""
+    folder = Path(os.environ.get("PLAIT_DATA", ROOT.parent / "shared" / "data"))
+    if not (folder / "muri" / "trace3.csv").exists():
+        pytest.skip(f"no published traces in {folder}; set PLAIT_DATA to the folder that has muri/trace3.csv")
+    return folder

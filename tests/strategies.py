@@ -1,0 +1,85 @@
+"""Random clusters and jobs for Hypothesis."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from plait.core.cluster import Cluster, Node
+from plait.core.jobs import JobClass, JobSpec
+from plait.core.resources import StageProfile
+
+KINDS = ("v100", "a100")
+
+seconds = st.integers(0, 4_000_000).map(lambda ms: ms / 1000)
+some_seconds = st.integers(1, 4_000_000).map(lambda ms: ms / 1000)
+positive = st.floats(1e-3, 1e6, allow_nan=False, allow_infinity=False)
+
+
+@st.composite
+def nodes(draw: st.DrawFn, index: int, kinds: tuple[str, ...] = KINDS, limits: bool = True) -> Node:
+    gpus = draw(st.sampled_from([1, 2, 4, 4, 8]))
+    return Node(
+        f"n{index}",
+        gpus,
+        draw(st.sampled_from(kinds)),
+        gpu_memory_bytes=draw(st.sampled_from([0, 16_000_000_000])),
+        cpus=draw(st.sampled_from([0.0, 4.0 * gpus, 16.0])) if limits else 0.0,
+        memory_bytes=draw(st.sampled_from([0.0, 8.0 * gpus, 32.0])) if limits else 0.0,
+        rack=draw(st.integers(0, 2)),
+    )
+
+
+@st.composite
+def clusters(draw: st.DrawFn, most: int = 6, limits: bool = True, down: bool = True) -> Cluster:
+    kinds = draw(st.sampled_from([("gpu",), KINDS]))
+    count = draw(st.integers(1, most))
+    some = tuple(draw(nodes(i, kinds, limits)) for i in range(count))
+    if draw(st.booleans()):
+        some = tuple(replace(node, gpus=some[0].gpus) for node in some)
+    up = tuple(draw(st.sampled_from([True, True, True, False])) for _ in some) if down else ()
+    return Cluster(some, up)
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> StageProfile:
+    stages = draw(st.lists(st.floats(0, 100), min_size=4, max_size=4).filter(lambda s: sum(s) > 1e-6))
+    return StageProfile.from_sequence(stages, draw(st.floats(1e-3, 1e3)))
+
+
+@st.composite
+def specs(draw: st.DrawFn, name: str = "job") -> JobSpec:
+    """Any job a user may write down."""
+    gpus = draw(st.integers(1, 16))
+    profile = draw(st.none() | profiles())
+    return JobSpec(
+        id=name,
+        submit_s=draw(seconds),
+        gpus=gpus,
+        iterations=draw(st.none() | positive),
+        iteration_s=profile.iteration_s if profile else draw(st.none() | positive),
+        user=draw(st.sampled_from(["", "ann", "bob"])),
+        group=draw(st.sampled_from(["", "vc1"])),
+        model=draw(st.sampled_from(["", "vgg19"])),
+        profile=profile,
+        job_class=draw(st.sampled_from(JobClass)),
+        min_gpus=draw(st.integers(1, gpus)),
+        max_gpus=draw(st.integers(gpus, 2 * gpus)),
+        gpu_kinds=draw(st.none() | st.sampled_from([("v100",), ("v100", "a100")])),
+        gpu_memory_bytes=draw(st.sampled_from([0.0, 8e9])),
+        cpus=draw(st.sampled_from([0.0, 3.0])),
+        memory_bytes=draw(st.sampled_from([0.0, 1e9])),
+        skew=draw(st.none() | st.floats(0, 1)),
+        tensor_bytes=draw(st.none() | st.just((4.0, 1.5))),
+        deadline_s=draw(st.none() | positive),
+        priority=draw(st.integers(-2, 2).map(float)),
+        weight=draw(st.sampled_from([1.0, 2.5])),
+        retries=draw(st.integers(0, 5)),
+        network=draw(st.sampled_from(["auto", "require", "off"])),
+    )
+
+
+@st.composite
+def spec_lists(draw: st.DrawFn, most: int = 6) -> list[JobSpec]:
+    return [draw(specs(f"j{i}")) for i in range(draw(st.integers(0, most)))]
