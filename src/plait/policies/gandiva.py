@@ -76,18 +76,21 @@ class Gandiva:
     def _migrate(self, view: View, plan: Plan, order: IntArray) -> Plan:
         """The same plan with one badly spread running job brought together, if there is room."""
         jobs, node = view.jobs, view.cluster.gpu_node
-        fewest = 1 + (view.cluster.cap_prefix[0] < jobs.gpus[:, None]).sum(axis=1)
         for row in np.flatnonzero(jobs.running).tolist():
             slot = int(jobs.slot[row])
             gpus = view.running.gpus[view.running.first_gpu[slot] : view.running.first_gpu[slot + 1]]
-            if len(np.unique(node[gpus])) <= fewest[row]:
+            enough = view.cluster.cap_prefix[view.cluster.node_kind[node[gpus[0]]]] >= len(gpus)
+            nodes = len(np.unique(node[gpus]))
+            if nodes <= 1 + int(np.argmax(enough)):
                 continue
             schemes = np.full(len(jobs), int(Scheme.BEST_FIT), dtype=np.int64)
             schemes[row] = int(Scheme.CONSOLIDATED)
             last = np.append(order[order != row], row)
             together = place(view, last, scheme=schemes, move=np.array([row]))
             if len(together.groups.jobs) == len(jobs):
-                return together
+                at = int(np.flatnonzero(together.groups.jobs == jobs.number[row])[0])
+                if len(np.unique(node[together.groups[np.array([at])].gpus])) < nodes:
+                    return together
         return plan
 
     def _pairs(self, view: View) -> dict[int, int]:
