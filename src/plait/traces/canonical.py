@@ -70,7 +70,24 @@ def read_canonical(path: Pathish, *, strict: bool = False) -> TraceTable:
         near = Source(nodes_path(path))
         found, at = _read_columns(near, NODES, {})
         nodes = checked_nodes(found, file=near.file, lines=at)
-    return checked_table(columns, file=source.file, lines=lines, meta=meta, nodes=nodes, strict=strict)
+    table = checked_table(columns, file=source.file, lines=lines, meta=meta, nodes=nodes, strict=strict)
+    _refuse_nothing(columns, lines, source.file)
+    return table
+
+
+def _refuse_nothing(columns: Mapping[str, Array], lines: Array, file: str) -> None:
+    """A job without GPUs must be one that runs on CPUs and says how many; else the 0 is a mistake."""
+    gpus = np.asarray(columns["gpus"], dtype=np.float64)
+    if not len(gpus) or not (gpus == 0).any():
+        return
+    none = np.full(len(gpus), np.nan)
+    cpus = np.asarray(columns.get("cpu_milli", none), dtype=np.float64)
+    duration = np.asarray(columns.get("duration_s", none), dtype=np.float64)
+    wrong = (gpus == 0) & np.isnan(cpus) & ~np.isnan(duration)
+    if wrong.any():
+        hint = "give it at least one GPU, or say with cpu_milli that it runs on CPUs alone"
+        at = int(lines[int(np.argmax(wrong))])
+        raise TraceError("a job without GPUs", file=file, line=at, column="gpus", value=0, hint=hint)
 
 
 def write_canonical(table: TraceTable, path: Pathish) -> None:
@@ -173,10 +190,9 @@ def canonical_names(source: Source, header: Sequence[str], known: Mapping[str, C
     source.line = 1
     for name in header:
         if name not in known and not name.startswith("x_"):
-            if difflib.get_close_matches(name.lower(), known, n=1, cutoff=NEAR):
-                hint = suggest(name.lower(), known) + "; a column to be kept as it is starts with x_"
-                raise source.error("unknown column", column=name, hint=hint)
-            name = f"x_{name}"
+            near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=NEAR)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise source.error("unknown column", column=name, hint=hint + "a column of your own starts with x_")
         if name in names:
             raise source.error("the column occurs twice in the header", column=name)
         names.append(name)

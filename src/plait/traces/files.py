@@ -145,6 +145,13 @@ class Row:
         self.text(name)
         return self.maybe_whole(name) or 0
 
+    def gang(self, name: str) -> int:
+        """The cell as a number of GPUs, at least one."""
+        gpus = self.whole(name)
+        if gpus < 1:
+            raise self.error("a job of this trace needs at least one GPU", column=name)
+        return gpus
+
     def choice(self, name: str, meanings: dict[str, str]) -> str:
         """What the cell means, or an error with the nearest known spelling."""
         cell = self.text(name)
@@ -162,6 +169,7 @@ def read_rows(
     source: Source,
     *,
     required: Sequence[str] = (),
+    optional: Sequence[str] | None = None,
     names: Sequence[str] | None = None,
     delimiter: str = ",",
     nulls: Collection[str] = ("",),
@@ -171,14 +179,14 @@ def read_rows(
     """The rows of a delimited file, one reused cursor; `names` replaces a header the file does not have.
 
     With `quoted` false quotation marks are ordinary characters. Columns beyond `required` may or may not be
-    there; `seen` is called with the header found.
+    there; with `optional` only those. `seen` is called with the header found.
     """
     with source.open() as text:
         lines = csv.reader(
             text, delimiter=delimiter, strict=True, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
         )
         source.line = 1
-        header = _header(source, lines, required, delimiter) if names is None else list(names)
+        header = _header(source, lines, required, optional, delimiter) if names is None else list(names)
         if seen:
             seen(header)
         row = Row(source, {name: i for i, name in enumerate(header)}, nulls)
@@ -197,7 +205,9 @@ def read_rows(
         source.line = None
 
 
-def _header(source: Source, lines: Any, required: Sequence[str], delimiter: str) -> list[str]:
+def _header(
+    source: Source, lines: Any, required: Sequence[str], optional: Sequence[str] | None, delimiter: str
+) -> list[str]:
     header = [cell.strip() for cell in next(lines, [])]
     if not any(header):
         raise source.error("the file is empty", hint=f"expected a header with {', '.join(required)}")
@@ -206,6 +216,11 @@ def _header(source: Source, lines: Any, required: Sequence[str], delimiter: str)
         other = next((d for d in ",;\t|" if d != delimiter and len(header) == 1 and d in header[0]), None)
         hint = f"the fields look separated by {other!r}, not {delimiter!r}" if other else suggest(missing[0], header)
         raise source.error("a required column is missing", column=missing[0], hint=hint)
+    unknown = [] if optional is None else [name for name in header if name not in (*required, *optional)]
+    if unknown:
+        raise source.error(
+            "unknown column", column=unknown[0], hint=suggest(unknown[0], (*required, *(optional or ())))
+        )
     twice = [name for i, name in enumerate(header) if name in header[:i]]
     if twice:
         raise source.error("the column occurs twice in the header", column=twice[0])

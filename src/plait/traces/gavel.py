@@ -97,7 +97,7 @@ def _field_count(source: Source) -> int:
 
 
 def _job(row: Row, table: Mapping[tuple[str, int], float] | None) -> dict[str, Any]:
-    job_type, gpus, steps = row.text("job_type"), row.whole("scale_factor"), row.whole("total_steps")
+    job_type, gpus, steps = row.text("job_type"), row.gang("scale_factor"), row.whole("total_steps")
     model, batch = split_job_type(job_type)
     job: dict[str, Any] = {
         "submit_s": row.number("arrival_time"),

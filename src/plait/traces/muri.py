@@ -56,7 +56,7 @@ def read(path: Pathish, *, work: str = "duration", split: str = "by_model", stri
     pick("split", split, ("by_model", "storage", "cpu"))
     source = Source(path)
     builder = TableBuilder(source)
-    for row in read_rows(source, required=HEADER):
+    for row in read_rows(source, required=HEADER, optional=("interval",)):
         builder.keep(row.line, **_times(row, work), **_stages(row, split, builder))
     return builder.finish(FORMAT, strict=strict, options={"work": work, "split": split})
 
@@ -69,7 +69,7 @@ def _times(row: Row, work: str) -> dict[str, Any]:
     job: dict[str, Any] = {
         "job_id": row.text("job_id"),
         "submit_s": row.number("submit_time") / 1000,
-        "gpus": row.whole("num_gpu"),
+        "gpus": row.gang("num_gpu"),
         "duration_s": duration_s,
         "duration_kind": "exact" if agrees and work == "duration" else "derived",
         "iterations": iterations,
@@ -86,7 +86,7 @@ def _stages(row: Row, split: str, builder: TableBuilder) -> dict[str, Any]:
         hint = suggest(model, [*STORAGE_BOUND, *CPU_BOUND]) + "; or say split=storage or split=cpu"
         raise row.error("unknown model, cannot split its data time", column="model_name", hint=hint) from None
     data_s, gpu_s, network_s = (row.number(f"resource_time_{k}") / 1000 for k in range(3))
-    if (model, row.whole("num_gpu"), data_s, gpu_s, network_s) == TYPO:
+    if (model, row.gang("num_gpu"), data_s, gpu_s, network_s) == TYPO:
         builder.warn("resnet18 on 32 GPUs with stages 103/17/13 ms: probably a typing error, kept as it is")
     return {
         "model": model,

@@ -33,7 +33,7 @@ def read(path: Pathish, *, strict: bool = False) -> TraceTable:
             row.line,
             job_id=row.text("job_id"),
             submit_s=submit_s,
-            gpus=row.whole("num_gpu"),
+            gpus=row.gang("num_gpu"),
             duration_s=row.number("duration"),
             duration_kind="exact",
             state="completed",

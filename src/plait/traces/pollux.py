@@ -26,12 +26,12 @@ def read_sia(path: Pathish, *, strict: bool = False) -> TraceTable:
 def _read(fmt: Format, path: Pathish, strict: bool) -> TraceTable:
     source = Source(path)
     builder = TableBuilder(source)
-    for row in read_rows(source, required=HEADER):
+    for row in read_rows(source, required=HEADER, optional=()):
         builder.keep(
             row.line,
             job_id=row.text("name"),
             submit_s=row.number("time"),
-            gpus=row.whole("num_replicas"),
+            gpus=row.gang("num_replicas"),
             model=row.text("application"),
             model_source="trace",
             batch_size=row.whole("batch_size"),

@@ -20,7 +20,7 @@ def read(path: Pathish, *, strict: bool = False) -> TraceTable:
             row.line,
             job_id=row.text("id"),
             submit_s=row.number("arrival_s"),
-            gpus=row.whole("gpus"),
+            gpus=row.gang("gpus"),
             model=row.text("model"),
             model_source="trace",
             iterations=row.whole("iterations"),

@@ -16,12 +16,12 @@ def read(path: Pathish, *, strict: bool = False) -> TraceTable:
     """Reads a Tiresias job file. Model names are kept as they are; iteration times are not in the file."""
     source = Source(path)
     builder = TableBuilder(source)
-    for row in read_rows(source, required=HEADER):
+    for row in read_rows(source, required=HEADER, optional=("interval", "model_scale")):
         builder.keep(
             row.line,
             job_id=row.text("job_id"),
             submit_s=row.number("submit_time"),
-            gpus=row.whole("num_gpu"),
+            gpus=row.gang("num_gpu"),
             duration_s=row.number("duration"),
             duration_kind="exact",
             model=row.text("model_name"),

@@ -51,6 +51,7 @@ def tables(draw: st.DrawFn) -> TraceTable:
     for name in ("gpu_milli", "min_gpus", "max_gpus", *STAGES, "duration_s"):
         columns.pop(name, None)
     columns["duration_s"] = np.full(len(ids), 77.125)
+    columns["cpu_milli"] = np.full(len(ids), 4000.0)  # so that jobs without GPUs are CPU jobs
     return checked_table(columns)
 
 
@@ -94,6 +95,8 @@ def read_text(tmp_path, text, **options):
         ("", "jobs.csv:1: the file is empty"),
         ("job_id,submit_s\na,1\n", "column 'gpus': a required column is missing"),
         (f"{HEADER},duraton_s\na,0,1,5,5\n", "column 'duraton_s': unknown column; did you mean 'duration_s'"),
+        (f"{HEADER},colour\na,0,1,5,red\n", "jobs.csv:1: column 'colour': unknown column; a column of your own"),
+        (f"{HEADER}\na,0,1,5\nb,0,0,5\n", "jobs.csv:3: column 'gpus': a job without GPUs"),
         (f"{HEADER}\na,0,1\n", "jobs.csv:2: expected 4 fields, found 3"),
         (f"{HEADER}\na,0,1,5\nb,0,1,-5\n", "jobs.csv:3: column 'duration_s': must be more than 0 .got -5.0."),
         (f"{HEADER}\na,0,1,5\na,0,1,5\n", "jobs.csv:3: column 'job_id': duplicate id .*line 2"),
@@ -123,8 +126,8 @@ def test_mistakes_are_named_where_they_are(text, message, tmp_path):
         read_text(tmp_path, text)
 
 
-def test_a_hand_written_file_needs_three_columns_and_keeps_the_rest(tmp_path):
-    table = read_text(tmp_path, "\ufeffgpus,job_id,submit_s,x_rank,colour\r\n1,10,5,3,red\r\n0,9,5,,\r\n")
+def test_a_hand_written_file_needs_three_columns_and_keeps_its_own(tmp_path):
+    table = read_text(tmp_path, "\ufeffgpus,job_id,submit_s,x_rank,x_colour\r\n1,10,5,3,red\r\n0,9,5,,\r\n")
     assert table["job_id"].tolist() == ["9", "10"]
     assert table["state"].tolist() == ["unknown", "unknown"]
     assert table.row(1) | {"x_rank": 3.0, "x_colour": "red"} == table.row(1)

@@ -136,12 +136,16 @@ def test_truncated_gzip_empty_and_foreign_files_are_errors(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(set(PLAIN) - HEADERLESS - {"philly"}))
-def test_a_missing_column_is_named_and_an_extra_one_is_no_harm(name, tmp_path):
+def test_a_missing_column_is_named_and_an_extra_one_is_no_harm_or_named(name, tmp_path):
     original = FIXTURES / FILES[name]
     header, *lines = original.read_text().splitlines()
     extra = tmp_path / "extra.csv"
     extra.write_text("\n".join([header + ",note", *(line + ",hello" for line in lines)]))
-    assert read_trace(extra, name).equals(read_trace(original, name))
+    if name in {"muri", "tiresias", "pollux", "sia"}:  # formats that do not vary
+        with pytest.raises(TraceError, match="extra.csv:1: column 'note': unknown column"):
+            read_trace(extra, name)
+    else:
+        assert read_trace(extra, name).equals(read_trace(original, name))
     first, rest = header.split(",", 1)
     missing = tmp_path / "missing.csv"
     missing.write_text("\n".join([rest, *(line.split(",", 1)[1] for line in lines)]))
@@ -183,7 +187,7 @@ def test_unknown_names_get_a_suggestion():
         ("50001", "1_000", "must be a finite number"),
         ("50001", "NaN", "must be a finite number"),
         ("10,1,", "10,1.5,", "column 'num_gpu': must be a whole number"),
-        ("10,1,", "10,-1,", "column 'gpus': must be at least 0"),
+        ("10,1,", "10,-1,", "column 'num_gpu': a job of this trace needs at least one GPU"),
         ("10,1,", "2,1,", "duplicate id .*first seen on line 2"),
         ("dqn", "dqm", "did you mean 'dqn'"),
         ("0,1\n", "0,2\n", "column 'priority': unknown value"),
