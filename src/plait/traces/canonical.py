@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from plait.core.errors import InputError, TraceError, suggest
+from plait.core.errors import InputError, TraceError
 from plait.traces.files import Pathish, Source, open_for_writing, read_rows, writing
 from plait.traces.reader import Format, Head
 from plait.traces.schema import JOBS, NODES, Array, Column, extra_column

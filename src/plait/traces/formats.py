@@ -19,6 +19,7 @@ from plait.traces import (
     openb2023,
     philly,
     pollux,
+    schema,
     spot2026,
     synergy,
     tiresias,
@@ -61,8 +62,30 @@ def sniff(path: Pathish) -> Format:
     fitting = [fmt for fmt in FORMATS.values() if fmt.matches(head)]
     if len(fitting) == 1:
         return fitting[0]
+    if not fitting:
+        _explain_near_miss(path, head)
     problem = f"could be {' or '.join(f.name for f in fitting)}" if fitting else "no known format fits"
     raise TraceError(problem, file=str(path), hint="name one with format=, one of: " + ", ".join(FORMATS))
+
+
+def _explain_near_miss(path: Pathish, head: Head) -> None:
+    """Raise what is wrong with a header that is almost that of a known format."""
+    headers = {"canonical": ("job_id", "submit_s", "gpus"), "muri": muri.HEADER, "tiresias": tiresias.HEADER}
+    known = {"canonical": (*schema.JOBS,)}
+    shares = {
+        name: sum(column in known.get(name, header) for column in head.comma) / max(len(head.comma), len(header))
+        for name, header in headers.items()
+    }
+    name = max(shares, key=lambda n: shares[n])
+    missing = [column for column in headers[name] if column not in head.comma]
+    if shares[name] >= 0.5 and missing:
+        raise TraceError(
+            f"looks like format {name}, but a required column is missing",
+            file=str(path),
+            line=1,
+            column=missing[0],
+            hint=suggest(missing[0], head.comma),
+        )
 
 
 def _head(path: Pathish) -> Head:

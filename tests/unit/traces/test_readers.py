@@ -142,7 +142,7 @@ def test_a_missing_column_is_named_and_an_extra_one_is_no_harm_or_named(name, tm
     extra = tmp_path / "extra.csv"
     extra.write_text("\n".join([header + ",note", *(line + ",hello" for line in lines)]))
     if name in {"muri", "tiresias", "pollux", "sia"}:  # formats that do not vary
-        with pytest.raises(TraceError, match="extra.csv:1: column 'note': unknown column"):
+        with pytest.raises(TraceError, match=r"extra.csv:1: column 'note': unknown column"):
             read_trace(extra, name)
     else:
         assert read_trace(extra, name).equals(read_trace(original, name))
