@@ -64,7 +64,7 @@ def read_cluster(path: Pathish) -> dict[str, Array]:
 
 
 def _matches(head: Head) -> bool:
-    return head.has(*HEADER) and not head.has("iteration_time")
+    return head.has(*HEADER) and not head.has("iteration_time") and not head.has("batch_size")
 
 
 FORMAT = Format(
