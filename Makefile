@@ -17,6 +17,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.sim ## simulate 2,000 jobs on 64 GPUs under eight policies, write a report
+	@mkdir -p $(DEMO)
 	@$(BIN)/plait trace generate $(DEMO)/philly.csv --preset philly --jobs 2000 --gpus 64 --load 1.0 --seed 1 \
 		--assign-models uniform
 	@$(BIN)/plait simulate $(DEMO)/philly.csv --policy $(DEMO_POLICIES) --cluster 8x8 \

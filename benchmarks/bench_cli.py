@@ -32,17 +32,11 @@ def main() -> None:
     """Measure and print."""
     runs = 9
     bare = child_cpu_s([sys.executable, "-c", "import typer"], runs)
-    figures = [
-        Figure(
-            f"plait {' '.join(words)}",
-            seconds := child_cpu_s([PLAIT, *words], runs),
-            runs,
-            bare / seconds,
-            "python -c 'import typer'",
-            goal,
-        )  # fmt: skip
-        for words, goal in ((["--help"], "goal < 0.3 s"), (["simulate", "--help"], "goal < 0.3 s"), (["policies"], ""))
-    ]
+    figures = []
+    for words, goal in ((["--help"], "goal < 0.3 s"), (["simulate", "--help"], "goal < 0.3 s"), (["policies"], "")):
+        seconds = child_cpu_s([PLAIT, *words], runs)
+        against = "python -c 'import typer'"
+        figures.append(Figure(f"plait {' '.join(words)}", seconds, runs, bare / seconds, against, goal))
     common.show(figures)
 
 

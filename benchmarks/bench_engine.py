@@ -9,6 +9,7 @@ against the naive reference is in `bench_naive.py`, at a size the reference can 
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import common
 from common import Figure
@@ -35,7 +36,7 @@ def main() -> None:
     figures = []
     for policy in POLICIES:
         seconds = {
-            round_s: common.cpu_s(lambda p=policy, r=round_s: common.run(batch, f"{nodes}x8", make_policy(p), r), runs)
+            round_s: common.cpu_s(partial(common.run, batch, f"{nodes}x8", make_policy(policy), round_s), runs)
             for round_s in (ROUND_S, EVERY_EVENT)
         }
         label = f"{count:,} jobs, {8 * nodes:,} GPUs, {policy}"
@@ -51,9 +52,9 @@ def main() -> None:
 def million() -> list[Figure]:
     """A million jobs in rounds, once a policy, with the peak memory of this process."""
     figures = []
+    batch = common.jobs(1_000_000, 6504)
     for policy in POLICIES:
-        batch = common.jobs(1_000_000, 6504)
-        seconds = common.cpu_s(lambda p=policy: common.run(batch, "813x8", make_policy(p), ROUND_S), 1)
+        seconds = common.cpu_s(partial(common.run, batch, "813x8", make_policy(policy), ROUND_S), 1)
         note = f"peak memory {common.peak_gb():.2f} GB, goal < 6 GB"
         figures.append(
             Figure(f"1,000,000 jobs, 6,504 GPUs, {policy}, rounds", seconds, 1, goal="goal <= 60 s", note=note)

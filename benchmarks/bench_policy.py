@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 
 import common
 import numpy as np
@@ -41,8 +42,8 @@ def main() -> None:
         same = np.array_equal(*(c.books.columns["end_s"][: c.books.count] for c in ends))
         assert same, "the two policies must decide the same, or the comparison says nothing"
         built_in, own = (
-            common.cpu_s(lambda p=p, r=round_s: common.run(batch, f"{nodes}x8", p, r), runs)
-            for p in (make_policy("srsf"), MySrsf())
+            common.cpu_s(partial(common.run, batch, f"{nodes}x8", policy, round_s), runs)
+            for policy in (make_policy("srsf"), MySrsf())
         )
         label = f"own SRSF in Python, {count:,} jobs, {how}"
         figures.append(
