@@ -1,0 +1,42 @@
+"""All benchmarks, each in a process of its own, one after the other: `make bench`.
+
+python benchmarks/run.py [--quick]
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import common
+from common import Figure
+
+HERE = Path(__file__).parent
+SCRIPTS = {
+    "The command line": ["bench_cli.py"],
+    "Against the naive reference": ["bench_naive.py"],
+    "Compiled against plain Python": ["bench_jit.py"],
+    "A policy of one's own": ["bench_policy.py"],
+    "The engine": ["bench_engine.py"],
+}
+
+
+def main() -> None:
+    """Run and print, section by section."""
+    print(common.machine(), flush=True)
+    begin = time.monotonic()
+    options = [a for a in sys.argv[1:] if a == "--quick"]
+    for title, (script, *more) in SCRIPTS.items():
+        command = [sys.executable, str(HERE / script), "--json", *more, *options]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        print(f"\n{title}")
+        common.print_table([Figure(**figure) for figure in json.loads(done.stdout)])
+        sys.stdout.flush()
+    print(f"\n{time.monotonic() - begin:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()

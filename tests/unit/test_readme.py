@@ -1,0 +1,97 @@
+"""What the README and the examples say is true: their code runs as it stands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from plait.policies.catalog import CATALOG
+from plait.traces.formats import FORMATS
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PLAIT = (sys.executable, "-c", "import sys; sys.argv[0] = 'plait'; from plait.cli import main; main()")
+LINKS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "benchmarks" / "README.md",
+    ROOT / "examples" / "README.md",
+]
+
+
+def plait(*words: str, folder: Path) -> str:
+    done = subprocess.run([*PLAIT, *words], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def code_of_readme() -> str:
+    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert len(blocks) == 1, "the README shows one policy"
+    return blocks[0]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    plait(
+        "trace", "generate", "trace.csv", "--jobs", "150", "--gpus", "16", "--load", "1", "--seed", "1", folder=tmp_path
+    )
+    return "trace.csv"
+
+
+def test_the_policy_of_the_readme_runs_and_keeps_the_contracts(tmp_path: Path, trace: str) -> None:
+    code = code_of_readme()
+    assert len(code.splitlines()) <= 20
+    (tmp_path / "mymodule.py").write_text(code, encoding="utf-8")
+    name = "mymodule:" + re.findall(r"^class (\w+)", code, flags=re.MULTILINE)[0]
+    table = plait("simulate", trace, "--policy", f"{name},srsf", "--cluster", "2x8", "--check", folder=tmp_path)
+    assert name in table
+    assert "keeps all" in plait("policy", "check", name, folder=tmp_path)
+
+
+def test_the_readme_shows_the_example() -> None:
+    assert code_of_readme().strip() == (ROOT / "examples" / "doubling_queues.py").read_text(encoding="utf-8").strip()
+
+
+@pytest.mark.parametrize("file", ["widest_first:WidestFirst", "doubling_queues:DoublingQueues"])
+def test_example_policies(tmp_path: Path, trace: str, file: str) -> None:
+    module = file.partition(":")[0] + ".py"
+    (tmp_path / module).write_bytes((ROOT / "examples" / module).read_bytes())
+    assert file in plait("simulate", trace, "--policy", file, "--cluster", "2x8", "--check", folder=tmp_path)
+    assert "keeps all" in plait("policy", "check", file, folder=tmp_path)
+
+
+def test_example_of_the_python_api(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "compare.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "compare.html").stat().st_size > 100_000
+    assert done.stdout.strip() in (ROOT / "docs" / "how-to" / "python-api.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", LINKS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_how_to_and_explanation_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    docs = ROOT / "docs"
+    for page in docs.rglob("*.md"):
+        assert str(page.relative_to(docs)) in navigation, f"{page} is not in mkdocs.yml"
+
+
+def test_counts_that_documents_state() -> None:
+    words = {14: "ourteen", 16: "sixteen"}
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"{words[len(CATALOG)]} published ones" in README.replace("\n", " ")
+    assert f"F{words[len(CATALOG)]} policies" in changes
+    assert f"{words[len(FORMATS)]} trace formats" in changes
+    for name in CATALOG:
+        assert f"`{name}`" in changes
