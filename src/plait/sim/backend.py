@@ -219,9 +219,12 @@ class Simulator:
         worked = np.maximum(self.now - self.since_ms[self.running], 0.0) * self.rate[self.running]
         now = float(self.done_ms.sum() + worked.sum()) + self.arrived
         if now == before:
+            waiting = np.flatnonzero((self.done_ms[: self.arrived] < self.total_ms[: self.arrived]))
+            names = ", ".join(repr(str(self.truth.id[j])) for j in waiting[:10].tolist())
             raise SimulationError(
-                f"no job made progress in {PATIENCE} decisions until {self.now / 1000} s: the policy runs none "
-                "of them, or stops them before their start-up is over; look at its quantum"
+                f"no job made progress in {PATIENCE} decisions until {self.now / 1000} s: the policy runs none of "
+                f"them, or stops them before their start-up is over; look at its quantum. Unfinished: {names}"
+                + (f" and {len(waiting) - 10} more" if len(waiting) > 10 else "")
             )
         return now
 
