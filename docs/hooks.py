@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import typer
+from docstrings import markdown
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -70,7 +71,7 @@ def policies() -> str:
         for part in explained:
             kind = part if inspect.isfunction(part) else type(part)
             if part is not None and kind.__name__ != "Composed" and kind.__doc__:
-                out += [inspect.cleandoc(kind.__doc__).replace("\n  ", "\n    "), ""]
+                out += [markdown(inspect.cleandoc(kind.__doc__)), ""]
         if row.options:
             out += [table(("option", "meaning"), ((code(k), v) for k, v in row.options.items())), ""]
         else:

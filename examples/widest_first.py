@@ -1,4 +1,4 @@
-"""Widest gang first among those that wait, and nobody waits for ever."""
+"""Widest gang first among those that wait; after a day a job goes ahead of wider ones."""
 
 from dataclasses import dataclass
 
