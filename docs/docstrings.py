@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import griffe
 
+ALIGNED = re.compile(r"[\w*]+ {2,}\S")
+"""A row of an aligned list: a name, then at least two blanks."""
+
 
 def markdown(text: str) -> str:
-    """Fence runs of `>>>` lines, and runs of lines indented by two spaces or more."""
+    """Fence runs of `>>>` lines, of indented lines, and of aligned lists."""
     return "\n".join(_fenced(text.splitlines()))
 
 
 def _fenced(lines: list[str]) -> Iterator[str]:
     block = ""
     for line in lines:
-        kind = "pycon" if line.startswith(">>>") else "text" if line.startswith("  ") and line.strip() else ""
+        aligned = line.strip() and (line.startswith("  ") or ALIGNED.match(line))
+        kind = "pycon" if line.startswith(">>>") else "text" if aligned else ""
         ends = not line.strip() if block == "pycon" else line.strip() and not kind
         if block and (ends or (kind and kind != block)):
             yield "```"
@@ -27,7 +32,7 @@ def _fenced(lines: list[str]) -> Iterator[str]:
             yield f"```{kind}"
             block = kind
         if line.strip() or not block:
-            yield line[2:] if block == "text" else line
+            yield line.removeprefix("  ") if block == "text" else line
     if block:
         yield "```"
 
