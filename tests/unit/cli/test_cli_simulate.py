@@ -131,7 +131,8 @@ def test_refused_jobs_are_named(plait, small):
 
 
 def test_dropped_rows_are_counted(plait, tmp_path):
-    (tmp_path / "t.csv").write_text(f"{HEADER}\na,0,1,10,exact,completed\nb,1,0,10,exact,completed\n")
+    rows = "a,0,1,10,exact,completed,\nb,1,0,10,exact,completed,4000\n"
+    (tmp_path / "t.csv").write_text(f"{HEADER},cpu_milli\n{rows}")
     answer = plait("simulate", "t.csv", "-p", "fifo", "--json", "-")
     assert "1 rows left out because they cannot be simulated: 1 cpu_only" in answer.err
     assert json.loads(answer.out)[0]["dropped"] == 1
@@ -167,7 +168,9 @@ def bad(text: str) -> str:
         (bad("a,0,1,10,exact,completed"), "bad.csv:3: column 'job_id': duplicate id"),
         (bad("b,0,-1,10,exact,completed"), "bad.csv:3: column 'gpus'"),
         (bad("b,0,1,nan,exact,completed"), "bad.csv:3: column 'duration_s'"),
-        (f"{HEADER}\na,0,0,10,exact,completed\n", "no job of this trace can be simulated"),
+        (f"{HEADER}\na,0,0,10,exact,completed\n", "bad.csv:2: column 'gpus': a job without GPUs"),
+        (f"{HEADER},cpu_milli\na,0,0,10,exact,completed,1\n", "no job of this trace can be simulated"),
+        (f"{HEADER},colour\na,0,1,10,exact,completed,red\n", "bad.csv:1: column 'colour': unknown column"),
         (f"{HEADER}\na,0,1,400000000000,exact,completed\n", "are these milliseconds?"),
         (HEADER.replace("duration_kind", "duraton_kind") + "\na,0,1,10,exact,completed\n", "bad.csv:1: column"),
         ("colour,size\nred,1\n", "no known format fits"),
@@ -191,7 +194,8 @@ def test_a_zero_gpu_job_of_a_gpu_trace_names_its_line(plait, published, tmp_path
     cells[1] = "0"
     (tmp_path / "bad.csv").write_text("\n".join([*lines[:2], ",".join(cells)]) + "\n")
     answer = plait("simulate", "bad.csv", "-p", "fifo")
-    assert answer.code == 2 or "1 cpu_only" in answer.err
+    assert answer.code == 2
+    assert "bad.csv:3: column 'num_gpu': a job of this trace needs at least one GPU" in answer.err
 
 
 def test_truncated_gzip(plait, tmp_path, small):
