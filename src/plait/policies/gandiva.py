@@ -90,7 +90,7 @@ class Gandiva:
             if len(together.groups.jobs) == len(jobs):
                 at = int(np.flatnonzero(together.groups.jobs == jobs.number[row])[0])
                 if len(np.unique(node[together.groups[np.array([at])].gpus])) < nodes:
-                    return together
+                    return replace(together, settled=False)
         return plan
 
     def _pairs(self, view: View) -> dict[int, int]:
