@@ -71,6 +71,8 @@ distclean: clean ## ... and the virtual environment too
 # A stamp for each set of extras: made again when pyproject.toml changes, otherwise nothing happens.
 
 $(VENV)/.made:
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "There is no $(PYTHON) here. On Debian and Ubuntu: apt install python3 python3-venv" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "plait needs Python 3.11 or newer; $(PYTHON) is: $$($(PYTHON) --version 2>&1)." >&2; \
 		echo "Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
