@@ -293,8 +293,9 @@ class Naive:
         left = tuple(n for n in job.company if n != job.number)
         job.company = ()
         for other in left:
-            if self.jobs[other].state == "running":
-                self.pace(self.jobs[other], left, at)
+            mate = self.jobs[other]
+            if mate.state == "running" and min(mate.end_at, mate.fail_at) > at:
+                self.pace(mate, left, at)
 
     def on(self, job: Job, gpus: tuple[int, ...]) -> None:
         begin = max([self.now, job.free_at] + [self.gpu_free_at.get(gpu, 0) for gpu in gpus])

@@ -113,7 +113,9 @@ class Tiresias:
         waiting = [j for j in run.active if j.state == "waiting"]
         promoted = [j for j in waiting if self.patience_s(j, run) <= 1e-6]
         level = {j.number: 0 if j in promoted else self.queue(j, run) for j in run.active}
-        ranked = sorted(run.active, key=lambda j: (level[j.number], self.place(j, level, promoted)))
+        for job in run.active:
+            self.file(job, level[job.number], promoted)
+        ranked = sorted(run.active, key=lambda j: (level[j.number], self.place(j, level[j.number])))
         chosen = count(run, ranked)
         until = math.inf
         for job in run.active:
@@ -138,20 +140,22 @@ class Tiresias:
         asked = self.knob * (2**job.promotions * max(ran, self.floor_s) if self.guard else ran)
         return max(asked - job.waited_s, 1e-3)
 
-    def place(self, job: Job, level: dict[int, int], promoted: list[Job]) -> tuple[float, ...]:
+    def file(self, job: Job, level: int, promoted: list[Job]) -> None:
+        """Put a job that is new to its list at the end of it."""
+        while len(self.lists) <= len(self.thresholds):
+            self.lists.append([])
+        if job in promoted or job.number not in self.lists[level]:
+            for others in self.lists:
+                if job.number in others:
+                    others.remove(job.number)
+            self.lists[level].append(job.number)
+
+    def place(self, job: Job, level: int) -> tuple[float, ...]:
         if self.within == "submit":
             return (job.number,)
         if self.within == "first_start":
             return (math.inf if math.isnan(job.first_start_s) else job.first_start_s, job.number)
-        while len(self.lists) <= len(self.thresholds):
-            self.lists.append([])
-        mine = self.lists[level[job.number]]
-        if job in promoted or job.number not in mine:
-            for others in self.lists:
-                if job.number in others:
-                    others.remove(job.number)
-            mine.append(job.number)
-        return (mine.index(job.number),)
+        return (self.lists[level].index(job.number),)
 
     def split(self, run: Naive) -> None:
         """Stably: those who run (a crash sends a job behind them), then those who wait."""

@@ -156,7 +156,7 @@ def try_out(
         if seed % 3 == 2:
             world = replace(world, mtbf_s=900.0, checkpoint_ms=float(rng.choice([0, 20_000, math.inf])))
         if uneven and seed % 2:
-            world = replace(world, spread_slowdown=1.3, kind_speed={"b": 2.0})
+            world = replace(world, spread_slowdown=1.3, kind_speed={"b": 2.0}, sharing=(1.0, 2.5))
         made = make_policy(policy)
         chooser = asking(make_policy(policy)) if own is None else own()
         try:
