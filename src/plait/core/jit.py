@@ -21,7 +21,11 @@ else:
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile `function` if a compiler is there; machine code is cached on disk."""
+    """Compile `function` if a compiler is there; machine code is cached on disk.
+
+    A kernel may call kernels of its own file only: the cache is renewed when that file changes, and does not
+    look at other files.
+    """
     if not HAVE_NUMBA:
         return function
     return cast("Callable[P, R]", numba.njit(cache=True)(function))

@@ -20,7 +20,7 @@ from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.jobs import JobTable
 from plait.core.plan import Gate, Groups, Plan
 from plait.core.policy import View
-from plait.placement import choosing, kernels
+from plait.placement import kernels
 
 A = TypeVar("A", bound="np.ndarray[Any, Any]")
 
@@ -36,13 +36,13 @@ class Scheme(IntEnum):
     count matters. RANDOM: any free GPUs, drawn by a seeded generator.
     """
 
-    CONSOLIDATED = choosing.CONSOLIDATED
-    CONSOLIDATED_FIRST_FIT = choosing.CONSOLIDATED_FIRST_FIT
-    FIRST_FIT = choosing.FIRST_FIT
-    BEST_FIT = choosing.BEST_FIT
-    SPREAD = choosing.SPREAD
-    COUNTING = choosing.COUNTING
-    RANDOM = choosing.RANDOM
+    CONSOLIDATED = kernels.CONSOLIDATED
+    CONSOLIDATED_FIRST_FIT = kernels.CONSOLIDATED_FIRST_FIT
+    FIRST_FIT = kernels.FIRST_FIT
+    BEST_FIT = kernels.BEST_FIT
+    SPREAD = kernels.SPREAD
+    COUNTING = kernels.COUNTING
+    RANDOM = kernels.RANDOM
 
 
 class Placement(Protocol):
