@@ -195,10 +195,13 @@ class Controller:
         return ()
 
     def _note_shared_speed(self, event: ProgressReported) -> None:
+        """Speeds of groups whose members all report a pace; else somebody has just left and the rest runs faster."""
         columns = self.books.columns
         members = np.diff(self.running.first_job)
         slot = columns["slot"][event.jobs]
-        shares = (slot >= 0) & (members[slot] > 1) & ~np.isnan(event.iteration_s)
+        paced = (slot >= 0) & ~np.isnan(event.iteration_s)
+        reporting = np.bincount(slot[paced], minlength=len(members))
+        shares = paced & (members[slot] > 1) & (reporting[slot] == members[slot])
         jobs = event.jobs[shares]
         columns["shared_speed"][jobs] = columns["iteration_s"][jobs] / event.iteration_s[shares]
 

@@ -18,7 +18,7 @@ from plait.core.cluster import Node
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobClass, JobSpec
 from plait.core.plan import Gate, Group, Groups, Member
-from plait.core.resources import StageProfile
+from plait.core.resources import Resource, StageProfile
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -212,6 +212,8 @@ def from_json(data: Mapping[str, Any]) -> Event | Command:
     try:
         kind = _TYPES[data["type"]]
         values = {f.name: _parse(str(f.type), data[f.name]) for f in fields(kind)}
+        if "stage_s" in values:
+            values["stage_s"] = values["stage_s"].reshape(-1, len(Resource))
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"not a message of this version: {str(data)[:200]} ({error!r})") from error
     message: Event | Command = kind(**values)
@@ -272,6 +274,10 @@ def spec_to_json(spec: JobSpec) -> dict[str, Any]:
         value = getattr(spec, f.name)
         if f.name in ("id", "submit_s", "gpus") or value != getattr(_DEFAULT_SPEC, f.name):
             out[f.name] = value
+    for name in ("min_gpus", "max_gpus"):
+        out.pop(name, None)
+        if getattr(spec, name) != spec.gpus:
+            out[name] = getattr(spec, name)
     if spec.profile is not None:
         out["profile"] = list(spec.profile.stage_s)
     for name in ("gpu_kinds", "tensor_bytes"):

@@ -187,6 +187,7 @@ class Simulator:
         self.round_ms = to_ms(settings.round_s)
         self.now = 0.0
         self.wake_ms = math.inf
+        self.news_ms = math.inf  # when something was told between two rounds that needs a decision
         self.soonest = math.inf  # when the next running job completes or fails
         self.arrived = 0
         self.ended = 0
@@ -207,7 +208,7 @@ class Simulator:
                 yield from self._change_node(change)
             elif due < math.inf:
                 yield from self._happened(due)
-                yield ReplanDue(due / 1000)
+                yield self._replan_due()
             else:
                 return  # jobs wait and nothing will ever happen: the caller knows their names and reasons
             instants += 1
@@ -219,7 +220,7 @@ class Simulator:
         worked = np.maximum(self.now - self.since_ms[self.running], 0.0) * self.rate[self.running]
         now = float(self.done_ms.sum() + worked.sum()) + self.arrived
         if now == before:
-            waiting = np.flatnonzero((self.done_ms[: self.arrived] < self.total_ms[: self.arrived]))
+            waiting = np.flatnonzero(self.done_ms[: self.arrived] < self.total_ms[: self.arrived])
             names = ", ".join(repr(str(self.truth.id[j])) for j in waiting[:10].tolist())
             raise SimulationError(
                 f"no job made progress in {PATIENCE} decisions until {self.now / 1000} s: the policy runs none of "
@@ -230,7 +231,7 @@ class Simulator:
 
     def _next_due(self) -> float:
         self.soonest = earliest(self.running, self.stop_ms)
-        due = min(self.soonest, self.wake_ms)
+        due = min(self.soonest, self.wake_ms, self.news_ms)
         if self.arrived < len(self.submit_ms):
             due = min(due, self.submit_ms[self.arrived])
         due = max(due, self.now)
@@ -242,8 +243,6 @@ class Simulator:
         """Bring the world to `now` and tell of it, in a fixed order."""
         finished, end_ms, failed = self._run_until(now)
         self.now = now
-        if now >= self.wake_ms:
-            self.wake_ms = math.inf
         jobs = self.running
         if len(finished) or len(failed) or self.late:
             jobs = np.concatenate([jobs, finished, failed, *self.late])
@@ -260,6 +259,13 @@ class Simulator:
             first, self.arrived = self.arrived, int(np.searchsorted(self.submit_ms, now, side="right"))
             last = self.arrived
             yield JobSubmitted(at_s, first, self.reported[first:last])
+
+    def _replan_due(self) -> ReplanDue:
+        """Ask for a decision now; wake-ups that were due are served by it."""
+        self.news_ms = math.inf
+        if self.wake_ms <= self.now:
+            self.wake_ms = math.inf
+        return ReplanDue(self.now / 1000)
 
     def _progress(self, jobs: IntArray, now: float) -> ProgressReported:
         figures = measure(jobs, now, self.is_running, self.state)
@@ -280,9 +286,9 @@ class Simulator:
                 due = due[self.stop_ms[due] == self.stop_ms[due].min()]
             if len(due) > 1:
                 due = due[np.lexsort((due, self.stop_ms[due]))]
-            for job in due.tolist():
-                at = float(self.stop_ms[job])
-                crashed = bool(self.fail_ms[job] < self.end_ms[job])
+            # Read before anybody is released: when one member of a group ends, the others get a new pace.
+            stops, crashes = self.stop_ms[due].tolist(), (self.fail_ms[due] < self.end_ms[due]).tolist()
+            for job, at, crashed in zip(due.tolist(), stops, crashes, strict=True):
                 self._release(job, at, lost=crashed)
                 if crashed:
                     failed.append(job)
@@ -299,29 +305,33 @@ class Simulator:
         yield from self._happened(now)
         self.next_change = next(self.node_changes, None)
         index = self.cluster.index(change.node)
-        if change.up == self.cluster.up[index]:
-            return
-        self.changed = True
-        if change.up:
+        if change.up and not self.cluster.up[index]:
+            self.changed = True
             self.cluster = self.cluster.with_node(self.cluster.nodes[index])
             yield NodeJoined(now / 1000, self.cluster.nodes[index])
+        elif not change.up and self.cluster.up[index]:
+            self.changed = True
+            yield from self._lose_node(index, now)
+        # Even if the node was as it is said to be now, jobs may have come or gone in this very millisecond.
+        if self.round_ms:
+            self.news_ms = now
         else:
-            self.cluster = self.cluster.without_node(change.node)
-            hit = [j for j in self.running.tolist() if (self.cluster.gpu_node[self.where[j]] == index).any()]
-            for job in hit:
-                self._release(job, now, lost=True)
-            for job, gpus in list(self.parked.items()):
-                if (self.cluster.gpu_node[gpus] == index).any():
-                    del self.parked[job]
-                    self.done_ms[job] = self.safe_ms[job]
-            self.running = still(self.running, self.is_running)
-            if hit:
-                yield self._progress(np.array(hit, dtype=np.int64), now)
-            yield NodeLost(now / 1000, change.node)
-        if not self.round_ms:
-            yield ReplanDue(now / 1000)
-        else:
-            self.wake_ms = min(self.wake_ms, now)
+            yield self._replan_due()
+
+    def _lose_node(self, index: int, now: float) -> Iterator[Event]:
+        node = self.cluster.nodes[index].id
+        self.cluster = self.cluster.without_node(node)
+        hit = [j for j in self.running.tolist() if (self.cluster.gpu_node[self.where[j]] == index).any()]
+        for job in hit:
+            self._release(job, now, lost=True)
+        for job, gpus in list(self.parked.items()):
+            if (self.cluster.gpu_node[gpus] == index).any():
+                del self.parked[job]
+                self.done_ms[job] = self.safe_ms[job]
+        self.running = still(self.running, self.is_running)
+        if hit:
+            yield self._progress(np.array(hit, dtype=np.int64), now)
+        yield NodeLost(now / 1000, node)
 
     # -- what is done -----------------------------------------------------------------------------------
 
