@@ -1,0 +1,125 @@
+"""Every event and command goes to JSON and comes back the same."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.control import messages as m
+from plait.core.arrays import FloatArray, IntArray
+from plait.core.errors import InputError
+from plait.core.jobs import JobBatch
+from plait.core.plan import Gate, Group, Groups, Member
+from strategies import nodes, spec_lists
+
+times = st.floats(0, 1e9)
+counts = st.integers(0, 5)
+
+
+def ints(n: int) -> st.SearchStrategy[IntArray]:
+    return st.lists(st.integers(0, 2**40), min_size=n, max_size=n).map(lambda v: np.array(v, dtype=np.int64))
+
+
+def floats(n: int) -> st.SearchStrategy[FloatArray]:
+    value = st.floats(0, 1e12) | st.just(math.nan)
+    return st.lists(value, min_size=n, max_size=n).map(lambda v: np.array(v, dtype=np.float64))
+
+
+def matrices(n: int) -> st.SearchStrategy[FloatArray]:
+    row = st.lists(st.floats(0, 1e3) | st.just(math.nan), min_size=4, max_size=4)
+    return st.lists(row, min_size=n, max_size=n).map(lambda v: np.array(v, dtype=np.float64).reshape(n, 4))
+
+
+members = st.builds(
+    Member,
+    st.integers(0, 10**6),
+    turn=st.integers(0, 3),
+    batch_size=st.integers(0, 4096),
+    accumulation=st.integers(1, 8),
+    gpu_share=st.floats(0.01, 1.0),
+    gpu_memory_bytes=st.sampled_from([0.0, 8e9]),
+)
+plain_members = st.builds(Member, st.integers(0, 10**6))
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> Groups:
+    kind = draw(st.sampled_from([members, plain_members]))
+    rows = [
+        Group(
+            tuple(draw(st.lists(kind, min_size=1, max_size=3))),
+            tuple(sorted(draw(st.sets(st.integers(0, 500), min_size=1, max_size=6)))),
+            draw(st.sampled_from(Gate)),
+        )
+        for _ in range(draw(counts))
+    ]
+    return Groups.of(rows)
+
+
+@st.composite
+def any_message(draw: st.DrawFn) -> Any:
+    n = draw(counts)
+    at, jobs = draw(times), draw(ints(n))
+    text = draw(st.text(max_size=20))
+    made = {
+        m.JobSubmitted: lambda: m.JobSubmitted(at, draw(counts), JobBatch.of(draw(spec_lists()))),
+        m.ProgressReported: lambda: m.ProgressReported(
+            at, jobs, draw(floats(n)), draw(floats(n)), draw(floats(n)), draw(floats(n))
+        ),
+        m.JobProfiled: lambda: m.JobProfiled(at, jobs, draw(floats(n)), draw(matrices(n))),
+        m.JobFinished: lambda: m.JobFinished(at, jobs, draw(floats(n))),
+        m.JobFailed: lambda: m.JobFailed(at, jobs, text),
+        m.JobCancelled: lambda: m.JobCancelled(at, jobs),
+        m.NodeJoined: lambda: m.NodeJoined(at, draw(nodes(3))),
+        m.NodeLost: lambda: m.NodeLost(at, text),
+        m.LaunchFailed: lambda: m.LaunchFailed(at, jobs, text),
+        m.ReplanDue: lambda: m.ReplanDue(at),
+        m.Stop: lambda: m.Stop(n, jobs, draw(st.booleans()), draw(st.booleans())),
+        m.Launch: lambda: m.Launch(n, draw(groups())),
+        m.Adjust: lambda: m.Adjust(n, draw(groups())),
+        m.Refuse: lambda: m.Refuse(n, jobs, tuple(draw(st.lists(st.text(), min_size=n, max_size=n)))),
+        m.Wake: lambda: m.Wake(n, at),
+    }
+    assert set(made) == set(m.Event.__args__) | set(m.Command.__args__), "a message type without a test"
+    return made[draw(st.sampled_from(list(made)))]()
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray):
+        return bool(a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))
+    if isinstance(a, (JobBatch, Groups)):
+        return list(a) == list(b)
+    return bool(a == b)
+
+
+@given(any_message())
+def test_messages_survive_json(message: Any) -> None:
+    text = json.dumps(m.to_json(message), allow_nan=False)
+    back = m.from_json(json.loads(text))
+    assert type(back) is type(message)
+    for name in type(message).__slots__:
+        assert same(getattr(message, name), getattr(back, name)), name
+    assert json.dumps(m.to_json(back), allow_nan=False) == text
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"type": "Nonsense"},
+        {"type": "ReplanDue"},
+        {"type": "Stop", "event": 1, "jobs": ["x"], "checkpoint": True, "suspend": False},
+        {"type": "Launch", "event": 1, "groups": [{"jobs": [1]}]},
+        {"type": "JobSubmitted", "at_s": 0, "first": 0, "jobs": [{"id": "a", "gpus": 0}]},
+        {"type": "JobSubmitted", "at_s": 0, "first": 0, "jobs": [{"id": "a", "colour": "red"}]},
+    ],
+)
+def test_what_is_no_message_is_refused(data: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        m.from_json(data)
