@@ -64,6 +64,9 @@ def random_changes(rng: np.random.Generator, cluster: Cluster) -> list[tuple[int
             down = at + int(rng.integers(1, 40)) * 10_000 + int(rng.integers(0, 2))
             at = down + int(rng.integers(1, 20)) * 10_000
             changes += [(down, node.id, False), (at, node.id, True)]
+            if rng.random() < 0.3:  # said again, when something else may happen
+                changes += [(down + 10_000, node.id, False)] if at > down + 10_000 else [(at + 10_000, node.id, True)]
+                at += 10_000
     return sorted(changes)
 
 
@@ -212,3 +215,50 @@ OWN: dict[str, Callable[[], Callable[[Naive], Choice]]] = {
 def test_orders_written_twice(policy: str, world: str) -> None:
     text = policy + ("," if ":" in policy else ":") + "placement=counting"
     try_out(world, WORLDS[world], range(20), text, OWN[policy], uneven=False)
+
+
+def sharers(rng: np.random.Generator, cluster: Cluster) -> list[JobSpec]:
+    """Jobs that leave their GPUs idle half of the time, many of them alike."""
+    rows = []
+    for i in range(int(rng.integers(3, 9))):
+        gpu = float(rng.choice([0.2, rng.uniform(0.1, 0.6)]))
+        rows.append(
+            JobSpec(
+                id=f"j{i}",
+                submit_s=float(rng.integers(0, 5)) * 7,
+                gpus=min(int(rng.choice([1, 1, 2])), cluster.gpus),
+                iterations=float(rng.choice([60, rng.integers(5, 200)])),
+                iteration_s=1.0,
+                profile=StageProfile.of(gpu=gpu, cpu=1 - gpu),
+                gpu_memory_bytes=float(rng.choice([0, 6e9])),
+            )
+        )
+    return sorted(rows, key=lambda spec: spec.submit_s)
+
+
+SHARING = {
+    "well": Rules(sharing=(1.0, 1.2)),
+    "badly": Rules(sharing=(1.0, 2.5)),
+    "rounds": Rules(sharing=(1.0, 2.5), round_ms=15_000),
+    "costly": Rules(sharing=(1.0, 1.2), launch_ms=2_000, save_ms=500, restore_ms=800, migrate_ms=300),
+    "failing": Rules(sharing=(1.0, 2.5), mtbf_s=100.0, checkpoint_ms=20_000),
+}
+
+
+@pytest.mark.parametrize("world", SHARING)
+@pytest.mark.parametrize("cluster", ["1x1", "1x2", "2x2"])
+def test_jobs_that_share_gpus(cluster: str, world: str) -> None:
+    shared = 0
+    for seed in range(25):
+        specs = sharers(np.random.default_rng(seed), Cluster.parse(cluster))
+        choose = asking(make_policy("gandiva:slice_s=10"))
+
+        def counting(run: Naive, choose: Callable[[Naive], Choice] = choose) -> Choice:
+            nonlocal shared
+            choice = choose(run)
+            shared += sum(len(members) > 1 for members, _ in choice.groups)
+            return choice
+
+        rules = replace(SHARING[world], seed=seed)
+        agree(specs, Cluster.parse(cluster), make_policy("gandiva:slice_s=10"), counting, rules, [])
+    assert shared > 50, "hardly anybody shared"

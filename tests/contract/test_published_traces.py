@@ -1,0 +1,55 @@
+"""Every policy of the catalog brings every job of two published traces to its end, with the invariants on.
+
+Traces with a thousand jobs and overloads of weeks; the policies that decide every few minutes take minutes
+there and run only with `PLAIT_SLOW=1`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from plait.core.cluster import Cluster
+from plait.core.jobs import Phase
+from plait.policies.catalog import CATALOG, make_policy
+from plait.sim.run import simulate
+from plait.sim.world import make_world
+from plait.traces.formats import read_trace
+from plait.traces.load import load_jobs
+
+#: seconds on one core with all checks: las 5 and 18, 2d-las 5 and 18, themis 11 and 84, gandiva 380 and more
+SLOW = {("trace1", "las"), ("trace1", "2d-las"), ("trace1", "themis"), ("trace1", "gandiva"), ("trace3", "gandiva")}
+#: the same policies, decided less often
+COARSE = {"las": "las:quantum_s=3600", "2d-las": "2d-las:quantum_s=3600", "themis": "themis:lease_s=14400"}
+COARSE["gandiva"] = "gandiva:slice_s=21600"
+
+slow = pytest.mark.skipif(not os.environ.get("PLAIT_SLOW"), reason="takes minutes; set PLAIT_SLOW=1")
+CASES = [
+    pytest.param(trace, policy, marks=[slow, pytest.mark.slow] if (trace, policy) in SLOW else [])
+    for trace in ("trace3", "trace1")
+    for policy in [*CATALOG, *COARSE.values()]
+    if trace == "trace3" or policy not in COARSE.values()
+]
+
+
+@pytest.mark.parametrize(("trace", "policy"), CASES)
+def test_every_job_ends(trace: str, policy: str, published: Path) -> None:
+    jobs = load_jobs(read_trace(published / "muri" / f"{trace}.csv")).jobs
+    run = simulate(jobs, Cluster.parse("8x8"), make_policy(policy), make_world("plait"), check=True)
+    phases = run.controller.books.columns["phase"][: len(jobs)]
+    assert (phases == int(Phase.FINISHED)).all()
+
+
+def test_a_gang_wider_than_the_cluster_is_refused_with_the_reason(published: Path) -> None:
+    jobs = load_jobs(read_trace(published / "tiresias" / "60_job.csv")).jobs
+    assert int(jobs.gpus.max()) == 8
+    run = simulate(jobs, Cluster.parse("2x2"), make_policy("srsf"), make_world("plait"), check=True)
+    books = run.controller.books
+    for number, spec in enumerate(jobs):
+        phase = Phase(int(books.columns["phase"][number]))
+        assert phase is (Phase.FAILED if spec.gpus > 4 else Phase.FINISHED)
+        if spec.gpus > 4:
+            words = f"needs {spec.gpus} GPUs of one kind; the largest gang that fits this cluster is 4"
+            assert books.columns["reason"][number] == words
