@@ -53,7 +53,7 @@ def simulate(
     check: Annotated[bool, typer.Option("--check", help="Verify the invariants after every event (slow).")] = False,
     processes: Annotated[int, typer.Option(help="Runs at the same time.")] = 1,
 ) -> None:
-    r"""Simulate traces under one or more policies and compare them.
+    """Simulate traces under one or more policies and compare them.
 
     \b
     plait simulate trace.csv --policy fifo,srsf --cluster 8x8
