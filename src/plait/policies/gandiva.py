@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +22,7 @@ class Gandiva:
     While GPUs last, each job runs alone on one node if it can (affinity), else on several. When more is asked
     for than there is:
 
-      time slicing  jobs take turns of `slice_s`, longest not served first; a suspended job stays in host
+      time slicing  jobs take turns of `slice_s`, all at once, longest not served first; a suspended job stays in host
                     memory and goes on quickly where it was
       packing       a job that has run alone for a slice is measured; pairs of equal size with the lowest GPU
                     utilisation share GPUs if together they ask for no more than all of the time and their
@@ -57,17 +58,18 @@ class Gandiva:
         if len(plan.groups.jobs) == len(jobs):
             plan = replace(plan, settled=False)  # a departure may make room for a migration
             return self._migrate(view, plan, order) if self.migration and not mates else plan
-        running = jobs.running
-        left = self.slice_s - np.mod(view.now_s - jobs.last_start_s[running], self.slice_s)
-        wait = float(np.where(left > 1e-6, left, self.slice_s).min()) if running.any() else self.slice_s
-        return Plan(plan.groups, plan.order, reasons=plan.reasons, valid_until_s=view.now_s + wait, suspend=True)
+        until = self._slice_began(view.now_s) + self.slice_s
+        return Plan(plan.groups, plan.order, reasons=plan.reasons, valid_until_s=until, suspend=True)
+
+    def _slice_began(self, now_s: float) -> float:
+        """When the current slice began: all GPUs change hands at the same times, whole multiples of a slice."""
+        return math.floor(now_s / self.slice_s + 1e-9) * self.slice_s
 
     def _turns(self, view: View, leaders: IntArray, mates: dict[int, int]) -> IntArray:
         """Units inside their slice first, then whoever has not been served for longest."""
         jobs = view.jobs
-        since = np.where(np.isnan(jobs.last_start_s), -np.inf, jobs.last_start_s)
         served = np.where(jobs.running, view.now_s, np.where(jobs.starts > 0, jobs.pending_since_s, -np.inf))
-        inside = jobs.running & (view.now_s - since < self.slice_s - 1e-6)
+        inside = jobs.running & (view.now_s > self._slice_began(view.now_s) + 1e-6)
         mate = np.array([mates.get(int(r), int(r)) for r in leaders], dtype=np.int64)
         either = inside[leaders] | inside[mate]
         last = np.minimum(served[leaders], served[mate])
