@@ -19,7 +19,7 @@ from plait.sim.world import make_world
 from plait.traces.formats import read_trace
 from plait.traces.load import load_jobs
 
-#: seconds on one core with all checks: las 5 and 18, 2d-las 5 and 18, themis 11 and 84; gandiva 39 and more without them
+#: seconds on one core with all checks: las 5 and 18, 2d-las 5 and 18, themis 11 and 84; gandiva 39 without, or more
 SLOW = {("trace1", "las"), ("trace1", "2d-las"), ("trace1", "themis"), ("trace1", "gandiva"), ("trace3", "gandiva")}
 #: the same policies, decided less often
 COARSE = {"las": "las:quantum_s=3600", "2d-las": "2d-las:quantum_s=3600", "themis": "themis:lease_s=14400"}
