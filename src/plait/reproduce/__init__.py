@@ -1,0 +1,1 @@
+"""Published experiments run again: each published world as it was, and the published figures beside ours."""
