@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plait.core.arrays import NO_JOBS, BoolArray, IntArray
+from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import PlanError
 from plait.core.jit import kernel
-from plait.core.plan import Groups
+from plait.core.plan import Groups, plain_details
 
 OK, NO_SUCH_JOB, NOT_ACTIVE, TWICE, WRONG_SIZE, NO_SUCH_GPU, NODE_DOWN, GPU_TWICE, TWO_KINDS = range(9)
 
@@ -179,11 +179,27 @@ def review(
 
 def _details_differ(groups: Groups, running: Groups, slot: IntArray, change: IntArray) -> IntArray:
     """A group whose members and GPUs stay still changes if turns, shares, memory, batches or gate do."""
+    same = np.flatnonzero(change == 0)
+    old = slot[groups.jobs[groups.first_job[same]]]
+    differs = _gates(groups)[same] != _gates(running)[old]
+    if groups.details is not None or running.details is not None:
+        members = groups.first_job[same + 1] - groups.first_job[same]
+        group = np.repeat(np.arange(len(same)), members)
+        within = np.arange(len(group)) - np.repeat(np.cumsum(members) - members, members)
+        now = _details(groups)[groups.first_job[same][group] + within]
+        before = _details(running)[running.first_job[old][group] + within]
+        differs |= np.bincount(group[(now != before).any(axis=1)], minlength=len(same)) > 0
     out = change.copy()
-    for g in np.flatnonzero(change == 0).tolist():
-        if groups[g] != running[int(slot[groups.jobs[groups.first_job[g]]])]:
-            out[g] = 1
+    out[same[differs]] = 1
     return out
+
+
+def _gates(groups: Groups) -> IntArray:
+    return np.zeros(len(groups), dtype=np.int64) if groups.gate is None else groups.gate
+
+
+def _details(groups: Groups) -> FloatArray:
+    return plain_details(len(groups.jobs)) if groups.details is None else groups.details
 
 
 def fault(code: int, job: str, gpu: int, cluster: Cluster, policy: str) -> PlanError:

@@ -55,6 +55,12 @@ class Group:
 
 #: per-member details that differ from `Member`'s defaults, as columns
 _DETAILS = {"turn": 0.0, "batch_size": 0.0, "accumulation": 1.0, "gpu_share": 1.0, "gpu_memory_bytes": 0.0}
+TURN = list(_DETAILS).index("turn")
+
+
+def plain_details(members: int) -> FloatArray:
+    """`Groups.details` of members about whom there is nothing special, to be filled in."""
+    return np.tile(np.array(list(_DETAILS.values())), (members, 1))
 
 
 class Groups:

@@ -18,7 +18,7 @@ import numpy as np
 
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.jobs import JobTable
-from plait.core.plan import Gate, Groups, Plan
+from plait.core.plan import TURN, Gate, Groups, Plan, plain_details
 from plait.core.policy import View
 from plait.placement import kernels
 
@@ -154,15 +154,31 @@ def _for_units(rows: A, companions: Mapping[int, Sequence[int]] | None, join: np
 
 
 def _with_companions(
-    jobs: JobTable, rows: IntArray, groups: Groups, companions: Mapping[int, Sequence[int]], gate: Gate
+    jobs: JobTable,
+    rows: IntArray,
+    groups: Groups,
+    companions: Mapping[int, Sequence[int]],
+    gate: Gate,
+    turns: IntArray | None,
 ) -> Groups:
     units = [(row, *companions.get(row, ())) for row in rows.tolist()]
     members = np.array([m for unit in units for m in unit], dtype=np.int64)
     first = np.concatenate([[0], np.cumsum([len(unit) for unit in units])]).astype(np.int64)
-    gates = None
-    if gate is not Gate.NONE:
-        gates = np.where(np.diff(first) > 1, int(gate), int(Gate.NONE))
-    return Groups(jobs.number[members], groups.gpus, groups.first_gpu, first, gates)
+    shared = np.diff(first) > 1
+    gates = details = None
+    if gate is not Gate.NONE and shared.any():
+        gates = np.where(shared, int(gate), int(Gate.NONE))
+    if turns is not None and shared.any():
+        details = plain_details(len(members))
+        details[:, TURN] = np.where(np.repeat(shared, np.diff(first)), turns[members], 0)
+    return Groups(jobs.number[members], groups.gpus, groups.first_gpu, first, gates, details)
+
+
+def _everybody(order: IntArray, status: IntArray, companions: Mapping[int, Sequence[int]]) -> tuple[IntArray, IntArray]:
+    """Order and status with companions right behind the row they share with, and waiting for what it waits for."""
+    units = [(row, *companions.get(row, ())) for row in order.tolist()]
+    rows = np.array([row for unit in units for row in unit], dtype=np.int64)
+    return rows, np.repeat(status, [len(unit) for unit in units])
 
 
 def place(
@@ -174,6 +190,7 @@ def place(
     gpus: IntArray | None = None,
     companions: Mapping[int, Sequence[int]] | None = None,
     gate: Gate = Gate.NONE,
+    turns: IntArray | None = None,
     move: IntArray | None = None,
     seed: int = 0,
     valid_until_s: float = math.inf,
@@ -185,7 +202,8 @@ def place(
     `order` lists rows of `view.jobs`, best first; jobs left out do not run. `scheme`, `strict`, `gpus` and
     `levels` are one value a row of `view.jobs` (not of `order`). A `strict` job that does not fit blocks all
     after it. `promoted` lists rows. `companions` adds rows that share the GPUs of a row in `order` (and are
-    not in `order` themselves), under `gate`. `move` lists rows that give up their GPUs to be placed anew.
+    not in `order` themselves), under `gate`; `turns` is one value a row of `view.jobs`, for those that share.
+    `move` lists rows that give up their GPUs to be placed anew.
     Raises nothing: what does not fit waits, with a reason.
     """
     jobs, cluster, running = view.jobs, view.cluster, view.running
@@ -218,7 +236,8 @@ def place(
     everybody = len(positions) == len(jobs) and len(order) == len(jobs)
     groups = Groups(numbers if everybody else numbers[positions], taken, offsets)
     if companions:
-        groups = _with_companions(jobs, order[positions], groups, companions, gate)
+        groups = _with_companions(jobs, order[positions], groups, companions, gate, turns)
+        order, status = _everybody(order, status, companions)
     return Plan(
         groups,
         numbers,

@@ -11,16 +11,13 @@ from typing import Protocol
 
 import numpy as np
 
-from plait.core.arrays import FloatArray
+from plait.core.arrays import FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch
-from plait.core.plan import Gate, Groups
+from plait.core.plan import TURN, Gate, Groups
 from plait.core.resources import Resource
-from plait.grouping import interleaved_iteration_s
-
-#: Slow-down of a group of 1, 2, 3, 4 jobs beyond the ideal schedule, measured by Muri's authors on V100
-#: (their artifact, 1.33, 1.5 and 1.37; the factor 1.015 of a lone job is part of the trace's own times).
-MEASURED_INTERFERENCE = (1.0, 1.33 / 1.015, 1.5 / 1.015, 1.37 / 1.015)
+from plait.grouping.interference import MEASURED_INTERFERENCE
+from plait.grouping.interleave import interleaved_iteration_s
 
 
 class Physics(Protocol):
@@ -37,8 +34,8 @@ class StandardPhysics:
 
     `spread_slowdown` applies to gangs on more nodes than they need whose skew exceeds `skew_threshold` or is
     unknown (Tiresias, section 3); the size of the factor is an assumption, not a measurement. Members of a
-    group slow each other down so that no resource is used more than all the time, and then by
-    `interference[members - 1]`; with `Gate.BARRIER` the group's iteration is Muri's formula (3).
+    group slow each other down so that no resource is used more than all the time; with `Gate.BARRIER` they advance
+    one iteration together (`lock_step_s`). Either way `interference[members - 1]` comes on top.
     """
 
     spread_slowdown: float = 1.0
@@ -57,7 +54,7 @@ class StandardPhysics:
             alone = alone / speed[kind][groups.group_of_member()]
         if groups.single:
             return alone
-        return self._shared(truth, groups, alone)
+        return self._shared(truth, groups, alone, cpu_shares(truth, groups, cluster))
 
     def _spread(self, truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
         node = cluster.gpu_node[groups.gpus]
@@ -72,22 +69,73 @@ class StandardPhysics:
         sensitive = ~(truth.column("skew")[groups.jobs] <= self.skew_threshold)
         return np.where(spread & sensitive, self.spread_slowdown, 1.0)
 
-    def _shared(self, truth: JobBatch, groups: Groups, alone: FloatArray) -> FloatArray:
-        out = alone.copy()
+    def _shared(self, truth: JobBatch, groups: Groups, alone: FloatArray, share: FloatArray) -> FloatArray:
+        """Everybody's pace when some share their GPUs; `share` is the part of each resource a job needs in its turn."""
+        group = groups.group_of_member()
+        members = np.diff(groups.first_job)
         slower = alone / truth.iteration_s[groups.jobs]
-        for g in np.flatnonzero(np.diff(groups.first_job) > 1).tolist():
-            members = slice(int(groups.first_job[g]), int(groups.first_job[g + 1]))
-            gate = Gate.NONE if groups.gate is None else Gate(groups.gate[g])
-            stages = truth.stage_s[groups.jobs[members]] * slower[members, None]
-            out[members] = self._group(stages, alone[members], gate)
-        return out
+        stage_s = truth.stage_s[groups.jobs] * slower[:, None]
+        unknown = np.bincount(group, np.isnan(stage_s[:, 0]), minlength=len(groups)) > 0
+        gate = np.full(len(groups), int(Gate.NONE)) if groups.gate is None else groups.gate
+        lock_step = (gate == int(Gate.BARRIER)) & ~unknown & (members > 1)
+        out = self._contend(stage_s, alone, groups.first_job[:-1], group)
+        if lock_step.any():
+            rows = np.flatnonzero(lock_step[group])
+            first = np.cumsum(members[lock_step]) - members[lock_step]
+            turns = np.zeros(len(rows), dtype=np.int64)
+            if groups.details is not None:
+                turns = groups.details[rows, TURN].astype(np.int64)
+            out[rows] = np.repeat(lock_step_s(stage_s[rows], first, turns, share[rows]), members[lock_step])
+        factor = np.array(self.interference)[np.minimum(members, len(self.interference)) - 1]
+        return np.where((members > 1)[group], out * factor[group], alone)
 
-    def _group(self, stage_s: FloatArray, alone: FloatArray, gate: Gate) -> FloatArray:
-        factor = self.interference[min(len(alone), len(self.interference)) - 1]
-        known = ~np.isnan(stage_s[:, 0])
-        if gate is Gate.BARRIER and known.all() and len(alone) <= len(Resource):
-            return np.full(len(alone), interleaved_iteration_s(stage_s) * factor)
-        busy = np.zeros((len(alone), len(Resource)))
-        busy[known] = np.minimum(stage_s[known] / alone[known, None], 1.0)
-        busy[~known, Resource.GPU] = 1.0  # without a profile a job is taken to keep its GPUs busy
-        return alone * max(1.0, float(busy.sum(axis=0).max())) * factor
+    def _contend(self, stage_s: FloatArray, alone: FloatArray, first: IntArray, group: IntArray) -> FloatArray:
+        """All at once: each is slowed down until no resource is used more than all the time."""
+        busy = np.minimum(stage_s / alone[:, None], 1.0)
+        only_gpu = np.zeros(len(Resource))
+        only_gpu[Resource.GPU] = 1.0  # without a profile a job is taken to keep its GPUs busy
+        busy = np.where(np.isnan(stage_s), only_gpu, busy)
+        asked = np.add.reduceat(busy, first, axis=0).max(axis=1)
+        slowed: FloatArray = alone * np.maximum(asked, 1.0)[group]
+        return slowed
+
+
+def cpu_shares(truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
+    """The part of each resource that a member needs in its turn, shape (members, k): all, unless cores are declared.
+
+    A group owns as much of its node's cores as it holds of its GPUs.
+    """
+    share = np.ones((len(groups.jobs), len(Resource)))
+    if truth.any_demands:
+        node = cluster.gpu_node[groups.gpus[groups.first_gpu[:-1]]][groups.group_of_member()]
+        wanted = truth.column("cpus")[groups.jobs] / truth.gpus[groups.jobs]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            part = wanted * cluster.node_gpus[node] / cluster.node_cpus[node]
+        share[:, Resource.CPU] = np.where((wanted > 0) & (part < 1), part, 1.0)
+    return share
+
+
+def lock_step_s(stage_s: FloatArray, first: IntArray, turns: IntArray, share: FloatArray) -> FloatArray:
+    """Seconds of one interleaved iteration of each group (Muri, formula (3)).
+
+    `stage_s` has shape (members, k); group `g` begins at row `first[g]`. In slot j the member with turn s is on
+    resource (s + j) mod k. Members that meet on a resource in the same slot take as long as it needs to serve them
+    all, each asking for its `share` (members, k) of it. Without turns (all 0) the executors choose the best order.
+    """
+    members, k = stage_s.shape
+    group = np.repeat(np.arange(len(first)), np.diff(np.append(first, members)))
+    at = (turns[:, None] + np.arange(k)) % k
+    rolled = np.take_along_axis(stage_s, at, axis=1)
+    slot_s = np.maximum.reduceat(rolled, first, axis=0)
+    out: FloatArray = slot_s.sum(axis=1)
+    met = np.bincount(group * k + turns, minlength=len(first) * k).reshape(-1, k).max(axis=1) > 1
+    for g in np.flatnonzero(met).tolist():
+        rows = group == g
+        if not turns[rows].any() and rows.sum() <= k:
+            out[g] = interleaved_iteration_s(stage_s[rows])
+            continue
+        asked = np.zeros((k, k))  # of each resource in each slot, seconds of all of it
+        for row in np.flatnonzero(rows).tolist():
+            asked[np.arange(k), at[row]] += rolled[row] * share[row, at[row]]
+        out[g] = np.maximum(slot_s[g], asked.max(axis=1)).sum()
+    return out
