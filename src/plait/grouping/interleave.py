@@ -138,7 +138,8 @@ def efficiency(stage_s: FloatArray, iteration_s: float) -> float:
     >>> efficiency(np.array([[2.0, 1.0], [2.0, 1.0]]), 4.0)
     0.75
     """
-    return float(stage_s.sum()) / (stage_s.shape[1] * iteration_s)
+    busy_s: float = stage_s.sum()
+    return float(busy_s / (stage_s.shape[1] * iteration_s))
 
 
 def speedup(iteration_s: Sequence[float] | FloatArray, group_s: float) -> float:
@@ -185,7 +186,7 @@ def group_times(
         return time, turns
     time = np.empty(count)
     turns = np.empty((count, most), dtype=np.int64)
-    kernels.fill_times(rows, members, shape, table, first, time, turns)
+    kernels.fill_times(rows, members, shape, table, first, time, turns, np.empty(count, dtype=np.int64))
     return time, turns
 
 

@@ -3,7 +3,7 @@
 All take the same packed description of a bucket, made by `model.Model`, so that each compiles once:
   rows[c]     one class of equal jobs: its k stage times twice in a row (so that offset + slot needs no modulo),
               its k shares, then WORTH, ALONE, MEMORY, SOLO (see below)
-  numbers     interference factor of 1, 2, ... max_jobs jobs, then the memory limit and the guard's floor
+  numbers     interference factor of 1, 2, ... max_jobs jobs, then the memory limit
   shape       k, max_jobs, 1 for the worst order, 1 where shares count
   table       all turn vectors to try; those of p jobs are rows first[p] to first[p + 1]
 A group is a sorted list of class numbers, and is always evaluated in that order: the same jobs give the same bits
@@ -104,6 +104,7 @@ def fill_times(
     first: IntArray,
     time: FloatArray,
     turn: IntArray,
+    turn_row: IntArray,
 ) -> None:
     """Time and turns of many groups, one a row of `members`, padded with -1."""
     for g in range(len(members)):
@@ -111,6 +112,7 @@ def fill_times(
         while jobs < members.shape[1] and members[g, jobs] >= 0:
             jobs += 1
         time[g], at = group_time(rows, members[g], jobs, shape, table, first)
+        turn_row[g] = at
         for i in range(members.shape[1]):
             turn[g, i] = table[at, i] if at >= 0 and i < jobs else -1
 
@@ -138,15 +140,18 @@ def merge(left: IntArray, right: IntArray, out: IntArray) -> int:
 def fill_weights(
     rows: FloatArray,
     nodes: IntArray,
+    floor: float,
     numbers: FloatArray,
     shape: IntArray,
     table: IntArray,
     first: IntArray,
     weight: FloatArray,
 ) -> None:
-    """Objective of the union of every two nodes, also of a node with its like; 0 where they may not join."""
+    """Objective of the union of every two nodes, also of a node with its like; 0 where they may not join.
+
+    Nor may those whose summed normalised throughput does not exceed `floor`.
+    """
     group = np.empty(2 * nodes.shape[1], dtype=np.int64)
-    floor = numbers[shape[1] + 1]
     for u in range(len(nodes)):
         for v in range(u + 1):
             jobs = merge(nodes[u], nodes[v], group)

@@ -1,0 +1,63 @@
+"""What no grouping of a bucket into as many groups can exceed.
+
+trivial   every group has gamma <= min(1, p/k) and a job of a group at most its own share of it
+matching  a group of p jobs is pairs and, if p is odd, one more. Its T is at least the T of each of its pairs, so it is
+          worth at most what its pairs are worth as groups of two plus the job left over alone; and all pairs
+          together are a matching, worth at most the maximum-weight matching of the first round
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from plait.grouping import kernels
+from plait.grouping.rounds import MOST_NODES, Bucket
+
+
+def bound_of(bucket: Bucket) -> tuple[float, str]:
+    """The smallest bound that is known for a bucket, and its name."""
+    bounds = [(_trivial(bucket), "trivial")]
+    matching = _by_matching(bucket)
+    if matching is not None:
+        bounds.append((matching, "matching"))
+    return min(bounds)
+
+
+def _alone(bucket: Bucket) -> np.ndarray:
+    """The most that one job of each class can add to a group: T >= the sum of its own stages, or it is alone."""
+    model = bucket.model
+    after = model.rows[:, 3 * model.resources :]
+    stages = np.zeros(len(after))
+    for r in range(model.resources):
+        stages += model.rows[:, r]
+    inside = after[:, kernels.WORTH] / stages / min(1.0, *_factors(bucket))
+    return np.maximum(inside, after[:, kernels.ALONE])
+
+
+def _factors(bucket: Bucket) -> list[float]:
+    options = bucket.model.options
+    return [options.factor(p) for p in range(1, options.max_jobs + 1)]
+
+
+def _trivial(bucket: Bucket) -> float:
+    jobs_only = math.fsum((_alone(bucket) * bucket.model.counts).tolist())
+    factors = _factors(bucket)
+    if bucket.model.options.objective == "efficiency" and not bucket.model.shared:
+        return min(jobs_only, len(bucket.nodes) / min(1.0, *factors))
+    return jobs_only
+
+
+def _by_matching(bucket: Bucket) -> float | None:
+    options = bucket.model.options
+    exact = bucket.matching == "blossom" and len(bucket.jobs) <= MOST_NODES
+    monotone = options.idle_slots and (options.order == "best" or not bucket.model.shared)
+    if bucket.pair_weight is None or not exact or not monotone or options.max_jobs < 2:
+        return None
+    factors = _factors(bucket)
+    worst = max(factors[1] / f for f in factors[1:])
+    empty = options.max_jobs * len(bucket.nodes) - len(bucket.jobs)
+    odd = min(len(bucket.nodes), empty if options.max_jobs % 2 == 0 else len(bucket.nodes))
+    most = np.sort(np.repeat(_alone(bucket), bucket.model.counts))[::-1][:odd]
+    return bucket.pair_weight * worst + math.fsum(most.tolist())

@@ -1,0 +1,62 @@
+"""The unpack guard: a group that would run slower than its members one after another is split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from plait.grouping.model import Model, Node
+from plait.grouping.rounds import Bucket, classes_of
+
+#: Partitions are tried up to this size (52 of them for five jobs); larger groups become singles.
+MOST_TO_TRY = 5
+
+
+def apply_guard(bucket: Bucket) -> int:
+    """Split the groups of a bucket whose summed normalised throughput is <= 1 + margin; how many there were."""
+    model = bucket.model
+    if model.options.guard is None or not bucket.nodes:
+        return 0
+    speedup = model.values(bucket.nodes).speedup
+    bad = {g for g, node in enumerate(bucket.nodes) if len(node) > 1 and speedup[g] <= model.options.floor}
+    if not bad:
+        return 0
+    if bucket.rows is not None:
+        kept: list[tuple[int, ...]] = []
+        for g, group in enumerate(bucket.rows):
+            classes = tuple(model.of_job[list(group)].tolist())
+            kept += [tuple(group[i] for i in part) for part in _parts(model, classes)] if g in bad else [group]
+        bucket.rows = kept
+        bucket.nodes = [classes_of(bucket, group) for group in bucket.rows]
+        return len(bad)
+    nodes: list[Node] = []
+    for g, node in enumerate(bucket.nodes):
+        nodes += [tuple(node[i] for i in part) for part in _parts(model, node)] if g in bad else [node]
+    bucket.nodes = sorted(nodes)
+    return len(bad)
+
+
+def _parts(model: Model, classes: Node) -> list[tuple[int, ...]]:
+    """The best way to split a group, as positions: every part passes, fewest parts, then the highest objective."""
+    jobs = len(classes)
+    alone: list[tuple[int, ...]] = [(i,) for i in range(jobs)]
+    if not 2 < jobs <= MOST_TO_TRY:
+        return alone
+    ways = [way for way in _partitions(list(range(jobs))) if 1 < len(way) < jobs]
+    sets = sorted({part for way in ways for part in way})
+    found = model.values([tuple(sorted(classes[i] for i in part)) for part in sets])
+    value = {part: float(found.value[s]) for s, part in enumerate(sets)}
+    passes = {part: len(part) == 1 or found.speedup[s] > model.options.floor for s, part in enumerate(sets)}
+    fine = [way for way in ways if all(passes[part] for part in way)]
+    return min(fine, key=lambda way: (len(way), -sum(value[part] for part in way), way), default=alone)
+
+
+def _partitions(items: list[int]) -> Iterator[list[tuple[int, ...]]]:
+    """Every way to split a list into sets."""
+    if not items:
+        yield []
+        return
+    head, *tail = items
+    for way in _partitions(tail):
+        yield [(head,), *way]
+        for i, part in enumerate(way):
+            yield [*way[:i], (head, *part), *way[i + 1 :]]

@@ -1,0 +1,213 @@
+"""A bucket of jobs as classes of equal jobs, packed for the kernels; values of groups.
+
+Jobs of one GPU count whose profile, memory and shares are equal are one class. Classes are numbered in the order of
+their values, so nothing depends on the order in which the jobs came. A group here is a sorted tuple of class
+numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Literal
+
+import numpy as np
+
+from plait.core.arrays import FloatArray, IntArray
+from plait.grouping import kernels
+from plait.grouping.interleave import Order, packed_rows, packed_turns, times_by_columns
+from plait.grouping.ready import compiled
+
+Objective = Literal["efficiency", "speedup"]
+OBJECTIVES = ("efficiency", "speedup")
+Node = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What decides the value of a group; hashable, so that it can be part of a cache's key."""
+
+    max_jobs: int = 4
+    objective: Objective = "efficiency"
+    order: Order = "best"
+    idle_slots: bool = True
+    interference: tuple[float, ...] = (1.0,)
+    guard: float | None = 0.0
+    memory_limit_bytes: float = float("inf")
+
+    def factor(self, jobs: int) -> float:
+        """Slow-down of a group of so many jobs; the last one given counts for all larger groups."""
+        return self.interference[min(jobs, len(self.interference)) - 1]
+
+    @property
+    def floor(self) -> float:
+        """Summed normalised throughput that a group has to exceed."""
+        return -1.0 if self.guard is None else 1.0 + self.guard
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """What some groups are worth; rows as asked. Groups that may not be have value and speedup 0."""
+
+    iteration_s: FloatArray
+    turn_row: IntArray
+    value: FloatArray
+    speedup: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """Classes of one bucket: `of_job[i]` is the class of its i-th job, `counts[c]` how many there are."""
+
+    options: Options
+    resources: int
+    shared: bool
+    rows: FloatArray
+    of_job: IntArray
+    counts: IntArray
+
+    @classmethod
+    def of(
+        cls,
+        options: Options,
+        stage_s: FloatArray,
+        iteration_s: FloatArray,
+        memory_bytes: FloatArray | None,
+        shares: FloatArray | None,
+    ) -> Model:
+        """Find the classes among the jobs of a bucket, one a row."""
+        jobs, k = stage_s.shape
+        rows = packed_rows(stage_s, shares, more=4)
+        after = rows[:, 3 * k :]
+        after[:, kernels.MEMORY] = 0.0 if memory_bytes is None else memory_bytes
+        after[:, kernels.SOLO] = iteration_s
+        keys = [rows[:, r] for r in range(k)] + [iteration_s]
+        keys += [] if memory_bytes is None else [memory_bytes]
+        keys += [] if shares is None else [shares[:, r] for r in range(k)]
+        order = np.lexsort(keys[::-1])
+        new = np.zeros(jobs, dtype=bool)
+        new[0] = True
+        for key in keys:
+            ordered = key[order]
+            new[1:] |= ordered[1:] != ordered[:-1]
+        of_job = np.empty(jobs, dtype=np.int64)
+        of_job[order] = np.cumsum(new) - 1
+        rows = np.ascontiguousarray(rows[order[new]])
+        _fill_worth(rows, k, options.objective)
+        return cls(options, k, shares is not None, rows, of_job, np.bincount(of_job))
+
+    @cached_property
+    def key(self) -> tuple[object, ...]:
+        """Equal for buckets with the same classes and the same options."""
+        return self.options, self.resources, self.shared, self.rows.tobytes()
+
+    @cached_property
+    def packed(self) -> tuple[FloatArray, IntArray, IntArray, IntArray]:
+        """Numbers, shape, table and first of the kernels, with the guard on."""
+        numbers, shape, table, first = _packed(self.options, self.resources, self.shared)
+        return numbers, shape, table, first
+
+    def nodes_of_jobs(self) -> list[Node]:
+        """Every job alone, by class."""
+        return [(c,) for c in np.repeat(np.arange(len(self.counts)), self.counts).tolist()]
+
+    def padded(self, nodes: Sequence[Node]) -> IntArray:
+        """Groups under each other, padded with -1 to `max_jobs`."""
+        most = self.options.max_jobs
+        flat = [c for node in nodes for c in (*node, *(-1,) * (most - len(node)))]
+        return np.array(flat, dtype=np.int64).reshape(len(nodes), most)
+
+    def values(self, nodes: Sequence[Node]) -> Values:
+        """Time, turns, objective and summed normalised throughput of some groups."""
+        return self.values_of(self.padded(nodes))
+
+    def values_of(self, members: IntArray) -> Values:
+        """As `values`, for groups that are already padded."""
+        _, shape, table, first = self.packed
+        if compiled(kernels.fill_times, members.size):
+            time = np.empty(len(members))
+            turns = np.empty_like(members)
+            at = np.empty(len(members), dtype=np.int64)
+            kernels.fill_times(self.rows, members, shape, table, first, time, turns, at)
+        else:
+            time, at = times_by_columns(self.rows, members, shape, table, first)
+        return self._values(members, time, at)
+
+    def _values(self, members: IntArray, time: FloatArray, at: IntArray) -> Values:
+        """Objective of groups whose plain times are known; sums in member order, as the kernels do."""
+        numbers = self.packed[0]
+        after = 3 * self.resources
+        most = self.options.max_jobs
+        sizes = (members >= 0).sum(axis=1)
+        worth, solo, memory = np.zeros(len(members)), np.zeros(len(members)), np.zeros(len(members))
+        for i in range(members.shape[1]):
+            there = members[:, i] >= 0
+            own = self.rows[members[:, i], after:]
+            worth += np.where(there, own[:, kernels.WORTH], 0.0)
+            solo += np.where(there, own[:, kernels.SOLO], 0.0)
+            memory += np.where(there, own[:, kernels.MEMORY], 0.0)
+        time = time * numbers[sizes - 1]
+        fine = (at >= 0) & (memory <= numbers[most])
+        value = np.where(fine, worth / time, 0.0)
+        speedup = np.where(fine, solo / time, 0.0)
+        alone = sizes == 1
+        if alone.any():
+            own = self.rows[members[alone, 0], after:]
+            time[alone], value[alone], speedup[alone] = own[:, kernels.SOLO], own[:, kernels.ALONE], 1.0
+        return Values(time, at, value, speedup)
+
+    def weights(self, nodes: Sequence[Node], *, guarded: bool) -> FloatArray:
+        """Objective of the union of every two nodes, also of a node with its like; 0 where they may not join.
+
+        With `guarded`, unions that the guard would split count as such.
+        """
+        numbers, shape, table, first = self.packed
+        floor = self.options.floor if guarded else -1.0
+        members = self.padded(nodes)
+        if compiled(kernels.fill_weights, len(nodes)):
+            weight = np.empty((len(nodes), len(nodes)))
+            kernels.fill_weights(self.rows, members, floor, numbers, shape, table, first, weight)
+            return weight
+        return self._weights_by_columns(members, floor)
+
+    def _weights_by_columns(self, members: IntArray, floor: float) -> FloatArray:
+        most = members.shape[1]
+        u, v = np.tril_indices(len(members))
+        both = np.concatenate([members[u], members[v]], axis=1)
+        both[both < 0] = np.iinfo(np.int64).max
+        both.sort(axis=1)
+        both[both == np.iinfo(np.int64).max] = -1
+        fits = (both[:, most:] < 0).all(axis=1)
+        union = np.ascontiguousarray(both[fits, :most])
+        found = self._values(union, *times_by_columns(self.rows, union, *self.packed[1:]))
+        weight = np.zeros((len(members), len(members)))
+        value = np.where(found.speedup > floor, found.value, 0.0)
+        weight[u[fits], v[fits]] = value
+        weight[v[fits], u[fits]] = value
+        return weight
+
+    def turns(self, node: Node, turn_row: int) -> tuple[int, ...]:
+        """The turn of each member of a group, given the row of the table that `values` named."""
+        return tuple(self.packed[2][turn_row, : len(node)].tolist())
+
+
+def _fill_worth(rows: FloatArray, k: int, objective: Objective) -> None:
+    after = rows[:, 3 * k :]
+    busy = np.zeros(len(rows))
+    for r in range(k):
+        busy += rows[:, r]
+    if objective == "speedup":
+        after[:, kernels.WORTH] = after[:, kernels.SOLO]
+        after[:, kernels.ALONE] = 1.0
+    else:
+        after[:, kernels.WORTH] = busy / k
+        after[:, kernels.ALONE] = np.minimum(busy / k / after[:, kernels.SOLO], 1.0)
+
+
+@lru_cache(maxsize=64)
+def _packed(options: Options, resources: int, shared: bool) -> tuple[FloatArray, IntArray, IntArray, IntArray]:
+    most = options.max_jobs
+    numbers = np.array([*(options.factor(p) for p in range(1, most + 1)), options.memory_limit_bytes])
+    shape = np.array([resources, most, options.order == "worst", shared], dtype=np.int64)
+    return numbers, shape, *packed_turns(resources, most, options.idle_slots, shared)

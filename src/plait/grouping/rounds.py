@@ -1,0 +1,177 @@
+"""Algorithm 1 of Muri: rounds of matching in every bucket of equal GPU count (paper, section 4.2 and A.7).
+
+Also its ablation without matching. Both merge only while GPUs are short if they are told how many there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from plait.core.arrays import FloatArray, IntArray
+from plait.grouping.cache import GroupingCache
+from plait.grouping.greedy import greedy_matching
+from plait.grouping.matching import maximum_weight_matching
+from plait.grouping.model import Model, Node
+
+#: Above so many nodes a bucket is matched greedily, in parts of at most this size: a dense matrix of 4,000 nodes takes
+#: 128 MB, and exact matching ten seconds (kernels.md, section 3).
+MOST_NODES = 3000
+
+Matching = Literal["blossom", "greedy"]
+
+
+@dataclass
+class Bucket:
+    """Jobs of one GPU count: `jobs` are rows of the candidates in priority order, `nodes` the groups so far."""
+
+    gpus: int
+    jobs: IntArray
+    model: Model
+    nodes: list[Node]
+    matching: Matching = "blossom"
+    pair_weight: float | None = None  #: total weight of the first round's matching, for the bound
+    rows: list[tuple[int, ...]] | None = None  #: groups as positions in `jobs`, where the order of the jobs counts
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A matching of nodes: index pairs, what each union is worth, and the total over all of them."""
+
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+    value: tuple[float, ...]
+    total: float
+
+
+def algorithm1(buckets: Sequence[Bucket], available: int | None, cache: GroupingCache) -> None:
+    """Merge nodes in place, ceil(log2 max_jobs) rounds.
+
+    Without `available` whatever is matched is merged, as published. With it merging goes on only while the groups ask
+    for more GPUs, over all buckets in order of (1 - gamma) * gpus, least first (for the objective speedup: of the
+    throughput lost, (members - speedup) * gpus). The last round leaves out unions that the guard would split.
+    """
+    if not buckets:
+        return
+    rounds = math.ceil(math.log2(buckets[0].model.options.max_jobs))
+    need = sum(b.gpus * len(b.nodes) for b in buckets)
+    for turn in range(rounds):
+        if available is not None and need <= available:
+            return
+        found = [matched(b, turn == rounds - 1, cache) for b in buckets]
+        if turn == 0:
+            for bucket, pairs in zip(buckets, found, strict=True):
+                bucket.pair_weight = pairs.total
+        if available is None:
+            chosen = [list(range(len(pairs.first))) for pairs in found]
+        else:
+            chosen = _cheapest(buckets, found, need - available)
+        for bucket, pairs, taken in zip(buckets, found, chosen, strict=True):
+            need -= bucket.gpus * len(taken)
+            _merge(bucket, [(pairs.first[i], pairs.second[i]) for i in taken])
+
+
+def _cheapest(buckets: Sequence[Bucket], found: Sequence[Pairs], short: int) -> list[list[int]]:
+    """Which pairs of each bucket to merge so that `short` GPUs become free, least cost first."""
+    offers = []
+    for b, (bucket, pairs) in enumerate(zip(buckets, found, strict=True)):
+        for i, value in enumerate(pairs.value):
+            union = merged(bucket.nodes[pairs.first[i]], bucket.nodes[pairs.second[i]])
+            best = 1.0 if bucket.model.options.objective == "efficiency" else float(len(union))
+            offers.append(((best - value) * bucket.gpus, bucket.gpus, union, b, i))
+    chosen: list[list[int]] = [[] for _ in buckets]
+    for _, gpus, _, b, i in sorted(offers):
+        if short <= 0:
+            break
+        chosen[b].append(i)
+        short -= gpus
+    return chosen
+
+
+def merged(one: Node, other: Node) -> Node:
+    """Two groups as one."""
+    return tuple(sorted(one + other))
+
+
+def _merge(bucket: Bucket, pairs: Sequence[tuple[int, int]]) -> None:
+    gone = {i for pair in pairs for i in pair}
+    unions = [merged(bucket.nodes[u], bucket.nodes[v]) for u, v in pairs]
+    bucket.nodes = sorted([node for i, node in enumerate(bucket.nodes) if i not in gone] + unions)
+
+
+def matched(bucket: Bucket, last: bool, cache: GroupingCache) -> Pairs:
+    """The matching of a bucket's nodes: maximum weight, or greedy."""
+    bucket.nodes.sort()
+    key = ("match", bucket.model.key, tuple(bucket.nodes), last, bucket.matching)
+    return cache.remember(key, lambda: _matched(bucket.model, bucket.nodes, last, bucket.matching))
+
+
+def _matched(model: Model, nodes: Sequence[Node], last: bool, matching: Matching) -> Pairs:
+    """Nodes are sorted, so that equal ones are neighbours: weights are computed once for each kind of node."""
+    if len(nodes) > MOST_NODES:
+        return _in_parts(model, nodes, last, matching)
+    kinds = sorted(set(nodes))
+    weight = model.weights(kinds, guarded=last)
+    if len(kinds) < len(nodes):
+        number = {kind: i for i, kind in enumerate(kinds)}
+        kind_of = np.array([number[node] for node in nodes], dtype=np.int64)
+        weight = weight[kind_of[:, None], kind_of]
+    np.fill_diagonal(weight, 0.0)
+    if not weight.any():
+        return Pairs((), (), (), 0.0)
+    return pairs_of(greedy_matching(weight) if matching == "greedy" else maximum_weight_matching(weight), weight)
+
+
+def pairs_of(mate: IntArray, weight: FloatArray) -> Pairs:
+    """A mate for each vertex as pairs (u, v), u < v, u ascending; pairs of weight 0 are none."""
+    u = np.flatnonzero(mate > np.arange(len(mate)))
+    value = weight[u, mate[u]]
+    u, value = u[value > 0.0], value[value > 0.0]
+    return Pairs(tuple(u.tolist()), tuple(mate[u].tolist()), tuple(value.tolist()), float(value.sum()))
+
+
+def _in_parts(model: Model, nodes: Sequence[Node], last: bool, matching: Matching) -> Pairs:
+    """Too many nodes for one matrix: every part takes each n-th node, so that all parts have all kinds."""
+    parts = math.ceil(len(nodes) / MOST_NODES)
+    first: list[int] = []
+    second: list[int] = []
+    value: list[float] = []
+    for part in range(parts):
+        pairs = _matched(model, nodes[part::parts], last, matching)
+        first += [part + parts * i for i in pairs.first]
+        second += [part + parts * i for i in pairs.second]
+        value += pairs.value
+    return Pairs(tuple(first), tuple(second), tuple(value), math.fsum(value))
+
+
+def consecutive(buckets: Sequence[Bucket], available: int | None) -> None:
+    """Groups without matching: the next `max_jobs` jobs of a bucket in priority order, while GPUs are short.
+
+    Buckets in order of their first job. A job that may not join the group (memory, shares) opens the next one.
+    """
+    need = sum(b.gpus * len(b.jobs) for b in buckets)
+    for bucket in buckets:
+        most = bucket.model.options.max_jobs
+        groups: list[tuple[int, ...]] = []
+        for job in range(len(bucket.jobs)):
+            short = available is None or need > available
+            if short and groups and len(groups[-1]) < most and _may_be(bucket, (*groups[-1], job)):
+                groups[-1] = (*groups[-1], job)
+                need -= bucket.gpus
+            else:
+                groups.append((job,))
+        bucket.rows = groups
+        bucket.nodes = [classes_of(bucket, group) for group in groups]
+
+
+def classes_of(bucket: Bucket, group: Sequence[int]) -> Node:
+    """A group of positions as classes."""
+    return tuple(sorted(bucket.model.of_job[list(group)].tolist()))
+
+
+def _may_be(bucket: Bucket, group: tuple[int, ...]) -> bool:
+    return bool(bucket.model.values([classes_of(bucket, group)]).value[0] > 0.0)
