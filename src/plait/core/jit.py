@@ -3,8 +3,8 @@
 `kernel` compiles a function with Numba when the extra `[sim]` is installed and leaves it as plain Python
 otherwise; both give the same results. Set `NUMBA_DISABLE_JIT=1` to force plain Python.
 
-A kernel that takes long to compile is called inside `announced`, so that nobody waits without knowing why; and where
-the problem is small its `plain` twin answers sooner than a compiler could (`compiled` tells whether it has to run).
+A kernel that takes long to compile is called inside `announced`, so that nobody waits without knowing why. Where
+the problem is small its `plain` twin answers sooner than a compiler could; `has_machine_code` tells whether one must.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def announced(what: str, cpu_s: int) -> Iterator[None]:
         yield
         return
 
-    class Say(event.Listener):  # type: ignore[misc]
+    class Say(event.Listener):
         said = False
 
         def on_start(self, event: object) -> None:
@@ -64,7 +64,7 @@ def announced(what: str, cpu_s: int) -> Iterator[None]:
         yield
 
 
-def compiled(function: Callable[P, R]) -> bool:
+def has_machine_code(function: Callable[P, R]) -> bool:
     """Whether machine code of a kernel, for any types, is in memory or was on disk when first asked."""
     return bool(getattr(function, "overloads", None)) or _on_disk(function)
 

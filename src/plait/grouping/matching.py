@@ -24,7 +24,8 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
-from plait.core.jit import announced, compiled, plain
+from plait.core.jit import announced, has_machine_code, plain
+from plait.grouping import ready
 from plait.grouping.matching_kernels import MATE, PARENT, TOP, Y, solve
 
 # Up to here plain Python takes milliseconds (8 at most at 40 vertices), a compiler seconds.
@@ -94,11 +95,11 @@ def matching_with_bound(weights: FloatArray) -> Matching:
     # In two steps: 2^shift alone may be out of range.
     cost[:n, :n] = np.rint(worth * 2.0 ** (shift // 2) * 2.0 ** (shift - shift // 2)) * -2.0
     np.fill_diagonal(cost, 1 << (BITS + 3))
-    if n <= SMALL and not compiled(solve):
-        state = _plain_solve(cost)
-    else:
+    if _worth_compiling(n):
         with announced("the matching kernels", COMPILE_CPU_S):
             state = solve(cost)
+    else:
+        state = _plain_solve(cost)
     mate = state[MATE, :n].copy()
     vertices = np.arange(n)
     mate[(mate == n) | (worth[vertices, np.minimum(mate, n - 1)] == 0.0)] = -1
@@ -114,6 +115,14 @@ def matching_with_bound(weights: FloatArray) -> Matching:
         blossoms=blossoms,
         unit=float(np.ldexp(0.25, -shift)),
     )
+
+
+def _worth_compiling(n: int) -> bool:
+    """Whether to use the compiled kernel: the problem is large, or it is at hand, or many small ones were solved.
+
+    The results are the same. A thousand small problems take about as long as the compiler.
+    """
+    return n > SMALL or has_machine_code(solve) or ready.compiled(solve, n * n // 100 + 1)
 
 
 def _checked(weights: FloatArray) -> FloatArray:
