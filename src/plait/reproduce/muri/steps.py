@@ -1,0 +1,118 @@
+"""What happens to jobs between two decisions: progress, and who ends first (spec B.3, B.4).
+
+Sums are in the order the artifact makes them in, because ties between jobs hang on the last bit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.jit import kernel
+
+
+@kernel
+def advance(
+    now_s: float,
+    listed: IntArray,
+    running: BoolArray,
+    last_s: FloatArray,
+    debt_s: FloatArray,
+    current_s: FloatArray,
+    remaining: FloatArray,
+    attained_s: FloatArray,
+) -> None:
+    """Run the listed jobs up to `now_s`; each pays its debt of overhead first."""
+    for job in listed:
+        if running[job]:
+            spent = now_s - last_s[job]
+            worked = spent - debt_s[job]
+            debt_s[job] = max(-worked, 0.0)
+            if worked > 0:
+                remaining[job] -= worked / current_s[job]
+            attained_s[job] = attained_s[job] + now_s - last_s[job]
+        last_s[job] = now_s
+
+
+@kernel
+def ends(
+    now_s: float,
+    listed: IntArray,
+    running: BoolArray,
+    wait_s: FloatArray,
+    current_s: FloatArray,
+    remaining: FloatArray,
+) -> tuple[IntArray, FloatArray]:
+    """The running jobs, in list order, and when each would end, seconds; `wait_s` is what they pay before."""
+    jobs, at_s = np.zeros(len(listed), dtype=np.int64), np.zeros(len(listed))
+    count = 0
+    for job in listed:
+        if running[job]:
+            jobs[count] = job
+            at_s[count] = now_s + wait_s[job] + remaining[job] * current_s[job]
+            count += 1
+    return jobs[:count], at_s[:count]
+
+
+@kernel
+def same(a: float, b: float, relative: float, absolute: float) -> bool:
+    """Equal within a part of the larger, or within so many seconds."""
+    return abs(a - b) <= max(relative * max(abs(a), abs(b)), absolute)
+
+
+@kernel
+def first_to_end(at_s: FloatArray, relative: float, near_s: float) -> tuple[float, IntArray]:
+    """The time of the first completions and which of `at_s` they are, in the order they are handled.
+
+    Times are gathered in buckets: each joins the first bucket within `relative` of it or opens one. The
+    earliest bucket ends, and with `near_s` every other within that of it.
+    """
+    n = len(at_s)
+    heads, bucket = np.zeros(n), np.zeros(n, dtype=np.int64)
+    buckets = 0
+    for i in range(n):
+        found = -1
+        for b in range(buckets):
+            if same(at_s[i], heads[b], relative, 0.0):
+                found = b
+                break
+        if found < 0:
+            found = buckets
+            heads[found] = at_s[i]
+            buckets += 1
+        bucket[i] = found
+    if n == 0:
+        return np.inf, bucket
+    by_time = np.argsort(heads[:buckets], kind="mergesort")
+    first_s = heads[by_time[0]]
+    out = np.zeros(n, dtype=np.int64)
+    count = 0
+    for b in by_time:
+        if heads[b] != first_s and not (near_s > 0.0 and same(heads[b], first_s, 1e-9, near_s)):
+            break
+        for i in range(n):
+            if bucket[i] == b:
+                out[count] = i
+                count += 1
+    return first_s, out[:count]
+
+
+@kernel
+def waiting(
+    now_s: float,
+    listed: IntArray,
+    running: BoolArray,
+    submit_s: FloatArray,
+    attained_s: FloatArray,
+    remaining: FloatArray,
+    iteration_s: FloatArray,
+) -> tuple[int, float]:
+    """How many listed jobs wait, and the mean over them of time waited / remaining solo run time."""
+    count, ratios = 0, 0.0
+    for job in listed:
+        if not running[job]:
+            count += 1
+            left_s = remaining[job] * iteration_s[job]
+            if left_s > 0:
+                ratios += (now_s - submit_s[job] - attained_s[job]) / left_s
+    return count, ratios / max(count, 1)
