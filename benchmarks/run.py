@@ -21,6 +21,7 @@ SCRIPTS = {
     "Compiled against plain Python": ["bench_jit.py"],
     "A policy of one's own": ["bench_policy.py"],
     "The engine": ["bench_engine.py"],
+    "Exact matching": ["bench_matching.py"],
 }
 
 
