@@ -97,12 +97,14 @@ def run(
     ended: Callable[[int], None] | None = None,
     round_s: float = 0.0,
     overhead: Overhead = "every_event",
+    seen: ArtifactTrace | None = None,
 ) -> ArtifactRun:
     """Runs a trace to its end on the artifact's 64 GPUs.
 
     policy: srtf, srsf, tiresias, themis, antman, muri-s or muri-l; options: see `plait.reproduce.muri.options`.
     ended: told how many jobs have ended so far, after every event that ends some.
     round_s: decide only at multiples of this many seconds; 0 decides at every event.
+    seen: the same jobs with the stage times that Muri believes, the true ones by default.
 
     Raises `InputError` for unknown names or values and `SimulationError` if a job can never run.
     """
@@ -110,7 +112,7 @@ def run(
         raise InputError(f"round_s must be a number of seconds >= 0, got {round_s}")
     if overhead not in ("every_event", "at_start"):
         raise InputError(f"unknown overhead {overhead!r}; {suggest(overhead, ('every_event', 'at_start'))}")
-    return _World(trace, make_rule(policy, options or {}, trace), round_s, overhead).run(ended)
+    return _World(trace, make_rule(policy, options or {}, trace, seen), round_s, overhead).run(ended)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.jit import kernel
+from plait.reproduce.muri.belief import Believed
 from plait.reproduce.muri.matching import tied_matching
 from plait.reproduce.muri.queues import Queues
 from plait.reproduce.muri.speeds import INTERFERENCE, SLOTS, UNMATCHED_INTERFERENCE, Profiles, kinds_of
@@ -86,10 +87,13 @@ class Muri(Rule):
     joint = 1e-9
     joint_s = 1e-4
 
-    def __init__(self, trace: ArtifactTrace, options: MuriOptions, *, duration_known: bool) -> None:
-        """For one run of `trace`; `duration_known` makes it Muri-S, else Muri-L."""
+    def __init__(
+        self, trace: ArtifactTrace, options: MuriOptions, *, duration_known: bool, seen: ArtifactTrace | None = None
+    ) -> None:
+        """For one run of `trace`; `duration_known` makes it Muri-S, else Muri-L. `seen`: what it believes."""
         self.options, self.duration_known = options, duration_known
-        self.profiles = Profiles.from_trace(trace)
+        self.profiles = Profiles.from_trace(trace if seen is None else seen)
+        self.truth = self.profiles if seen is None else Believed(trace, seen)
         factor = (INTERFERENCE if options.blossom else UNMATCHED_INTERFERENCE) if options.interference else (1.0,) * 5
         self.factor = np.array(factor)
         self.worst = options.ordering == "worst"
@@ -215,7 +219,7 @@ class Muri(Rule):
     def _start(self, groups: Nodes, state: State) -> None:
         """Steps 5 and 6: speeds and overheads of each group, and who is placed, large jobs first."""
         trace = state.trace
-        times_s = self.profiles.times(groups.members, groups.size, self.factor, worst=self.worst)
+        times_s = self.truth.times(groups.members, groups.size, self.factor, worst=self.worst)
         self.group[:] = -1
         share(
             groups.members,

@@ -35,8 +35,12 @@ CHOICES: dict[str, dict[object, object]] = {
 """What each option of muri-s and muri-l may be, as typed; values of the right Python type work too."""
 
 
-def make_rule(policy: str, options: Mapping[str, object], trace: ArtifactTrace) -> Rule:
+def make_rule(
+    policy: str, options: Mapping[str, object], trace: ArtifactTrace, seen: ArtifactTrace | None = None
+) -> Rule:
     """The rule of a policy for one run of `trace`. Raises `InputError` for unknown names, options or values.
+
+    `seen` is the trace with the stage times that Muri believes; other policies look at none.
 
     >>> muri_options("muri-l", {"unpack": "off", "max_jobs": 2}).max_jobs
     2
@@ -47,7 +51,7 @@ def make_rule(policy: str, options: Mapping[str, object], trace: ArtifactTrace) 
         return PLAIN[policy](trace)
     if policy not in POLICIES:
         raise InputError(f"unknown policy {policy!r} of the artifact's world; {suggest(policy, POLICIES)}")
-    return Muri(trace, muri_options(policy, options), duration_known=policy == "muri-s")
+    return Muri(trace, muri_options(policy, options), duration_known=policy == "muri-s", seen=seen)
 
 
 def muri_options(policy: str, options: Mapping[str, object]) -> MuriOptions:

@@ -52,6 +52,7 @@ class Themis(Rule):
             gpus,
             float(GPUS),
         )
+        share = spread(share, gpus, float(GPUS))
         ordered = jobs[self._most_owed(state, jobs, share)]
         chosen = ordered[fits(trace.gpus[ordered])]
         group = np.full(len(trace), -1, dtype=np.int64)
@@ -107,3 +108,22 @@ def fair_shares(
             high = middle
     used_at(high, elapsed_s, remaining_s, own_life, gpus, x)
     return x
+
+
+@kernel
+def spread(share: FloatArray, gpus: FloatArray, capacity: float) -> FloatArray:
+    """Shares with what is left of the capacity added, the same number of GPUs to each job, up to a share of 1."""
+    left = capacity
+    for j in range(len(share)):
+        left -= gpus[j] * share[j]
+    if left <= 0.0:
+        return share
+    room = gpus * (1.0 - share)
+    each, count = 0.0, len(room)
+    for part in np.sort(room):  # level by level, the fullest job first
+        if (part - each) * count >= left:
+            each += left / count
+            break
+        left -= (part - each) * count
+        each, count = part, count - 1
+    return share + np.minimum(room, each) / gpus

@@ -1,0 +1,134 @@
+"""Our runs beside the published values, one row a bar and metric, and which runs that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from plait.core.errors import InputError
+from plait.reproduce.muri import published
+from plait.reproduce.muri.figures import FIGURES, Bar, Figure
+from plait.reproduce.muri.runs import Case, Done
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One bar under one metric. Seconds; None where something is not known.
+
+    `ours_s` is under the setting behind the published bar (`policy`), `consistent_s` with the guard on and
+    continuous order. A `ratio` is over the figure's Muri in the same setting. `paper_low` and `paper_high` are
+    equal where the paper's ratio on this trace is known, else the range over the figure's traces.
+    """
+
+    figure: str
+    trace: str
+    metric: str
+    bar: str
+    policy: str
+    ours_s: float
+    published_s: float | None
+    mark: str
+    ours_to_published: float | None
+    ratio: float
+    paper_low: float | None
+    paper_high: float | None
+    consistent_policy: str
+    consistent_s: float
+    consistent_ratio: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dictionary."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The data folder; what is asked of it and not there is noted."""
+
+    path: Path
+    jobs: int | None = None
+    matching: str = "artifact"
+
+    def __post_init__(self) -> None:
+        """Refuse a folder that is not there."""
+        if not self.path.is_dir():
+            raise InputError(
+                f"no folder {self.path}; give --data the folder with trace1.csv, trace3.csv, ... "
+                "of Muri's artifact (github.com/Rivendile/Muri, simulator/trace-data)"
+            )
+
+    def has(self, trace: str) -> bool:
+        """Whether the trace is there."""
+        return (self.path / f"{trace}.csv").is_file()
+
+    def case(self, trace: str, policy: str, **more: Any) -> Case:
+        """The run of a policy on a trace of the folder."""
+        if self.matching != "artifact" and policy.startswith("muri"):
+            policy += f"{',' if ':' in policy else ':'}matching={self.matching}"
+        return Case(str(self.path / f"{trace}.csv"), policy, self.jobs, **more)
+
+
+def missing(figure: Figure, folder: Folder) -> list[str]:
+    """Names of trace files that the figure has and the folder does not."""
+    return [f"{trace}.csv" for trace in figure.traces if not folder.has(trace)]
+
+
+def cases_of(figure: Figure, folder: Folder) -> list[Case]:
+    """Every run the figure needs, each once."""
+    wanted: dict[Case, None] = {}
+    for trace in figure.traces:
+        if folder.has(trace):
+            for bar in figure.bars:
+                for metric in figure.metrics:
+                    wanted[folder.case(trace, figure.setting(bar, trace, metric))] = None
+                wanted[folder.case(trace, bar.consistent or bar.policy)] = None
+    return list(wanted)
+
+
+def rows_of(figure: Figure, folder: Folder, done: Mapping[Case, Done]) -> list[Row]:
+    """The rows of a figure, trace by trace, metric by metric."""
+    return [
+        _row(figure, bar, trace, metric, folder, done)
+        for trace in figure.traces
+        if folder.has(trace)
+        for metric in figure.metrics
+        for bar in figure.bars
+    ]
+
+
+def _row(figure: Figure, bar: Bar, trace: str, metric: str, folder: Folder, done: Mapping[Case, Done]) -> Row:
+    base = next(b for b in figure.bars if b.name == bar.over)
+
+    def ours(policy: str) -> float:
+        return float(getattr(done[folder.case(trace, policy)], metric))
+
+    policy = figure.setting(bar, trace, metric)
+    consistent = bar.consistent or bar.policy
+    ours_s, consistent_s = ours(policy), ours(consistent)
+    whole = folder.jobs is None
+    cell = published.cell(figure.key, trace, bar.name, metric) if whole else None
+    paper = published.ratio(figure.key, trace, metric, bar.name) if whole else None
+    return Row(
+        figure.key,
+        trace,
+        metric,
+        bar.name,
+        policy,
+        ours_s,
+        cell.value if cell else None,
+        cell.mark if cell else "",
+        ours_s / cell.value if cell else None,
+        ours_s / ours(figure.setting(base, trace, metric)),
+        paper.low if paper else None,
+        paper.high if paper else None,
+        consistent,
+        consistent_s,
+        consistent_s / ours(base.consistent or base.policy),
+    )
+
+
+def figures(keys: Sequence[str]) -> list[Figure]:
+    """Those of the keys that are bars over traces."""
+    return [FIGURES[key] for key in keys if key in FIGURES]

@@ -1,0 +1,222 @@
+"""Runs of the artifact's world as values, and a folder that keeps those that are done.
+
+A run is named by what decides its result: the bytes of the trace, the setting, and the code of this package. So a
+kept run is found again only if it would come out the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from plait.core.errors import InputError
+from plait.reproduce.muri.belief import noisy
+from plait.reproduce.muri.settings import read_setting
+from plait.sim.cases import over_processes
+
+PERCENTILE_RULE = "sorted value at int(0.99 n), from 0, not interpolated"
+GPUS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run: a trace file (its first `jobs` rows), a policy with options, and what is not as released.
+
+    `noise` n lets the policy see stage times off by a factor U[1-n, 1+n], drawn with `seed`; speeds stay true.
+    """
+
+    trace: str
+    policy: str
+    jobs: int | None = None
+    round_s: float = 0.0
+    overhead: Literal["every_event", "at_start"] = "every_event"
+    noise: float = 0.0
+    seed: int = 0
+
+    def key(self) -> str:
+        """Its name in the store."""
+        told = {**asdict(self), "trace": hash_of(self.trace), "policy": read_setting(self.policy).text}
+        text = json.dumps([told, code_hash()], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a run gave: figures in seconds, one entry a job in the columns, in the order of the trace."""
+
+    avg_jct_s: float
+    makespan_s: float
+    p99_jct_s: float
+    avg_queue_length: float
+    blocking_index_mean: float
+    blocking_index_median: float
+    events: int
+    cpu_s: float
+    columns: dict[str, list[float]]
+
+    @property
+    def jobs(self) -> int:
+        """How many jobs there were; all have finished."""
+        return len(self.columns["jct_s"])
+
+    @property
+    def starts_per_job(self) -> float:
+        """Starts over jobs."""
+        return sum(self.columns["starts"]) / self.jobs
+
+
+@cache
+def hash_of(path: str) -> str:
+    """Hash of a file's bytes."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+
+
+@cache
+def code_hash() -> str:
+    """Hash of the code and tables that runs depend on."""
+    digest = hashlib.sha256()
+    for package in ("plait.reproduce.muri", "plait.grouping"):
+        modules = (p for p in files(package).iterdir() if p.name.endswith(".py"))
+        for module in sorted(modules, key=lambda p: p.name):
+            digest.update(module.read_bytes())
+    digest.update((files("plait.sim") / "data" / "overheads.csv").read_bytes())
+    return digest.hexdigest()
+
+
+def run_case(case: Case, ended: Callable[[int], None] | None = None) -> Done:
+    """Run it. `ended(n)` is told whenever `n` more jobs have ended."""
+    from plait.reproduce.muri.engine import run
+    from plait.reproduce.muri.trace import read
+
+    trace = read(case.trace, case.jobs)
+    setting = read_setting(case.policy)
+    begin = time.process_time()
+    result = run(
+        trace,
+        setting.policy,
+        setting.options,
+        ended=None if ended is None else partial(_more, ended, [0]),
+        round_s=case.round_s,
+        overhead=case.overhead,
+        seen=noisy(trace, case.noise, case.seed) if case.noise else None,
+    )
+    columns = {
+        "row": trace.row,
+        "gpus": trace.gpus,
+        "submit_s": result.submit_s,
+        "first_start_s": result.first_start_s,
+        "end_s": result.end_s,
+        "jct_s": result.jct_s,
+        "attained_s": result.attained_s,
+        "starts": result.starts,
+    }
+    return Done(
+        result.mean_jct_s,
+        result.makespan_s,
+        result.p99_jct_s,
+        result.mean_queue,
+        result.mean_blocking,
+        result.median_blocking,
+        result.events,
+        time.process_time() - begin,
+        {name: column.tolist() for name, column in columns.items()},
+    )
+
+
+def _more(ended: Callable[[int], None], before: list[int], done: int) -> None:
+    """From jobs ended so far to jobs ended since."""
+    ended(done - before[0])
+    before[0] = done
+
+
+class Store:
+    """A folder of finished runs, one small file each, written whole or not at all."""
+
+    def __init__(self, folder: Path, *, fresh: bool = False) -> None:
+        """Use this folder, made if need be; `fresh` does not look at what is there."""
+        self.folder, self._fresh = folder, fresh
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot keep runs in {folder}: {error.strerror}; give another folder") from error
+
+    def get(self, case: Case) -> Done | None:
+        """The run if it is there and whole."""
+        if self._fresh:
+            return None
+        try:
+            return Done(**json.loads(self._path(case).read_text(encoding="utf-8")))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+    def put(self, case: Case, done: Done) -> None:
+        """Keep a run."""
+        handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
+        try:
+            with open(handle, "w", encoding="utf-8") as file:
+                json.dump(asdict(done), file)
+            os.replace(name, self._path(case))
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(name)
+            raise
+
+    def _path(self, case: Case) -> Path:
+        return self.folder / f"{case.key()}.json"
+
+
+def default_folder() -> Path:
+    """Where runs are kept unless told otherwise: the user's cache."""
+    cache_home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache_home) / "plait" / "reproduce-muri"
+
+
+def run_all(
+    cases: Sequence[Case], store: Store, processes: int = 1, ended: Callable[[int], None] | None = None
+) -> Iterator[tuple[Case, Done]]:
+    """Run those that are not in the store, and keep each as soon as it is done.
+
+    `ended(n)` is told of jobs as they end, with several processes of runs as they end.
+    """
+    here = processes == 1 or len(cases) == 1
+    work = partial(run_case, ended=ended if here else None)
+    for i, done in over_processes(work, cases, processes):
+        store.put(cases[i], done)
+        if not here and ended is not None:
+            ended(done.jobs)
+        yield cases[i], done
+
+
+def summary_of(done: Done) -> dict[str, Any]:
+    """The figures under the names that all of plait's results have."""
+    return {
+        "jobs": done.jobs,
+        "finished": done.jobs,
+        "failed": 0,
+        "cancelled": 0,
+        "refused": 0,
+        "unfinished": 0,
+        "avg_jct_s": done.avg_jct_s,
+        "p99_jct_s": done.p99_jct_s,
+        "makespan_s": done.makespan_s,
+        "avg_queue_length": done.avg_queue_length,
+        "blocking_index_mean": done.blocking_index_mean,
+        "blocking_index_median": done.blocking_index_median,
+        "avg_restarts": done.starts_per_job - 1,
+        "gpus": GPUS,
+        "percentile_rule": PERCENTILE_RULE,
+        "events": done.events,
+    }
