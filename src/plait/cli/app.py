@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from plait.cli import catalog, simulate, sweep, trace, tune
+from plait.cli import catalog, reproduce, simulate, sweep, trace, tune
 
 app = typer.Typer(
     name="plait",
@@ -39,6 +39,7 @@ def options(
 app.command("simulate", no_args_is_help=True)(simulate.simulate)
 app.command("sweep", no_args_is_help=True)(sweep.sweep)
 app.command("tune", no_args_is_help=True)(tune.tune)
+app.add_typer(reproduce.app, name="reproduce")
 app.command("policies")(catalog.policies)
 app.add_typer(catalog.policy, name="policy")
 app.command("cite")(catalog.cite)

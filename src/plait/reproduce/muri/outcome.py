@@ -86,7 +86,7 @@ def off(ratio: float | None) -> str:
 
 def _figure_table(title: str, rows: Sequence[Row], note: str) -> Table:
     grid = _grid(title, ("trace", "metric", "bar"), ("ours", "authors'", "off by", "over Muri", "paper", "guard on"))
-    grid.add_column("over Muri", justify="right")
+    grid.add_column("guard on, over Muri", justify="right")
     grid.caption = note
     for i, row in enumerate(rows):
         same = [r for r in rows if (r.trace, r.metric) == (row.trace, row.metric)]

@@ -1,0 +1,183 @@
+"""The comparison as one HTML page that needs nothing else: the paper's figure forms, and tables with provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from plait.report.bars import GroupedBar, grouped_bars_svg
+from plait.report.files import write_text
+from plait.reproduce.muri.compare import Row
+from plait.reproduce.muri.figures import FIGURES, METRICS, Figure
+from plait.reproduce.muri.outcome import TABLE_METRICS, Outcome, known, off, paper, seconds
+from plait.reproduce.muri.published import MARKS
+from plait.reproduce.muri.runs import PERCENTILE_RULE
+
+
+@dataclass(frozen=True)
+class Section:
+    """Charts, then a table whose first `texts` columns are text."""
+
+    id: str
+    short: str
+    title: str
+    lead: str
+    charts: Sequence[Markup]
+    head: Sequence[str]
+    texts: int
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+def write_page(outcome: Outcome, path: str | Path) -> None:
+    """Write the page; whole or not at all."""
+    write_text(path, page(outcome))
+
+
+def page(outcome: Outcome) -> str:
+    """The page as text; a function of the outcome."""
+    loader = PackageLoader("plait.reproduce.muri")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
+    told = outcome.settings
+    facts = [f"{outcome.runs} runs", f"{outcome.cpu_s:.0f} CPU seconds", "64 GPUs", "the artifact's world"]
+    if told.get("jobs"):
+        facts.append(f"only the first {told['jobs']} jobs of each trace, so without published values")
+    css = (files("plait.report") / "assets" / "report.css").read_text(encoding="utf-8")
+    return environment.get_template("page.html.j2").render(
+        title="Muri (SIGCOMM 2022), published and run again",
+        version=told.get("version", ""),
+        data=told.get("data", ""),
+        css=Markup(css),
+        facts=facts,
+        notes=outcome.notes,
+        sections=list(_sections(outcome)),
+        marks=MARKS.items(),
+        runs=outcome.runs,
+        cpu_s=f"{outcome.cpu_s:.0f}",
+        percentile_rule=PERCENTILE_RULE,
+    )
+
+
+def _sections(outcome: Outcome) -> Iterator[Section]:
+    for key, figure in FIGURES.items():
+        rows = [row for row in outcome.bars if row.figure == key]
+        if rows:
+            yield _figure(figure, rows)
+    if outcome.noise:
+        yield _noise(outcome)
+    if outcome.tables:
+        yield _tables(outcome)
+    if outcome.testbed:
+        yield _testbed(outcome)
+
+
+def _figure(figure: Figure, rows: Sequence[Row]) -> Section:
+    lead = (
+        "Each bar over the figure's Muri. Left: the settings behind the published bars; the line across a bar is the "
+        "published ratio, a dashed box its published range where the trace's own value is not known. Right: one "
+        f"setting for all, the guard on and continuous order. {figure.note}"
+    )
+    charts = []
+    for metric in figure.metrics:
+        chosen = [row for row in rows if row.metric == metric]
+        label = METRICS[metric]
+        published = [
+            GroupedBar(figure.label(r.trace), r.bar, r.ratio, *_published(r)) for r in chosen
+        ]  # fmt: skip
+        consistent = [GroupedBar(figure.label(r.trace), r.bar, r.consistent_ratio) for r in chosen]
+        charts.append(Markup(grouped_bars_svg(f"{label} over Muri, as published", published)))
+        charts.append(Markup(grouped_bars_svg(f"{label} over Muri, guard on everywhere", consistent)))
+    head = (
+        "trace",
+        "metric",
+        "bar",
+        "setting",
+        "ours",
+        "authors'",
+        "off by",
+        "over Muri",
+        "paper",
+        "guard on",
+        "guard on, over Muri",
+    )
+    short = f"Figure {figure.key}"
+    section = Section(f"figure-{figure.key}", short, f"{short}: {figure.title.lower()}", lead, charts, head, 4)
+    for row in rows:
+        same = [r for r in rows if (r.trace, r.metric) == (row.trace, row.metric)]
+        largest = max(r.ours_s for r in same)
+        theirs = "" if row.published_s is None else f"{seconds(row.published_s, largest)} ({row.mark})"
+        cells = (
+            figure.label(row.trace), METRICS[row.metric], row.bar, row.policy, seconds(row.ours_s, largest), theirs,
+            off(row.ours_to_published), f"{row.ratio:.2f}", paper(row.paper_low, row.paper_high),
+            seconds(row.consistent_s, largest), f"{row.consistent_ratio:.2f}",
+        )  # fmt: skip
+        section.rows.append({"cells": cells, "first": row is same[0]})
+    return section
+
+
+def _published(row: Row) -> tuple[float, float]:
+    """Low and high of the paper's ratio; Muri's own bar is 1 by definition, so nothing is marked there."""
+    return known(row.paper_low), known(row.paper_high)
+
+
+def _noise(outcome: Outcome) -> Section:
+    charts = []
+    for label, name in (("Mean JCT", "jct_ratio"), ("Makespan", "makespan_ratio")):
+        bars = [GroupedBar(f"n = {r.noise:g}", r.policy, getattr(r, name)) for r in outcome.noise]
+        charts.append(Markup(grouped_bars_svg(f"{label} over that without noise", bars)))
+    lead = (
+        "Each stage time is seen as multiplied by U[1-n, 1+n]; jobs run as they are. Means over seeds, trace 3. The "
+        "paper publishes no data, only: mean JCT x1.0 to x1.3 from n = 0 to 1, below 1 % for n up to 0.2; makespan x1."
+    )
+    head = ("policy", "noise", "mean JCT", "lowest seed", "highest seed", "makespan")
+    section = Section("figure-14", "Figure 14", "Figure 14: profile noise", lead, charts, head, 1)
+    for row in outcome.noise:
+        numbers = (row.jct_ratio, row.jct_low, row.jct_high, row.makespan_ratio)
+        cells = (row.policy, f"{row.noise:g}", *(f"{v:.3f}" for v in numbers))
+        section.rows.append({"cells": cells, "first": row.noise == 0})
+    return section
+
+
+def _tables(outcome: Outcome) -> Section:
+    charts = []
+    for metric in METRICS:
+        bars = [
+            GroupedBar(TABLE_METRICS[metric], r.policy, r.ratio, r.paper_ratio, r.paper_ratio)
+            for r in outcome.tables
+            if r.metric == metric
+        ]
+        charts.append(Markup(grouped_bars_svg(f"{TABLE_METRICS[metric]} over Muri", bars)))
+    lead = (
+        "The testbed trace simulated with 360 s rounds, beside what the authors' 64-GPU testbed logged (line across "
+        "a bar). SRTF and SRSF are over Muri-S, Tiresias and Themis over Muri-L."
+    )
+    head = ("metric", "policy", "ours", "testbed", "off by", "over Muri", "paper")
+    section = Section("tables", "Tables 4, 5", "Tables 4 and 5: the testbed trace", lead, charts, head, 2)
+    for row in outcome.tables:
+        same = [r for r in outcome.tables if r.metric == row.metric]
+        largest = max(r.ours for r in same)
+        plain = row.metric == "queue_length"
+        shown = [f"{v:.1f}" if plain else seconds(v, largest) for v in (row.ours, row.published)]
+        ratios = (off(row.ours / row.published), f"{row.ratio:.2f}", f"{row.paper_ratio:.2f}")
+        cells = (TABLE_METRICS[row.metric], row.policy, shown[0], f"{shown[1]} (S)", *ratios)
+        section.rows.append({"cells": cells, "first": row is same[0]})
+    return section
+
+
+def _testbed(outcome: Outcome) -> Section:
+    lead = (
+        "Simulated over logged, minus 1. Percentiles are over single jobs' completion times. The goal is mean "
+        "completion time and makespan within 5 %."
+    )
+    head = ("policy", "mean JCT", "makespan", "p99 JCT", "run time", "job p10", "job median", "job p90", "within 5 %")
+    section = Section("testbed", "Testbed", "Simulator against the testbed's logs", lead, [], head, 1)
+    for r in outcome.testbed:
+        spread = (r.avg_jct, r.makespan, r.p99_jct, r.run_time, r.job_p10, r.job_median, r.job_p90)
+        cells = (r.policy, *(off(1 + v) for v in spread), "yes" if r.within else "no")
+        section.rows.append({"cells": cells, "first": False})
+    return section
