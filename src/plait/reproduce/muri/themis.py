@@ -6,9 +6,13 @@ At each event the artifact asks a linear-program solver for time shares x that m
 
 R_j are remaining iterations, mu_j = 1 / iteration time, b_j = min(1, ceil(64 / N) / g_j) with N jobs, and C_j
 adds up what R_j lost over the b_j of its time. b_j is a fraction of GPUs where a throughput is meant, so this
-is not finish-time fairness; it is kept. For a given rho every x_j has a closed form, so rho is found here by
-bisection. Optima are not unique and the artifact's shares carry its solver's noise, which decides its ties: runs
-are comparable in kind, not to digits.
+is not finish-time fairness; it is kept.
+
+The largest rho is often that of one nearly finished job, which leaves the others' shares open: then the
+artifact's are whatever its solver stops at. Here what is open is settled in the same spirit, the next largest
+rho as small as can be, and so on. That has a closed form for any level of rho, and the level is found by
+bisection. Runs are comparable in kind, not to digits: mean completion times within 1 % of the authors' on trace3
+and the testbed's trace, 9 % above on trace1, but 2.7 times theirs on trace3_pr.
 """
 
 from __future__ import annotations
@@ -52,7 +56,6 @@ class Themis(Rule):
             gpus,
             float(GPUS),
         )
-        share = spread(share, gpus, float(GPUS))
         ordered = jobs[self._most_owed(state, jobs, share)]
         chosen = ordered[fits(trace.gpus[ordered])]
         group = np.full(len(trace), -1, dtype=np.int64)
@@ -75,10 +78,11 @@ class Themis(Rule):
 def used_at(
     rho: float, elapsed_s: FloatArray, remaining_s: FloatArray, own_life: FloatArray, gpus: FloatArray, x: FloatArray
 ) -> float:
-    """GPUs in use if every job gets the share `x`, written here, that takes it to `rho`."""
+    """GPUs in use if every job gets the share that takes it to `rho`, or 1 if none does; shares go to `x`."""
     used = 0.0
     for j in range(len(gpus)):
-        x[j] = min(remaining_s[j] / max(rho * own_life[j] - elapsed_s[j], 1e-300), 1.0)
+        left_s = rho * own_life[j] - elapsed_s[j]  # what `rho` allows the rest to take
+        x[j] = remaining_s[j] / left_s if left_s > remaining_s[j] else 1.0
         used += gpus[j] * x[j]
     return used
 
@@ -87,17 +91,15 @@ def used_at(
 def fair_shares(
     elapsed_s: FloatArray, remaining_s: FloatArray, own_life: FloatArray, gpus: FloatArray, capacity: float
 ) -> FloatArray:
-    """Time shares that minimise the largest (elapsed + remaining / x) / own_life, gpus x <= capacity in sum.
+    """Time shares x <= 1, gpus x <= capacity in sum, that make rho = (elapsed + remaining / x) / own_life fair.
 
-    `plait.policies.themis.fair_shares` says the same in NumPy, a test compares the two.
+    The largest rho is as small as can be, then the next largest: all jobs are at one rho, but for those that
+    run all the time and do not get there. All arrays have shape (jobs,).
     """
-    x = np.zeros(len(gpus))
-    low = 0.0
-    for j in range(len(gpus)):  # nobody runs more than all the time
-        low = max(low, (elapsed_s[j] + remaining_s[j]) / max(own_life[j], 1e-300))
-    if used_at(low, elapsed_s, remaining_s, own_life, gpus, x) <= capacity:
+    x = np.ones(len(gpus))
+    if gpus.sum() <= capacity:
         return x
-    high = max(low, 1.0)
+    low, high = 0.0, 1.0
     while used_at(high, elapsed_s, remaining_s, own_life, gpus, x) > capacity:
         low, high = high, 2.0 * high
     while low < (low + high) / 2.0 < high:
@@ -108,22 +110,3 @@ def fair_shares(
             high = middle
     used_at(high, elapsed_s, remaining_s, own_life, gpus, x)
     return x
-
-
-@kernel
-def spread(share: FloatArray, gpus: FloatArray, capacity: float) -> FloatArray:
-    """Shares with what is left of the capacity added, the same number of GPUs to each job, up to a share of 1."""
-    left = capacity
-    for j in range(len(share)):
-        left -= gpus[j] * share[j]
-    if left <= 0.0:
-        return share
-    room = gpus * (1.0 - share)
-    each, count = 0.0, len(room)
-    for part in np.sort(room):  # level by level, the fullest job first
-        if (part - each) * count >= left:
-            each += left / count
-            break
-        left -= (part - each) * count
-        each, count = part, count - 1
-    return share + np.minimum(room, each) / gpus
