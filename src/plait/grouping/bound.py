@@ -4,6 +4,7 @@ trivial   every group has gamma <= min(1, p/k) and a job of a group at most its 
 matching  a group of p jobs is pairs and, if p is odd, one more. Its T is at least the T of each of its pairs, so it is
           worth at most what its pairs are worth as groups of two plus the job left over alone; and all pairs
           together are a matching, worth at most the maximum-weight matching of the first round
+exact     the linear program over all kinds of groups, or the integer program if it had all that matter
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ def bound_of(bucket: Bucket) -> tuple[float, str]:
     matching = _by_matching(bucket)
     if matching is not None:
         bounds.append((matching, "matching"))
+    if bucket.bound is not None and bucket.bound[0] == len(bucket.nodes):
+        bounds.append((bucket.bound[1], "exact"))
     return min(bounds)
 
 
@@ -29,10 +32,7 @@ def _alone(bucket: Bucket) -> np.ndarray:
     """The most that one job of each class can add to a group: T >= the sum of its own stages, or it is alone."""
     model = bucket.model
     after = model.rows[:, 3 * model.resources :]
-    stages = np.zeros(len(after))
-    for r in range(model.resources):
-        stages += model.rows[:, r]
-    inside = after[:, kernels.WORTH] / stages / min(1.0, *_factors(bucket))
+    inside = after[:, kernels.WORTH] / after[:, kernels.BUSY] / min(1.0, *_factors(bucket))
     return np.maximum(inside, after[:, kernels.ALONE])
 
 
@@ -51,9 +51,8 @@ def _trivial(bucket: Bucket) -> float:
 
 def _by_matching(bucket: Bucket) -> float | None:
     options = bucket.model.options
-    exact = bucket.matching == "blossom" and len(bucket.jobs) <= MOST_NODES
-    monotone = options.idle_slots and (options.order == "best" or not bucket.model.shared)
-    if bucket.pair_weight is None or not exact or not monotone or options.max_jobs < 2:
+    exact = not bucket.greedy and len(bucket.jobs) <= MOST_NODES
+    if bucket.pair_weight is None or not exact or not options.monotone(bucket.model.shared) or options.max_jobs < 2:
         return None
     factors = _factors(bucket)
     worst = max(factors[1] / f for f in factors[1:])

@@ -14,12 +14,18 @@ from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError, suggest
 from plait.grouping.bound import bound_of
 from plait.grouping.cache import GroupingCache
+from plait.grouping.classes import MOST_KINDS, dealt, exact_groups, fewest_is_known, kinds_of_groups
 from plait.grouping.guard import apply_guard
+from plait.grouping.improve import MOST_TO_IMPROVE, improved
 from plait.grouping.interleave import ORDERS, Order
 from plait.grouping.model import OBJECTIVES, Model, Objective, Options
+from plait.grouping.programs import HAVE_HIGHS
 from plait.grouping.rounds import MOST_NODES, Bucket, algorithm1, consecutive
 
 Method = Literal["auto", "blossom", "exact", "greedy", "consecutive"]
+
+#: Exact grouping pays for at most so many kinds, and at least so many jobs for each eight kinds.
+EXACT_CLASSES, EXACT_JOBS = 32, 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,22 +169,58 @@ def group(
         float("inf") if memory_limit_bytes is None else float(memory_limit_bytes),
     )
     _check_options(options, method, jobs, gpus_available)
-    cache = GroupingCache(0) if cache is None else cache
+    cache = GroupingCache() if cache is None else cache
     buckets = _buckets(jobs, options)
     need = int(jobs.gpus.sum())
     if max_jobs == 1 or (gpus_available is not None and need <= gpus_available):
         fit = f"all jobs fit alone, {need} GPUs of {gpus_available}"
         return _assemble(jobs, buckets, "alone", "groups of one were asked for" if max_jobs == 1 else fit, 0)
+    why = _choose(buckets, method)
     if method == "consecutive":
         consecutive(buckets, gpus_available)
-        used, why = "consecutive", "the next jobs of a bucket in priority order were asked for"
     else:
-        for bucket in buckets:
-            bucket.matching = "greedy" if method == "greedy" or len(bucket.jobs) > MOST_NODES else "blossom"
-        algorithm1(buckets, gpus_available, cache)
-        used, why = method, "asked for"
+        whole = [b for b in buckets if gpus_available is None and b.method == "exact" and fewest_is_known(b.model)]
+        algorithm1([b for b in buckets if b not in whole], gpus_available, cache)
+        for bucket in whole:
+            bucket.nodes = dealt(bucket.model.counts, -(-len(bucket.jobs) // max_jobs))
+    for bucket in buckets:
+        _better(bucket, method == "auto" if improve is None else improve, cache)
     split = sum(apply_guard(bucket) for bucket in buckets)
-    return _assemble(jobs, buckets, used, why, split)
+    return _assemble(jobs, buckets, "+".join(sorted({b.method for b in buckets})), why, split)
+
+
+def _choose(buckets: Sequence[Bucket], method: Method) -> str:
+    """Set the method of each bucket; a sentence that says why."""
+    reasons = []
+    for bucket in buckets:
+        jobs, classes = len(bucket.jobs), len(bucket.model.counts)
+        about = f"{jobs} jobs of {classes} kinds on {bucket.gpus} GPUs"
+        if method == "auto":
+            few = classes <= EXACT_CLASSES and jobs >= EXACT_JOBS * max(1, classes // 8)
+            bucket.method = "exact" if few and HAVE_HIGHS else "greedy" if jobs > MOST_NODES else "blossom"
+            reason = {"exact": "few kinds of many jobs", "greedy": "too many to match exactly"}
+            reasons.append(f"{about}: {bucket.method}, {reason.get(bucket.method, 'small enough to match exactly')}")
+        elif method == "exact" and kinds_of_groups(classes, bucket.model.options.max_jobs) > MOST_KINDS:
+            bucket.method = "greedy" if jobs > MOST_NODES else "blossom"
+            reasons.append(f"{about}: {bucket.method}, too many kinds for exact")
+        else:
+            bucket.method = method
+            reasons.append(f"{about}: {method}, as asked")
+        if jobs > MOST_NODES and bucket.method in ("blossom", "greedy"):
+            reasons[-1] += f", in parts of at most {MOST_NODES}"
+        bucket.greedy = bucket.method == "greedy" or (bucket.method == "exact" and jobs > MOST_NODES)
+    return "; ".join(reasons)
+
+
+def _better(bucket: Bucket, search: bool, cache: GroupingCache) -> None:
+    """Exact grouping, or local search, in place of the groups there are; as many of them."""
+    if bucket.method == "exact":
+        found = exact_groups(bucket.model, bucket.nodes, cache)
+        bucket.nodes, bucket.bound = found.nodes, (len(found.nodes), found.bound)
+    elif search and len(bucket.nodes) <= MOST_TO_IMPROVE:
+        nodes = improved(bucket.model, bucket.nodes, cache)
+        if bucket.rows is None or nodes != sorted(bucket.nodes):
+            bucket.nodes, bucket.rows = nodes, None
 
 
 def _check_options(options: Options, method: str, jobs: Candidates, gpus_available: int | None) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.grouping import kernels
-from plait.grouping.ready import compiled
+from plait.grouping.ready import compiled, run
 
 Order = Literal["best", "worst"]
 ORDERS = ("best", "worst")
@@ -180,13 +180,13 @@ def group_times(
     members = np.ascontiguousarray(members, dtype=np.int64)
     if not members.flags.writeable:
         members = members.copy()
-    if not compiled(kernels.fill_times, count * most):
+    if not compiled(kernels.fill_times, members.size):
         time, at = times_by_columns(rows, members, shape, table, first)
         turns = np.where((at >= 0)[:, None] & (members >= 0), table[at], -1)
         return time, turns
     time = np.empty(count)
     turns = np.empty((count, most), dtype=np.int64)
-    kernels.fill_times(rows, members, shape, table, first, time, turns, np.empty(count, dtype=np.int64))
+    run(kernels.fill_times, rows, members, shape, table, first, time, turns, np.empty(count, dtype=np.int64))
     return time, turns
 
 

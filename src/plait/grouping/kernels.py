@@ -2,9 +2,10 @@
 
 All take the same packed description of a bucket, made by `model.Model`, so that each compiles once:
   rows[c]     one class of equal jobs: its k stage times twice in a row (so that offset + slot needs no modulo),
-              its k shares, then WORTH, ALONE, MEMORY, SOLO (see below)
+              its k shares, then WORTH, ALONE, MEMORY, SOLO, BUSY (see below)
   numbers     interference factor of 1, 2, ... max_jobs jobs, then the memory limit
-  shape       k, max_jobs, 1 for the worst order, 1 where shares count
+  shape       k, max_jobs, 1 for the worst order, 1 where shares count, 1 if a group takes at least as long as
+              each part of it (not so where a part has fewer orders)
   table       all turn vectors to try; those of p jobs are rows first[p] to first[p + 1]
 A group is a sorted list of class numbers, and is always evaluated in that order: the same jobs give the same bits
 whoever asks. `interleave.py` and `improve.py` hold the plain references.
@@ -21,8 +22,9 @@ from plait.core.arrays import FloatArray, IntArray
 from plait.core.jit import kernel
 
 #: Columns of `rows` after the stages and shares: numerator of the objective, objective of the job alone,
-#: GPU memory, solo seconds an iteration.
-WORTH, ALONE, MEMORY, SOLO = 0, 1, 2, 3
+#: GPU memory, solo seconds an iteration, sum of the stages.
+WORTH, ALONE, MEMORY, SOLO, BUSY = 0, 1, 2, 3, 4
+EXTRAS = 5
 
 #: What a swap must gain, so that rounding cannot make the search go round in circles.
 GAIN = 1e-9
@@ -162,3 +164,235 @@ def fill_weights(
                     value = 0.0
             weight[u, v] = value
             weight[v, u] = value
+
+
+@kernel
+def exchanged(group: IntArray, jobs: int, leaves: int, joins: int, out: IntArray) -> int:
+    """A sorted group without its seat `leaves` and with class `joins`, -1 for nobody; how many members then."""
+    size = 0
+    for i in range(jobs):
+        if i == leaves:
+            continue
+        if joins >= 0 and joins < group[i]:
+            out[size] = joins
+            size += 1
+            joins = -1
+        out[size] = group[i]
+        size += 1
+    if joins >= 0:
+        out[size] = joins
+        size += 1
+    return size
+
+
+@kernel
+def most_worth(rows: FloatArray, group: IntArray, jobs: int, numbers: FloatArray, shape: IntArray) -> float:
+    """What a group is worth at most: T is at least each job's stages, and each resource's if nobody shares it."""
+    k = shape[0]
+    after = 3 * k
+    if jobs == 1:
+        return float(rows[group[0], after + ALONE])
+    worth, time = 0.0, 0.0
+    for i in range(jobs):
+        worth += rows[group[i], after + WORTH]
+        time = max(time, rows[group[i], after + BUSY])
+    if shape[3] == 0:
+        for r in range(k):
+            busy = 0.0
+            for i in range(jobs):
+                busy += rows[group[i], r]
+            time = max(time, busy)
+    return float(worth / (time * numbers[jobs - 1]) * (1.0 + 1e-12))
+
+
+@kernel
+def best_swap(
+    rows: FloatArray,
+    one: IntArray,
+    other: IntArray,
+    sizes: tuple[int, int],
+    now: float,
+    scratch: IntArray,
+    numbers: FloatArray,
+    shape: IntArray,
+    table: IntArray,
+    first: IntArray,
+) -> tuple[float, int, int]:
+    """The exchange of two seats that raises the sum of two groups most: the new sum and the seats, -1 if none does.
+
+    Seat `size` of a group that is not full is empty. No group may become empty.
+    """
+    best, seat, seat_other = now + GAIN, -1, -1
+    most = shape[1]
+    left, right = scratch[0], scratch[1]
+    for i in range(min(sizes[0] + 1, most)):
+        leaves = one[i] if i < sizes[0] else -1
+        if i > 0 and leaves == one[i - 1]:
+            continue
+        for j in range(min(sizes[1] + 1, most)):
+            joins = other[j] if j < sizes[1] else -1
+            if leaves == joins or (j > 0 and joins == other[j - 1]):
+                continue
+            if (leaves < 0 and sizes[1] == 1) or (joins < 0 and sizes[0] == 1):
+                continue
+            jobs = exchanged(one, sizes[0], i, joins, left)
+            jobs_other = exchanged(other, sizes[1], j, leaves, right)
+            limit = most_worth(rows, left, jobs, numbers, shape)
+            limit_other = most_worth(rows, right, jobs_other, numbers, shape)
+            if limit + limit_other <= best:
+                continue
+            value, _ = group_value(rows, left, jobs, numbers, shape, table, first)
+            if value == 0.0 or value + limit_other <= best:
+                continue
+            value_other, _ = group_value(rows, right, jobs_other, numbers, shape, table, first)
+            if value_other > 0.0 and value + value_other > best:
+                best, seat, seat_other = value + value_other, i, j
+    return best, seat, seat_other
+
+
+@kernel
+def swap_search(
+    rows: FloatArray,
+    seats: IntArray,
+    passes: int,
+    numbers: FloatArray,
+    shape: IntArray,
+    table: IntArray,
+    first: IntArray,
+) -> int:
+    """Exchange members of groups, in place, while a pair of groups gains by it; how many exchanges were made.
+
+    `seats` has a sorted group in each row, padded with -1. Passes over all pairs of groups of which one has changed
+    in this pass or the last, at most `passes` of them.
+    """
+    groups, most = seats.shape
+    size = np.zeros(groups, dtype=np.int64)
+    value = np.zeros(groups)
+    changed = np.zeros(groups, dtype=np.int64)
+    scratch = np.empty((2, most + 1), dtype=np.int64)
+    for g in range(groups):
+        while size[g] < most and seats[g, size[g]] >= 0:
+            size[g] += 1
+        value[g], _ = group_value(rows, seats[g], size[g], numbers, shape, table, first)
+    made = 0
+    for turn in range(1, passes + 1):
+        before = made
+        for a in range(groups):
+            for b in range(a + 1, groups):
+                if changed[a] < turn - 1 and changed[b] < turn - 1:
+                    continue
+                _, i, j = best_swap(
+                    rows,
+                    seats[a],
+                    seats[b],
+                    (size[a], size[b]),
+                    value[a] + value[b],
+                    scratch,
+                    numbers,
+                    shape,
+                    table,
+                    first,
+                )
+                if i < 0:
+                    continue
+                leaves = seats[a, i] if i < size[a] else -1
+                joins = seats[b, j] if j < size[b] else -1
+                size[a] = exchanged(seats[a].copy(), size[a], i, joins, seats[a])
+                size[b] = exchanged(seats[b].copy(), size[b], j, leaves, seats[b])
+                seats[a, size[a] :] = -1
+                seats[b, size[b] :] = -1
+                value[a], _ = group_value(rows, seats[a], size[a], numbers, shape, table, first)
+                value[b], _ = group_value(rows, seats[b], size[b], numbers, shape, table, first)
+                changed[a] = turn
+                changed[b] = turn
+                made += 1
+        if made == before:
+            break
+    return made
+
+
+@kernel
+def price_groups(
+    rows: FloatArray,
+    counts: IntArray,
+    price: FloatArray,
+    floor: float,
+    per_lead: bool,
+    numbers: FloatArray,
+    shape: IntArray,
+    table: IntArray,
+    first: IntArray,
+    found: IntArray,
+    gain: FloatArray,
+) -> int:
+    """Groups of up to max_jobs classes that are worth more than `floor` beyond the prices of their members.
+
+    `price[c]` of a job of class c, and last of a group. All multisets with no more jobs of a class than `counts` are
+    tried, by their first members and then by the last one. With `per_lead` the best one for each pair of first members
+    goes to `found` and `gain` at its own place (gain stays -inf elsewhere); otherwise they are listed one after the
+    other. Returns how many there are, which may be more than `found` has room for.
+
+    T of a group is at least that of its first members, and at least what each resource has to do.
+    """
+    k, most, empty = shape[0], shape[1], len(counts)
+    after = 3 * k
+    group = np.zeros(most, dtype=np.int64)
+    busy = np.zeros(k)
+    listed = 0
+    while most == 1 or group[0] < empty:
+        jobs, run, fine, paid, worth, least = 0, 0, True, price[empty], 0.0, 0.0
+        busy[:] = 0.0
+        while jobs < most - 1 and group[jobs] < empty:
+            c = group[jobs]
+            run = run + 1 if jobs > 0 and c == group[jobs - 1] else 1
+            fine = fine and run <= counts[c]
+            paid += price[c]
+            worth += rows[c, after + WORTH]
+            least = max(least, rows[c, after + BUSY])
+            for r in range(k):
+                busy[r] += rows[c, r]
+            jobs += 1
+        if fine and jobs > 1 and shape[4] == 1:
+            least = group_time(rows, group, jobs, shape, table, first)[0]
+        last = empty if jobs < most - 1 else (group[most - 2] if most > 1 else 0)
+        for c in range(last, empty + (1 if most > 1 else 0)):
+            if not fine:
+                break
+            size = jobs
+            if c < empty:
+                size += 1
+                if (run + 1 if jobs > 0 and c == group[jobs - 1] else 1) > counts[c]:
+                    continue
+            rest = paid + (price[c] if c < empty else 0.0)
+            if size > 1:
+                time = least
+                total = worth
+                if c < empty:
+                    total += rows[c, after + WORTH]
+                    time = max(time, rows[c, after + BUSY])
+                    if shape[3] == 0:
+                        for r in range(k):
+                            time = max(time, busy[r] + rows[c, r])
+                if total * (1.0 + 1e-12) <= (rest + floor) * time * numbers[size - 1]:
+                    continue
+            group[most - 1] = c
+            value, _ = group_value(rows, group, size, numbers, shape, table, first)
+            if value <= 0.0 or value - rest <= floor:
+                continue
+            place = listed
+            if per_lead:
+                place = group[0] * (empty + 1) + group[min(1, most - 1)]
+            if place < len(gain) and (not per_lead or value - rest > gain[place]):
+                gain[place] = value - rest
+                for i in range(most):
+                    found[place, i] = group[i] if i < size else -1
+            listed += 1
+        if most == 1:
+            break
+        at = most - 2
+        while at > 0 and group[at] == empty:
+            at -= 1
+        group[at] += 1
+        for i in range(at + 1, most - 1):
+            group[i] = group[at]
+    return listed

@@ -17,7 +17,7 @@ import numpy as np
 from plait.core.arrays import FloatArray, IntArray
 from plait.grouping import kernels
 from plait.grouping.interleave import Order, packed_rows, packed_turns, times_by_columns
-from plait.grouping.ready import compiled
+from plait.grouping.ready import compiled, run
 
 Objective = Literal["efficiency", "speedup"]
 OBJECTIVES = ("efficiency", "speedup")
@@ -39,6 +39,10 @@ class Options:
     def factor(self, jobs: int) -> float:
         """Slow-down of a group of so many jobs; the last one given counts for all larger groups."""
         return self.interference[min(jobs, len(self.interference)) - 1]
+
+    def monotone(self, shared: bool) -> bool:
+        """Whether a group takes at least as long as each part of it: every part may take its turns as in the group."""
+        return self.idle_slots and (self.order == "best" or not shared)
 
     @property
     def floor(self) -> float:
@@ -78,7 +82,7 @@ class Model:
     ) -> Model:
         """Find the classes among the jobs of a bucket, one a row."""
         jobs, k = stage_s.shape
-        rows = packed_rows(stage_s, shares, more=4)
+        rows = packed_rows(stage_s, shares, more=kernels.EXTRAS)
         after = rows[:, 3 * k :]
         after[:, kernels.MEMORY] = 0.0 if memory_bytes is None else memory_bytes
         after[:, kernels.SOLO] = iteration_s
@@ -129,7 +133,7 @@ class Model:
             time = np.empty(len(members))
             turns = np.empty_like(members)
             at = np.empty(len(members), dtype=np.int64)
-            kernels.fill_times(self.rows, members, shape, table, first, time, turns, at)
+            run(kernels.fill_times, self.rows, members, shape, table, first, time, turns, at)
         else:
             time, at = times_by_columns(self.rows, members, shape, table, first)
         return self._values(members, time, at)
@@ -165,9 +169,9 @@ class Model:
         numbers, shape, table, first = self.packed
         floor = self.options.floor if guarded else -1.0
         members = self.padded(nodes)
-        if compiled(kernels.fill_weights, len(nodes)):
+        if compiled(kernels.fill_weights, len(nodes) ** 2):
             weight = np.empty((len(nodes), len(nodes)))
-            kernels.fill_weights(self.rows, members, floor, numbers, shape, table, first, weight)
+            run(kernels.fill_weights, self.rows, members, floor, numbers, shape, table, first, weight)
             return weight
         return self._weights_by_columns(members, floor)
 
@@ -197,6 +201,7 @@ def _fill_worth(rows: FloatArray, k: int, objective: Objective) -> None:
     busy = np.zeros(len(rows))
     for r in range(k):
         busy += rows[:, r]
+    after[:, kernels.BUSY] = busy
     if objective == "speedup":
         after[:, kernels.WORTH] = after[:, kernels.SOLO]
         after[:, kernels.ALONE] = 1.0
@@ -209,5 +214,5 @@ def _fill_worth(rows: FloatArray, k: int, objective: Objective) -> None:
 def _packed(options: Options, resources: int, shared: bool) -> tuple[FloatArray, IntArray, IntArray, IntArray]:
     most = options.max_jobs
     numbers = np.array([*(options.factor(p) for p in range(1, most + 1)), options.memory_limit_bytes])
-    shape = np.array([resources, most, options.order == "worst", shared], dtype=np.int64)
+    shape = np.array([resources, most, options.order == "worst", shared, options.monotone(shared)], dtype=np.int64)
     return numbers, shape, *packed_turns(resources, most, options.idle_slots, shared)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -22,20 +21,25 @@ from plait.grouping.model import Model, Node
 #: 128 MB, and exact matching ten seconds (kernels.md, section 3).
 MOST_NODES = 3000
 
-Matching = Literal["blossom", "greedy"]
 
-
-@dataclass
+@dataclass(eq=False)
 class Bucket:
-    """Jobs of one GPU count: `jobs` are rows of the candidates in priority order, `nodes` the groups so far."""
+    """Jobs of one GPU count: `jobs` are rows of the candidates in priority order, `nodes` the groups so far.
+
+    `rows` are the groups as positions in `jobs`, where the order of the jobs counts (no matching). `pair_weight` is
+    the total weight of the first round's matching, and `bound` a number of groups and what that many are worth at
+    most; both for `bound_of`.
+    """
 
     gpus: int
     jobs: IntArray
     model: Model
     nodes: list[Node]
-    matching: Matching = "blossom"
-    pair_weight: float | None = None  #: total weight of the first round's matching, for the bound
-    rows: list[tuple[int, ...]] | None = None  #: groups as positions in `jobs`, where the order of the jobs counts
+    method: str = "alone"
+    greedy: bool = False
+    rows: list[tuple[int, ...]] | None = None
+    pair_weight: float | None = None
+    bound: tuple[int, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -106,14 +110,14 @@ def _merge(bucket: Bucket, pairs: Sequence[tuple[int, int]]) -> None:
 def matched(bucket: Bucket, last: bool, cache: GroupingCache) -> Pairs:
     """The matching of a bucket's nodes: maximum weight, or greedy."""
     bucket.nodes.sort()
-    key = ("match", bucket.model.key, tuple(bucket.nodes), last, bucket.matching)
-    return cache.remember(key, lambda: _matched(bucket.model, bucket.nodes, last, bucket.matching))
+    key = ("match", bucket.model.key, tuple(bucket.nodes), last, bucket.greedy)
+    return cache.remember(key, lambda: _matched(bucket.model, bucket.nodes, last, bucket.greedy))
 
 
-def _matched(model: Model, nodes: Sequence[Node], last: bool, matching: Matching) -> Pairs:
+def _matched(model: Model, nodes: Sequence[Node], last: bool, greedy: bool) -> Pairs:
     """Nodes are sorted, so that equal ones are neighbours: weights are computed once for each kind of node."""
     if len(nodes) > MOST_NODES:
-        return _in_parts(model, nodes, last, matching)
+        return _in_parts(model, nodes, last, greedy)
     kinds = sorted(set(nodes))
     weight = model.weights(kinds, guarded=last)
     if len(kinds) < len(nodes):
@@ -123,7 +127,7 @@ def _matched(model: Model, nodes: Sequence[Node], last: bool, matching: Matching
     np.fill_diagonal(weight, 0.0)
     if not weight.any():
         return Pairs((), (), (), 0.0)
-    return pairs_of(greedy_matching(weight) if matching == "greedy" else maximum_weight_matching(weight), weight)
+    return pairs_of(greedy_matching(weight) if greedy else maximum_weight_matching(weight), weight)
 
 
 def pairs_of(mate: IntArray, weight: FloatArray) -> Pairs:
@@ -134,14 +138,14 @@ def pairs_of(mate: IntArray, weight: FloatArray) -> Pairs:
     return Pairs(tuple(u.tolist()), tuple(mate[u].tolist()), tuple(value.tolist()), float(value.sum()))
 
 
-def _in_parts(model: Model, nodes: Sequence[Node], last: bool, matching: Matching) -> Pairs:
+def _in_parts(model: Model, nodes: Sequence[Node], last: bool, greedy: bool) -> Pairs:
     """Too many nodes for one matrix: every part takes each n-th node, so that all parts have all kinds."""
     parts = math.ceil(len(nodes) / MOST_NODES)
     first: list[int] = []
     second: list[int] = []
     value: list[float] = []
     for part in range(parts):
-        pairs = _matched(model, nodes[part::parts], last, matching)
+        pairs = _matched(model, nodes[part::parts], last, greedy)
         first += [part + parts * i for i in pairs.first]
         second += [part + parts * i for i in pairs.second]
         value += pairs.value

@@ -1,0 +1,86 @@
+"""Local search: exchange members of two groups while that is better (kernels.md, section 4, for Muri's groups).
+
+The rounds of Algorithm 1 fix pairs before it sees quadruples; exchanging single members afterwards gains 4 to 8 %
+of total efficiency. The total never falls, and the number of groups never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from plait.core.jit import plain
+from plait.grouping import kernels
+from plait.grouping.cache import GroupingCache
+from plait.grouping.model import Model, Node
+from plait.grouping.ready import compiled, run
+
+#: More passes than any search has needed; it stops by itself when a pass changes nothing.
+MOST_PASSES = 200
+#: All pairs of groups are looked at: up to so many groups that takes less than a second.
+MOST_TO_IMPROVE = 300
+
+
+def improved(model: Model, nodes: Sequence[Node], cache: GroupingCache) -> list[Node]:
+    """The groups after local search, in canonical order; `nodes` stays as it is."""
+    start = tuple(sorted(nodes))
+    return cache.remember(("improve", model.key, start), lambda: _improved(model, start))
+
+
+def _improved(model: Model, nodes: Sequence[Node]) -> list[Node]:
+    if len(nodes) < 2:
+        return list(nodes)
+    seats = model.padded(nodes)
+    arguments = (model.rows, seats, MOST_PASSES, *model.packed)
+    if compiled(kernels.swap_search, len(nodes) ** 2 * model.options.max_jobs**2):
+        run(kernels.swap_search, *arguments)
+    else:
+        plain(kernels.swap_search)(*arguments)
+    return sorted(tuple(c for c in seat if c >= 0) for seat in seats.tolist())
+
+
+def reference_swap_search(nodes: Sequence[Node], most: int, value_of: Callable[[Node], float]) -> list[Node]:
+    """The same search, said plainly; `value_of` a group is 0 if it may not be.
+
+    >>> reference_swap_search([(1, 1), (2, 2)], 2, lambda node: len(set(node)))
+    [(1, 2), (1, 2)]
+    """
+    groups = [tuple(sorted(node)) for node in nodes]
+    changed = [0] * len(groups)
+    turn = 0
+    while True:
+        turn += 1
+        before = list(groups)
+        for a in range(len(groups)):
+            for b in range(a + 1, len(groups)):
+                if max(changed[a], changed[b]) < turn - 1:
+                    continue
+                best = value_of(groups[a]) + value_of(groups[b]) + kernels.GAIN
+                found = None
+                for one, other in _exchanges(groups[a], groups[b], most):
+                    values = value_of(one), value_of(other)
+                    if min(values) > 0 and sum(values) > best:
+                        best, found = sum(values), (one, other)
+                if found is not None:
+                    groups[a], groups[b] = found
+                    changed[a] = changed[b] = turn
+        if groups == before:
+            return sorted(groups)
+
+
+def _exchanges(one: Node, other: Node, most: int) -> list[tuple[Node, Node]]:
+    """Both groups after every exchange of two seats, an empty one included."""
+    found = []
+    for leaves in _seats(one, most):
+        for joins in _seats(other, most):
+            left, right = list(one), list(other)
+            for seat, group, to in ((leaves, left, right), (joins, right, left)):
+                if seat is not None:
+                    group.remove(seat)
+                    to.append(seat)
+            if left and right and max(len(left), len(right)) <= most:
+                found.append((tuple(sorted(left)), tuple(sorted(right))))
+    return found
+
+
+def _seats(group: Node, most: int) -> list[int | None]:
+    return [*dict.fromkeys(group), *([None] if len(group) < most else [])]
