@@ -16,6 +16,7 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.jit import kernel
+from plait.grouping.matching import maximum_weight_matching
 from plait.reproduce.muri.belief import Believed
 from plait.reproduce.muri.matching import tied_matching
 from plait.reproduce.muri.queues import Queues
@@ -25,16 +26,7 @@ from plait.reproduce.muri.trace import ArtifactTrace
 from plait.reproduce.muri.yarn import GPUS, candidates, fits, lay_out
 
 Matching = Callable[[FloatArray], IntArray]
-
-
-def exact(weights: FloatArray) -> IntArray:
-    """Plait's own maximum-weight matching."""
-    from plait.grouping.matching import maximum_weight_matching
-
-    return maximum_weight_matching(weights)
-
-
-MATCHINGS: dict[str, Matching] = {"artifact": tied_matching, "exact": exact}
+MATCHINGS: dict[str, Matching] = {"artifact": tied_matching, "exact": maximum_weight_matching}
 
 REMEMBERED = 20_000
 """Matchings kept; candidates often stay the same from one event to the next."""
