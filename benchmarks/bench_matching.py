@@ -22,7 +22,8 @@ import numpy as np
 import rustworkx as rx
 from common import Figure
 
-from plait.core.arrays import FloatArray, IntArray
+from plait.core.arrays import IntArray
+from plait.core.jit import plain
 from plait.grouping.matching import SMALL, maximum_weight_matching
 from plait.grouping.matching_kernels import solve
 
@@ -91,9 +92,9 @@ def against(name: str, weights: IntArray, label: str, goal: str, runs: int) -> F
     return Figure(label, ours, common.RUNS, theirs / ours, name, goal, f"{name} {theirs:.3f} s")
 
 
-def alone(weights: FloatArray | IntArray, label: str, goal: str, note: str = "") -> Figure:
+def alone(weights: IntArray, label: str, goal: str) -> Figure:
     """Ours only."""
-    return Figure(label, common.cpu_s(partial(maximum_weight_matching, weights)), common.RUNS, goal=goal, note=note)
+    return Figure(label, common.cpu_s(partial(maximum_weight_matching, weights)), common.RUNS, goal=goal)
 
 
 def first_call(cache: str) -> float:
@@ -109,7 +110,8 @@ def main() -> None:
     """Measure and print."""
     quick = "--quick" in sys.argv
     solve(np.array([[16, -2], [-2, 16]]))  # compile
-    figures = [against("networkx", efficiencies(100), "n = 100, continuous", "goal >= 1000 x", 1)]
+    few = 100 if quick else 250
+    figures = [against("networkx", efficiencies(few), f"n = {few}, continuous", "" if quick else "goal >= 1000 x", 1)]
     cases = [(250, 0, "goal >= 20 x", common.RUNS), (500, 0, "goal >= 40 x", 1), (500, 8, "", 1)]
     cases += [] if quick else [(1000, 0, "goal >= 50 x, <= 0.25 s", 1), (1000, 8, "goal <= 0.25 s", 1)]
     for n, kinds, goal, runs in cases:
@@ -119,7 +121,10 @@ def main() -> None:
         goal = "goal <= 2 s" if n == 2000 else ""
         figures.append(alone(efficiencies(n), f"n = {n}, continuous", goal))
         figures.append(alone(efficiencies(n, 8), f"n = {n}, 8 kinds", goal))
-    figures.append(alone(efficiencies(SMALL), f"n = {SMALL}, compiled", ""))
+    for way, name in ((solve, "compiled"), (plain(solve), "plain Python")):
+        cost = -2 * efficiencies(SMALL)
+        np.fill_diagonal(cost, 8 * SCALE)
+        figures.append(Figure(f"n = {SMALL}, {name}", common.cpu_s(partial(way, cost)), common.RUNS))
     with tempfile.TemporaryDirectory() as cache:
         figures.append(Figure("first call ever, n = 100", first_call(cache), 1, goal="goal <= 10 s"))
         figures.append(Figure("first call of a later process", first_call(cache), 1))
