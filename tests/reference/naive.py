@@ -21,12 +21,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 
 import numpy as np
 
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobSpec, JobTable, Phase
-from plait.core.plan import NO_GROUPS, Groups
+from plait.core.plan import NO_GROUPS, Gate, Groups
 from plait.core.policy import Policy, View
 from plait.core.resources import Resource
 
@@ -65,6 +66,8 @@ class Job:
     service: int = 0
     gpus: tuple[int, ...] = ()
     company: tuple[int, ...] = ()
+    turn: int = 0
+    in_lock_step: bool = False
     hold_at: float = 0.0
     work_at: float = 0.0
     rate: float = 1.0
@@ -133,6 +136,17 @@ class Choice:
     valid_until_s: float = math.inf
     suspend: bool = False
     raw: Groups | None = None
+
+
+def turns_of(choice: Choice) -> tuple[dict[int, int], set[int]]:
+    """The turn of each member, and who goes in lock step."""
+    turns = {n: 0 for members, _ in choice.groups for n in members}
+    lock_step: set[int] = set()
+    for group in choice.raw or ():
+        turns |= {m.job: m.turn for m in group.members}
+        if group.gate is Gate.BARRIER:
+            lock_step |= {m.job for m in group.members}
+    return turns, lock_step
 
 
 @dataclass
@@ -269,14 +283,13 @@ class Naive:
 
     def off(self, job: Job, at: float, *, crash: bool = False, save: bool = False, suspend: bool = False) -> None:
         """Take a job off its GPUs at a time; leaves its state to the caller."""
-        worked = at > job.work_at
         done = job.work_by(at)
         saving = 0
         if crash:
             every = self.rules.checkpoint_ms
             regular = math.floor(done / every) * every if 0 < every < NEVER else 0.0
             done = min(done, max(job.safe, regular))
-        elif save and worked:
+        elif save and done > job.safe:
             saving = self.rules.save_ms
         job.done = done
         if not suspend:
@@ -325,6 +338,49 @@ class Naive:
         job.end_at = job.work_at + max(math.ceil((job.total - job.done) / job.rate - 1e-6), 1)
 
     def slowdown(self, job: Job, company: tuple[int, ...]) -> float:
+        factor = self.place_factor(job)
+        if len(company) == 1:
+            return factor
+        factor_of_size = self.rules.sharing[min(len(company), len(self.rules.sharing)) - 1]
+        mates = [self.jobs[n] for n in company]
+        if job.in_lock_step and all(mate.spec.profile for mate in mates):
+            return self.lock_step_s(mates) * factor_of_size / job.spec.profile.iteration_s
+        busy = [0.0] * len(Resource)
+        for mate in mates:
+            for r in Resource:
+                if mate.spec.profile is None:
+                    busy[r] += 1.0 if r is Resource.GPU else 0.0
+                else:
+                    busy[r] += min(mate.spec.profile.stage_s[r] / mate.spec.profile.iteration_s, 1.0)
+        return factor * max(1.0, *busy) * factor_of_size
+
+    def lock_step_s(self, mates: list[Job]) -> float:
+        """One slot after the other: whoever meets on a resource is served by its share, or one by one."""
+        turns = [mate.turn for mate in mates]
+        if len(set(turns)) < len(turns) and not any(turns):
+            stages = [[t * self.place_factor(m) for t in m.spec.profile.stage_s] for m in mates]
+            return min(
+                sum(max(stages[i][(turn + slot) % 4] for i, turn in enumerate(some)) for slot in range(4))
+                for some in permutations(range(4), len(mates))
+            )
+        total = 0.0
+        for slot in range(4):
+            longest, asked = 0.0, [0.0] * 4
+            for mate in mates:
+                r = (mate.turn + slot) % 4
+                seconds = mate.spec.profile.stage_s[r] * self.place_factor(mate)
+                longest = max(longest, seconds)
+                asked[r] += seconds * (self.share_of_cores(mate) if r == int(Resource.CPU) else 1.0)
+            total += max(longest, *asked)
+        return total
+
+    def share_of_cores(self, job: Job) -> float:
+        node = self.cluster.nodes[min(self.nodes_of(job.gpus))]
+        if not job.spec.cpus or not node.cpus:
+            return 1.0 if not job.spec.cpus else 0.0
+        return min(1.0, job.spec.cpus / job.spec.gpus * node.gpus / node.cpus)
+
+    def place_factor(self, job: Job) -> float:
         nodes = self.nodes_of(job.gpus)
         kind = self.cluster.nodes[min(nodes)].gpu_kind
         factor = 1.0 / self.rules.kind_speed.get(kind, 1.0)
@@ -333,16 +389,6 @@ class Naive:
         insensitive = job.spec.skew is not None and job.spec.skew <= self.rules.skew_threshold
         if len(nodes) > fewest and not insensitive:
             factor *= self.rules.spread_slowdown
-        if len(company) > 1:
-            busy = [0.0] * len(Resource)
-            for n in company:
-                spec = self.jobs[n].spec
-                for r in Resource:
-                    if spec.profile is None:
-                        busy[r] += 1.0 if r is Resource.GPU else 0.0
-                    else:
-                        busy[r] += min(spec.profile.stage_s[r] / spec.profile.iteration_s, 1.0)
-            factor *= max(1.0, *busy) * self.rules.sharing[len(company) - 1]
         return factor
 
     # -- deciding --------------------------------------------------------------------------------------
@@ -379,9 +425,14 @@ class Naive:
                     job.starts += 1
                     self.on(job, gpus)
                     started.append(n)
+        turns, lock_step = turns_of(choice)
         for members, _ in choice.groups:
+            again = lambda n: (turns[n], n in lock_step) != (self.jobs[n].turn, self.jobs[n].in_lock_step)  # noqa: E731
+            anew = any(again(n) for n in members)
             for n in members:
-                if n in started or set(members) != set(self.jobs[n].company):
+                self.jobs[n].turn, self.jobs[n].in_lock_step = turns[n], n in lock_step
+            for n in members:
+                if anew or n in started or set(members) != set(self.jobs[n].company):
                     self.pace(self.jobs[n], members, self.now)
         for place, n in enumerate(choice.order):
             self.jobs[n].rank = place

@@ -18,6 +18,7 @@ from typing import Any
 
 from plait.core.errors import InputError, suggest
 from plait.core.policy import Policy
+from plait.grouping.interference import MEASURED_INTERFERENCE
 from plait.placement import Scheme, SkewAware
 from plait.placement.packing import Placement
 from plait.policies import orders
@@ -26,6 +27,7 @@ from plait.policies.compose import Composed
 from plait.policies.fair import Drf, YarnCapacity
 from plait.policies.gandiva import Gandiva
 from plait.policies.gittins import Distribution, FixedIndex, LearntIndex
+from plait.policies.interleave import Interleave
 from plait.policies.themis import Themis
 from plait.policies.tiresias import Queues
 
@@ -108,6 +110,23 @@ def _tiresias_g(sizes: str = "", quantum: float | None = None, every: int = 100,
     return _tiresias("tiresias-g", index=index, **options)
 
 
+def _muri(name: str, **options: Any) -> Composed:
+    fields = {f.name for f in dataclasses.fields(Interleave)}
+    values = {k: v for k, v in options.items() if k in fields}
+    rest = {k: v for k, v in options.items() if k not in fields and k != "order"}
+    if values.get("guard") is False:
+        values["guard"] = None
+    elif values.get("guard") is True:
+        values["guard"] = 0.0
+    if "interference" in values:
+        values["interference"] = MEASURED_INTERFERENCE if values["interference"] is True else (1.0,)
+    asked = str(options.get("order", "remaining" if name == "muri-s" else "attained"))
+    if asked not in _MURI_ORDERS:
+        raise InputError(f"policy {name}: unknown order {asked!r}; {suggest(asked, _MURI_ORDERS)}")
+    order, defaults = _MURI_ORDERS[asked]
+    return _composed(name, order, {"group": Interleave(**values), **defaults}, **rest)
+
+
 def _read_sizes(path: str) -> list[float]:
     try:
         with open(path, encoding="utf-8-sig") as file:
@@ -135,6 +154,28 @@ def _placed(cls: Callable[..., Policy], **options: Any) -> Policy:
 
 
 _P = {"placement": _COMPOSED["placement"]}
+
+#: whose jobs go first, by name on the command line: the order and what it needs
+_MURI_ORDERS: dict[str, tuple[Any, Mapping[str, Any]]] = {
+    "remaining": (orders.by_remaining_service, {}),
+    "attained": (orders.by_attained_service, {"quantum_s": 360.0}),
+    "discretised": (Queues(thresholds=(3250.0, 7200.0), within="running_first"), {}),
+    "themis": (Themis().ranking, {}),
+}
+_INTERLEAVE = {
+    "placement": _COMPOSED["placement"],
+    "quantum_s": _COMPOSED["quantum_s"],
+    "order": "remaining, attained (continuous), discretised (Tiresias queues), themis",
+    "max_jobs": "jobs a group at most, 1 to 4",
+    "objective": "efficiency (the paper's gamma), speedup (sum of normalised throughput)",
+    "method": "blossom (the paper's), auto, exact, greedy, consecutive (no matching)",
+    "turns": "stage order: best, worst",
+    "idle_slots": "on, off: may a slot between two jobs stay empty",
+    "guard": "groups must win by this share, e.g. 0.05; off = never split",
+    "merge": "need (while GPUs are short, cheapest first), always (the paper's)",
+    "improve": "on, off: swap jobs between groups while that helps",
+    "interference": "on, off: expect the measured slow-down of sharing",
+}
 
 CATALOG: dict[str, Row] = dict(
     [
@@ -169,6 +210,10 @@ CATALOG: dict[str, Row] = dict(
         ("gandiva", Row("time slicing with suspend, packing by measured utilisation, migration", Gandiva,
                         "measured utilisation", ("gandiva",),
                         {"slice_s": "time slice, seconds", "packing": "on, off", "migration": "on, off"})),
+        ("muri-s", Row("jobs take turns on resources, shortest remaining service first", partial(_muri, "muri-s"),
+                       "remaining time, stage profiles", ("muri",), _INTERLEAVE)),
+        ("muri-l", Row("jobs take turns on resources, least attained service first", partial(_muri, "muri-l"),
+                       "stage profiles", ("muri",), _INTERLEAVE)),
         ("drf", Row("dominant resource fairness over users on GPUs, CPUs and memory", partial(_placed, Drf),
                     "demands", ("drf",), _P)),
     ]

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 CITATIONS: dict[str, str] = {
+    "muri": """@inproceedings{zhao2022muri,
+  title = {Multi-Resource Interleaving for Deep Learning Training},
+  author = {Zhao, Yihao and Liu, Yuanqiang and Peng, Yanghua and Zhu, Yibo and Liu, Xuanzhe and Jin, Xin},
+  booktitle = {Proceedings of the ACM SIGCOMM 2022 Conference},
+  year = {2022}
+}""",
     "tiresias": """@inproceedings{gu2019tiresias,
   title = {Tiresias: A {GPU} Cluster Manager for Distributed Deep Learning},
   author = {Gu, Juncheng and Chowdhury, Mosharaf and Shin, Kang G. and Zhu, Yibo and Jeon, Myeongjae and

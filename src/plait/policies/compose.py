@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.jit import kernel
-from plait.core.plan import Plan
+from plait.core.plan import NO_GROUPS, Plan
 from plait.core.policy import View
 from plait.placement import Scheme, place
 from plait.placement.packing import Placement
+from plait.policies.interleave import Units
 
 #: Times closer than this are the same time, seconds.
 CLOCK_S = 1e-6
@@ -48,6 +49,7 @@ class Ranking:
 
 
 Order = Callable[[View], "Ranking | FloatArray | IntArray"]
+Grouping = Callable[[View, IntArray], Units]
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Composed:
     """A policy made of parts.
 
     order          one key a job (smaller first), or a `Ranking`
+    group          who shares GPUs with whom (`Interleave`); None = everybody alone
     place          a `Scheme` for all, or a function that chooses one for each job
     preempt        whether a waiting job may take the GPUs of a running one that ranks after it
     strict         whether the first job that does not fit blocks all after it (head of line)
@@ -68,6 +71,7 @@ class Composed:
     name: str
     order: Order
     place: Scheme | Placement = Scheme.CONSOLIDATED
+    group: Grouping | None = None
     preempt: bool = True
     strict: bool = False
     reserve_after_s: float = math.inf
@@ -81,6 +85,12 @@ class Composed:
             raise InputError(f"policy {self.name}: quantum_s must be > 0 seconds, got {self.quantum_s}")
         if self.min_run_s < 0 or self.reserve_after_s < 0:
             raise InputError(f"policy {self.name}: min_run_s and reserve_after_s must be >= 0 seconds")
+        keeps = self.strict or not self.preempt or math.isfinite(self.reserve_after_s) or self.min_run_s > 0
+        if self.group is not None and keeps:
+            raise InputError(
+                f"policy {self.name}: jobs that share GPUs are grouped anew at each decision, so grouping goes with "
+                "preemption and without strict, reserve_after_s and min_run_s"
+            )
         if self.strict and self.preempt:
             raise InputError(f"policy {self.name}: strict head of line makes sense only without preemption")
 
@@ -103,24 +113,52 @@ class Composed:
             ends = np.where(jobs.running, math.inf, jobs.pending_since_s + self.reserve_after_s)
             strict = ends <= view.now_s + CLOCK_S
             until = min(until, _next(ends, view.now_s))
-        plan = place(
-            view,
-            sort(keys),
-            scheme=self.place if isinstance(self.place, Scheme) else self.place(view),
-            strict=strict,
-            seed=self.seed,
-            levels=ranking.levels,
-            promoted=ranking.promoted,
-        )
+        scheme = self.place if isinstance(self.place, Scheme) else self.place(view)
+        if self.group is not None:
+            plan = self._in_groups(view, sort(keys), scheme, ranking)
+        else:
+            plan = place(
+                view,
+                sort(keys),
+                scheme=scheme,
+                strict=strict,
+                seed=self.seed,
+                levels=ranking.levels,
+                promoted=ranking.promoted,
+            )
         if until == math.inf and ranking.running_s is None and ranking.levels is None:
             return plan
         until = self._valid_until(view, ranking, plan, until)
         settled = plan.settled and ranking.levels is None
         return Plan(plan.groups, plan.order, plan.levels, plan.promoted, plan.reasons, until, settled=settled)
 
+    def _in_groups(self, view: View, order: IntArray, scheme: Scheme | IntArray, ranking: Ranking) -> Plan:
+        """Largest units first, so that gangs find whole nodes; if a better unit loses by that, best first."""
+        assert self.group is not None
+        units = self.group(view, order)
+        place_of = np.empty(len(order), dtype=np.int64)
+        place_of[order] = np.arange(len(order))
+        best_first = units.order[np.argsort(place_of[units.order])]
+        plan = Plan(NO_GROUPS)
+        for attempt in (units.order, best_first):
+            plan = place(
+                view, attempt, scheme=scheme, companions=units.companions, gate=units.gate, turns=units.turns,
+                seed=self.seed,
+            )  # fmt: skip
+            placed = np.isin(view.jobs.number[units.order[: units.count]], plan.groups.jobs)
+            if placed.all():
+                break
+        numbers = view.jobs.number
+        return replace(
+            plan,
+            order=numbers[order],
+            levels=None if ranking.levels is None else ranking.levels[order],
+            promoted=numbers[ranking.promoted] if len(ranking.promoted) else NO_JOBS,
+        )
+
     def _valid_until(self, view: View, ranking: Ranking, plan: Plan, until: float) -> float:
         """When this plan should be thought over, given who runs under it."""
-        everybody = len(plan.groups) == len(view.jobs)
+        everybody = len(plan.groups) == len(view.jobs)  # each alone: groups would be split if there were room
         if everybody and ranking.levels is None:
             return math.inf  # no passing of time can change that
         if ranking.running_s is not None or ranking.waiting_s is not None:

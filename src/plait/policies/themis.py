@@ -13,7 +13,7 @@ from plait.core.plan import Plan
 from plait.core.policy import View
 from plait.placement import Scheme, place
 from plait.placement.packing import Placement
-from plait.policies.compose import sort
+from plait.policies.compose import Ranking, sort
 
 
 def fair_shares(
@@ -79,10 +79,19 @@ class Themis:
 
     def decide(self, view: View) -> Plan:
         """Fair shares, then leases in order of what is owed."""
-        jobs = view.jobs
         scheme = self.place if isinstance(self.place, Scheme) else self.place(view)
+        owed = self.ranking(view)
+        plan = place(view, sort(owed.keys), scheme=scheme)
+        if len(plan.groups) == len(view.jobs):
+            return plan
+        until = view.now_s + min(owed.changes_in_s(view.jobs.running), self.lease_s)
+        return Plan(plan.groups, plan.order, None, plan.promoted, plan.reasons, until)
+
+    def ranking(self, view: View) -> Ranking:
+        """The order by itself, for `Composed`: leased jobs first, then those who are owed most."""
+        jobs = view.jobs
         if not len(jobs):
-            return place(view, jobs.number[:0], scheme=scheme)
+            return Ranking((jobs.number,))
         x, _ = fair_shares(
             jobs.age_s,
             np.maximum(jobs.remaining_s, 1e-3),
@@ -95,13 +104,8 @@ class Themis:
         leased = jobs.running & (lease_left < self.lease_s - 1e-6) | (jobs.running & (held < 1e-6))
         received = np.maximum(jobs.run_s, 0.0)
         owed = np.where(received > 0, x / np.maximum(received, 1e-9), np.inf)
-        order = sort((~leased, -owed, -x))
-        plan = place(view, order, scheme=scheme)
-        if len(plan.groups) == len(jobs):
-            return plan
-        ends = lease_left[jobs.running]
-        until = float(np.where(ends > 1e-6, ends, self.lease_s).min()) if len(ends) else self.lease_s
-        return Plan(plan.groups, plan.order, None, plan.promoted, plan.reasons, view.now_s + min(until, self.lease_s))
+        ends = np.where(jobs.running & (lease_left > 1e-6), lease_left, self.lease_s)
+        return Ranking((~leased, -owed, -x), running_s=ends)
 
     def isolated_s(self, view: View) -> FloatArray:
         """T_independent of each job, seconds: its whole work on an equal share of the cluster."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
@@ -46,6 +47,9 @@ from plait.sim.overheads import CHECKPOINT, LAUNCH, MIGRATE, RESTORE, Overheads
 from plait.sim.physics import Physics, StandardPhysics
 
 NO_TIMES: FloatArray = np.zeros(0)
+
+#: A group of some groups, by its index.
+Shared: TypeAlias = tuple[Groups, int]
 
 #: Instants without any progress after which a run is declared stuck.
 PATIENCE = 1000
@@ -179,7 +183,8 @@ class Simulator:
         self.attempts = np.zeros(n, dtype=np.int64)
         self.last_node = np.full(n, -1, dtype=np.int64)
         self.running: IntArray = NO_JOBS
-        self.groups: dict[int, Groups] = {}  # of jobs that share GPUs: the group they are in
+        self.groups: dict[int, Shared] = {}  # of jobs that share GPUs: the group they are in
+        self.thinned: list[Shared] = []  # groups that were told to stop somebody, until the rest has its new pace
         self.gpu_free_ms = np.zeros(cluster.gpus)
         self.where: dict[int, IntArray] = {}
         self.parked: dict[int, IntArray] = {}  # suspended jobs: the GPUs whose host memory they are in
@@ -230,6 +235,8 @@ class Simulator:
         return now
 
     def _next_due(self) -> float:
+        while self.thinned:
+            self._share_on(self.thinned.pop(), self.now)
         self.soonest = earliest(self.running, self.stop_ms)
         due = min(self.soonest, self.wake_ms, self.news_ms)
         if self.arrived < len(self.submit_ms):
@@ -289,7 +296,7 @@ class Simulator:
             # Read before anybody is released: when one member of a group ends, the others get a new pace.
             stops, crashes = self.stop_ms[due].tolist(), (self.fail_ms[due] < self.end_ms[due]).tolist()
             for job, at, crashed in zip(due.tolist(), stops, crashes, strict=True):
-                self._release(job, at, lost=crashed)
+                self._release(job, at, lost=crashed, save=crashed)
                 if crashed:
                     failed.append(job)
                 else:
@@ -383,12 +390,13 @@ class Simulator:
 
     def _regroup(self, groups: Groups) -> None:
         """Note who shares GPUs with whom."""
-        for g in range(len(groups)):
-            group = groups[np.array([g])]
-            for job in group.jobs.tolist():
-                self.groups.pop(job, None)
-                if len(group.jobs) > 1:
-                    self.groups[job] = group
+        for job in groups.jobs.tolist():
+            self.groups.pop(job, None)
+        first = groups.first_job
+        for g in np.flatnonzero(first[1:] - first[:-1] > 1).tolist():
+            shared = (groups, g)
+            for job in groups.jobs[first[g] : first[g + 1]].tolist():
+                self.groups[job] = shared
 
     def _settle(self, job: int) -> None:
         """Book the work done so far, before the pace changes."""
@@ -436,7 +444,7 @@ class Simulator:
             every = self.settings.checkpoint_every_s * 1000
             kept = 0.0 if every <= 0 or every == math.inf else math.floor(begun / every) * every
             begun = min(begun, max(self.safe_ms[job], kept))
-        elif save and worked > 0 and at < self.end_ms[job]:
+        elif save and begun > self.safe_ms[job] and at < self.end_ms[job]:
             saving = float(self.cost_ms[job, CHECKPOINT])
         self.done_ms[job] = begun
         if save:
@@ -451,17 +459,29 @@ class Simulator:
         self.free_ms[job] = at + saving
         if saving:
             self.gpu_free_ms[gpus] = at + saving
-        self._leave_group(job, at)
+        group = self.groups.pop(job, None)
+        if group is not None and at > self.now:
+            self._share_on(group, at)
+        elif group is not None:
+            self.thinned.append(group)
         return saving
 
-    def _leave_group(self, job: int, at: float) -> None:
-        """When a sharing job ends, the others speed up at once, before anybody is told."""
-        group = self.groups.pop(job, None)
-        if group is None:
+    def _share_on(self, shared: Shared, at: float) -> None:
+        """When somebody leaves a group, the others speed up at once, before anybody is told."""
+        groups, g = shared
+        lo, hi = int(groups.first_job[g]), int(groups.first_job[g + 1])
+        stay = np.array([m for m in range(lo, hi) if self.groups.get(int(groups.jobs[m])) is shared], dtype=np.int64)
+        if not len(stay):
             return
-        stay = np.array([j for j in group.jobs.tolist() if j != job and self.is_running[j]], dtype=np.int64)
-        now, self.now = self.now, max(at, self.now)
-        rest = Groups(stay, group.gpus, group.first_gpu, np.array([0, len(stay)]), group.gate)
-        if len(stay):
-            self._run(rest)
+        gpus = groups.gpus[groups.first_gpu[g] : groups.first_gpu[g + 1]]
+        rest = Groups(
+            groups.jobs[stay],
+            gpus,
+            np.array([0, len(gpus)]),
+            np.array([0, len(stay)]),
+            None if groups.gate is None else groups.gate[g : g + 1],
+            None if groups.details is None else groups.details[stay],
+        )
+        now, self.now = self.now, at
+        self._run(rest)
         self.now = now

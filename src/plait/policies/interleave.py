@@ -1,0 +1,202 @@
+"""Jobs that take turns on the same GPUs: the part of Muri that decides who with whom.
+
+muri_s = Composed("muri-s", order=by_remaining_service, group=Interleave())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from plait.core.arrays import FloatArray, IntArray
+from plait.core.errors import InputError
+from plait.core.jit import kernel
+from plait.core.plan import Gate
+from plait.core.policy import View
+from plait.core.resources import Resource
+from plait.grouping import Candidates, GroupingCache, group
+from plait.grouping.interference import MEASURED_INTERFERENCE
+from plait.placement.packing import allowed_kinds
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """What is placed as one: a row of the job table and those that share its GPUs.
+
+    `order` has one row for each of the `count` units, in the order in which to look for GPUs, then jobs that may
+    have what is left. `turns`: one value a row of the job table.
+    """
+
+    order: IntArray
+    count: int
+    companions: Mapping[int, tuple[int, ...]]
+    turns: IntArray
+    gate: Gate = Gate.BARRIER
+
+
+@kernel
+def candidates(order: IntArray, gpus: IntArray, bucket: IntArray, capacity: int, max_jobs: int) -> IntArray:
+    """Rows to group, in this order: enough to fill the cluster with full groups (Muri, Algorithm 1, line 2).
+
+    The best job that still finds GPUs takes them and brings the next `max_jobs` - 1 of its bucket along.
+    """
+    n = len(order)
+    chosen = np.zeros(n, dtype=np.bool_)
+    free = capacity
+    for i in range(n):
+        row = order[i]
+        if free == 0:
+            break
+        if chosen[i] or gpus[row] > free:
+            continue
+        free -= gpus[row]
+        left = max_jobs if bucket[row] >= 0 else 1
+        for j in range(i, n):
+            if left == 0:
+                break
+            if not chosen[j] and (j == i or bucket[order[j]] == bucket[row]):
+                chosen[j] = True
+                left -= 1
+    return order[chosen]
+
+
+@dataclass(frozen=True)
+class Interleave:
+    """Groups of up to `max_jobs` jobs of equal size that use different resources at different times.
+
+    objective     what a grouping maximises: efficiency (the paper's gamma) or speedup (sum of normalised throughput)
+    method        auto, blossom (the paper's rounds of matching), exact, greedy, or consecutive (no matching)
+    turns         best or worst stage order
+    guard         a group is kept only if its members together do more than (1 + guard) of one alone; None = always
+    merge         need: only while more is asked for than there is, cheapest first; always: whatever matches (paper)
+    improve       local search after the rounds
+    interference  slow-down by group size that is expected on top of the ideal schedule
+
+    Jobs without a measured profile run alone. Memory of GPUs and nodes and declared cores are limits of a group.
+    Raises `InputError` for values that make no groups.
+    """
+
+    max_jobs: int = 4
+    objective: Literal["efficiency", "speedup"] = "efficiency"
+    method: Literal["auto", "blossom", "exact", "greedy", "consecutive"] = "blossom"
+    turns: Literal["best", "worst"] = "best"
+    idle_slots: bool = True
+    guard: float | None = 0.0
+    merge: Literal["need", "always"] = "need"
+    improve: bool = False
+    interference: tuple[float, ...] = MEASURED_INTERFERENCE
+    cache: GroupingCache = field(default_factory=GroupingCache, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Refuse groups of nobody and unknown words."""
+        if not 1 <= self.max_jobs <= 4:
+            raise InputError(f"max_jobs must be 1 to 4, one a resource, got {self.max_jobs}")
+        for name, known in (
+            ("objective", ("efficiency", "speedup")),
+            ("method", ("auto", "blossom", "exact", "greedy", "consecutive")),
+            ("turns", ("best", "worst")),
+            ("merge", ("need", "always")),
+        ):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} is {getattr(self, name)!r}; use {', '.join(known)}")
+        if self.guard is not None and not self.guard >= 0:
+            raise InputError(f"guard must be >= 0 or off, got {self.guard}")
+
+    def __call__(self, view: View, order: IntArray) -> Units:
+        """Units of the best jobs in `order` (rows of `view.jobs`)."""
+        jobs, capacity = view.jobs, view.cluster.gpus_up
+        bucket = self._buckets(view)
+        chosen = order
+        if int(jobs.gpus.sum()) > capacity:
+            chosen = candidates(order, jobs.gpus, bucket, capacity, self.max_jobs)
+        place_in_order = np.empty(len(jobs), dtype=np.int64)
+        place_in_order[order] = np.arange(len(order))
+        leads: list[int] = chosen[bucket[chosen] < 0].tolist()
+        companions: dict[int, tuple[int, ...]] = {}
+        turns = np.zeros(len(jobs), dtype=np.int64)
+        asked = int(jobs.gpus[chosen].sum())
+        for kind in np.unique(bucket[chosen] // _WIDEST).tolist():
+            rows = chosen[(bucket[chosen] >= 0) & (bucket[chosen] // _WIDEST == kind)]
+            if not len(rows):
+                continue
+            here = int(jobs.gpus[rows].sum())
+            made = self._group(view, rows, capacity - (asked - here))
+            for members, when in made:
+                leads.append(members[0])
+                if len(members) > 1:
+                    companions[members[0]] = members[1:]
+                    turns[list(members)] = when
+                asked -= int(jobs.gpus[members[0]]) * (len(members) - 1)
+        first = np.array(leads, dtype=np.int64)
+        largest_first = first[np.lexsort((place_in_order[first], -jobs.gpus[first]))]
+        rest = order[~np.isin(order, chosen)] if len(chosen) < len(order) else order[:0]
+        return Units(np.concatenate([largest_first, rest]), len(first), companions, turns)
+
+    def _buckets(self, view: View) -> IntArray:
+        """A number a job: jobs may share GPUs if theirs are equal; -1 for those that must be alone."""
+        jobs = view.jobs
+        unknown = np.isnan(jobs.stage_s[:, 0]) | np.isnan(jobs.iteration_s)
+        if self.max_jobs == 1:
+            unknown[:] = True
+        kinds = np.broadcast_to(allowed_kinds(view), len(jobs))
+        _, kind = np.unique(kinds, return_inverse=True)
+        return np.where(unknown, -1, kind * _WIDEST + jobs.gpus)
+
+    def _group(self, view: View, rows: IntArray, gpus: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Groups of rows with their turns, on `gpus` GPUs if need decides."""
+        jobs = view.jobs
+        of_gpu, of_node = room_taken(view)
+        shares = None
+        if of_node.any():  # whoever says how many cores it needs leaves the others to its mates
+            shares = np.where(jobs.stage_s[rows] > 0, 1.0, 1.0 / self.max_jobs)  # a stage that takes no time fits all
+            cores = of_node[rows, 0]
+            shares[:, Resource.CPU] = np.where((cores > 0) & (cores < 1), cores, shares[:, Resource.CPU])
+        found = group(
+            Candidates(
+                jobs.stage_s[rows],
+                jobs.iteration_s[rows],
+                jobs.gpus[rows],
+                memory_bytes=np.maximum(of_gpu, of_node.max(axis=1))[rows],
+                shares=shares,
+            ),
+            self.max_jobs,
+            self.objective,
+            self.method,
+            order=self.turns,
+            idle_slots=self.idle_slots,
+            interference=self.interference,
+            guard=self.guard,
+            gpus_available=gpus if self.merge == "need" else None,
+            memory_limit_bytes=1.0,  # in shares of what a group has
+            improve=self.improve,
+            cache=self.cache,
+        )
+        rows_of = rows.tolist()
+        return [
+            (tuple(rows_of[i] for i in members), tuple(turns))
+            for members, turns in zip(found.groups, found.turns, strict=True)
+        ]
+
+
+#: More GPUs than any job asks for, so that (kinds, GPUs) fits one number.
+_WIDEST = 1 << 32
+
+
+def room_taken(view: View) -> tuple[FloatArray, FloatArray]:
+    """What each job takes of its part of a node: (of the GPUs' memory, of the node's cores and memory), 1 = all.
+
+    Shapes (jobs,) and (jobs, 2). A group owns as much of a node as it holds of its GPUs. Shares of members are
+    added, so a group whose sums stay within 1 fits wherever its first member does.
+    """
+    jobs, cluster = view.jobs, view.cluster
+    limit = min((n.gpu_memory_bytes for n in cluster if n.gpu_memory_bytes), default=0)
+    of_gpu = jobs.gpu_memory_bytes / limit if limit else np.zeros(len(jobs))
+    if not jobs.columns["has_demands"][0]:
+        return of_gpu, np.zeros((len(jobs), 2))
+    up = cluster.node_up & (cluster.node_gpus > 0)
+    room = (cluster.node_spare[up] / cluster.node_gpus[up][:, None]).min(axis=0, initial=np.inf)
+    wants = np.column_stack([jobs.cpus, jobs.memory_bytes]) / jobs.gpus[:, None]
+    return of_gpu, wants / np.maximum(room, 1e-300)

@@ -1,0 +1,200 @@
+"""Muri in plait's own world: who is a candidate, who shares with whom, and what must not be shared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from plait.control.controller import Controller
+from plait.control.messages import JobSubmitted, Launch, ReplanDue
+from plait.core.cluster import Cluster, Node
+from plait.core.errors import InputError
+from plait.core.jobs import JobBatch, JobSpec
+from plait.core.plan import Gate, Plan
+from plait.core.policy import Policy, View
+from plait.core.resources import StageProfile
+from plait.grouping.interference import MEASURED_INTERFERENCE
+from plait.policies.catalog import make_policy
+from plait.policies.compose import Composed
+from plait.policies.interleave import Interleave, candidates
+from plait.policies.orders import by_arrival
+from plait.sim.run import simulate
+from plait.sim.world import make_world
+
+#: four jobs that use one resource each nearly all the time
+PURE = [
+    StageProfile.of(storage=0.97, cpu=0.01, gpu=0.01, network=0.01),
+    StageProfile.of(cpu=0.97, storage=0.01, gpu=0.02),
+    StageProfile.of(gpu=0.97, storage=0.01, cpu=0.02),
+    StageProfile.of(network=0.97, storage=0.01, gpu=0.02),
+]
+GPU = StageProfile.of(gpu=0.95, cpu=0.05)
+
+
+def job(name: str, profile: StageProfile | None, gpus: int = 1, work_s: float = 1000.0, **more: object) -> JobSpec:
+    return JobSpec(id=name, submit_s=0, gpus=gpus, iterations=work_s, iteration_s=1.0, profile=profile, **more)  # type: ignore[arg-type]
+
+
+def plan(jobs: Sequence[JobSpec], policy: Policy, cluster: Cluster | str = "1x1") -> tuple[Plan, View]:
+    """The first plan for these jobs."""
+    controller = Controller(policy, Cluster.parse(cluster) if isinstance(cluster, str) else cluster)
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of(jobs)))
+    view = controller.view()
+    return policy.decide(view), view
+
+
+def members(made: Plan) -> list[list[int]]:
+    return sorted(sorted(m.job for m in g.members) for g in made.groups)
+
+
+def test_complementary_jobs_share_one_gpu_in_lock_step_with_distinct_turns():
+    made, _ = plan([job(f"j{i}", p) for i, p in enumerate(PURE)], make_policy("muri-s"))
+    assert members(made) == [[0, 1, 2, 3]]
+    (group,) = made.groups
+    assert group.gate is Gate.BARRIER
+    assert sorted(m.turn for m in group.members) == [0, 1, 2, 3]
+    assert not made.settled, "when one leaves the others may be grouped anew"
+
+
+def test_four_in_one_finish_in_the_time_of_about_one():
+    jobs = JobBatch.of([job(f"j{i}", p) for i, p in enumerate(PURE)])
+    alone = simulate(jobs, Cluster.parse("1x1"), make_policy("srsf"), make_world("ideal"))
+    shared = simulate(jobs, Cluster.parse("1x1"), make_policy("muri-s"), make_world("ideal"), check=True)
+    last = [float(r.controller.books.columns["end_s"][:4].max()) for r in (alone, shared)]
+    assert last[0] == 4000
+    slots_s = 0.97 + 0.02 + 0.02 + 0.02  # the longest stage of each slot, under turns that let all four work at once
+    assert last[1] == pytest.approx(1000 * slots_s * MEASURED_INTERFERENCE[3], rel=0.01)
+
+
+def test_all_fit_alone_so_nobody_shares():
+    made, _ = plan([job(f"j{i}", p) for i, p in enumerate(PURE)], make_policy("muri-s"), "1x4")
+    assert members(made) == [[0], [1], [2], [3]]
+    assert made.groups.gate is None
+
+
+def test_merges_only_as_far_as_needed_unless_told_otherwise():
+    jobs = [job(f"j{i}", p) for i, p in enumerate(PURE)]
+    assert len(plan(jobs, make_policy("muri-s"), "1x3")[0].groups) == 3
+    assert len(plan(jobs, make_policy("muri-s:merge=always"), "1x3")[0].groups) == 1
+
+
+def test_jobs_of_one_resource_are_split_by_the_guard_and_wait_their_turn():
+    jobs = [job(f"g{i}", GPU, work_s=100.0 * (i + 1)) for i in range(3)]
+    made, _ = plan(jobs, make_policy("muri-s"))
+    assert members(made) == [[0]]
+    assert made.reasons[1].startswith("needs 1 GPUs")
+    assert len(members(plan(jobs, make_policy("muri-s:guard=off"))[0])[0]) == 3
+
+
+def test_without_a_profile_a_job_is_alone():
+    made, _ = plan([job("a", None, work_s=10), *(job(f"j{i}", p) for i, p in enumerate(PURE))], make_policy("muri-s"))
+    assert members(made) == [[0]]
+
+
+def test_only_equal_sizes_share():
+    two = [job("wide", PURE[0], gpus=2), job("narrow", PURE[2])]
+    made, _ = plan(two, make_policy("muri-s"), "1x2")
+    assert members(made) == [[1]] or members(made) == [[0]]
+
+
+def test_memory_of_the_gpu_limits_the_group():
+    cluster = Cluster.of(1, 1, gpu_memory_bytes=16_000_000_000)
+    jobs = [job(f"j{i}", p, gpu_memory_bytes=6e9) for i, p in enumerate(PURE)]
+    assert all(len(g) == 2 for g in members(plan(jobs, make_policy("muri-s"), cluster)[0]))
+    large = [replace(j, gpu_memory_bytes=9e9) for j in jobs]
+    assert members(plan(large, make_policy("muri-s"), cluster)[0]) == [[0]]
+
+
+def test_memory_of_the_node_limits_the_group():
+    cluster = Cluster.of(1, 2, memory_bytes=32e9)
+    jobs = [job(f"j{i}", p, memory_bytes=10e9) for i, p in enumerate(PURE)]
+    made, _ = plan(jobs, make_policy("muri-s"), cluster)
+    assert members(made) != [[0, 1, 2, 3]]
+    assert all(len(g) == 1 for g in members(made)), "10 and 10 of 16 GB a GPU do not fit together"
+
+
+def test_gpu_kinds_must_agree():
+    cluster = Cluster((Node("n0", 1, "a"), Node("n1", 1, "b")))
+    jobs = [job(f"j{i}", p, gpu_kinds=("a",) if i % 2 else ("b",)) for i, p in enumerate(PURE)]
+    made, _ = plan(jobs, make_policy("muri-s"), cluster)
+    assert members(made) == [[0, 2], [1, 3]]
+
+
+def test_declared_cores_let_two_preprocess_at_once():
+    cpu = StageProfile.of(cpu=1.0)
+    cluster = Cluster.of(1, 1, cpus=16.0)
+    few = [job(f"j{i}", cpu, cpus=4.0) for i in range(2)]
+    assert members(plan(few, make_policy("muri-s:interference=off"), cluster)[0]) == [[0, 1]]
+    all_of_them = [job(f"j{i}", cpu) for i in range(2)]
+    assert members(plan(all_of_them, make_policy("muri-s:interference=off"), cluster)[0]) == [[0]]
+
+
+def test_candidates_fill_the_cluster_with_full_groups_of_the_best_jobs():
+    gpus = np.array([2, 1, 1, 2, 1, 4, 1])
+    order = np.arange(7)
+    # 4 GPUs: job 0 takes two and brings 3; job 1 takes one and brings 2; job 4 the last and brings 6; 5 finds none
+    assert candidates(order, gpus, gpus, 4, 2).tolist() == [0, 1, 2, 3, 4, 6]
+    assert candidates(order, gpus, gpus, 4, 1).tolist() == [0, 1, 2]
+    assert candidates(np.array([5, 0, 1]), gpus, gpus, 4, 4).tolist() == [5]
+    alone = np.where(gpus == 1, -1, gpus)
+    assert candidates(order, gpus, alone, 3, 4).tolist() == [0, 1, 3]
+
+
+def test_the_queue_place_is_the_order_of_priority_not_of_placement():
+    jobs = [job("small", PURE[0], work_s=10), job("wide", PURE[1], gpus=4), job("last", PURE[2], work_s=5000)]
+    made, view = plan(jobs, make_policy("muri-s"), "1x8")
+    assert made.order is not None
+    assert [str(view.jobs[int(i)].spec.id) for i in made.order] == ["small", "wide", "last"]
+
+
+def test_levels_reach_everybody_who_shares():
+    jobs = [job(f"j{i}", p) for i, p in enumerate(PURE)]
+    made, _ = plan(jobs, make_policy("muri-l:order=discretised"))
+    assert made.levels is not None
+    assert made.levels.tolist() == [0, 0, 0, 0]
+
+
+def test_the_better_unit_is_placed_even_where_large_ones_first_would_shut_it_out():
+    cluster = Cluster((Node("n0", 3), Node("n1", 3)))
+    jobs = [
+        job("best", PURE[0], gpus=2, work_s=10),
+        job("b", PURE[1], gpus=2, work_s=20),
+        job("c", GPU, gpus=2, work_s=30),
+    ]
+    made, _ = plan(jobs, make_policy("muri-s"), cluster)
+    assert any(0 in g for g in members(made))
+
+
+def test_wrong_values_are_named():
+    for text, said in (
+        ("muri-s:max_jobs=5", "max_jobs must be 1 to 4"),
+        ("muri-s:objective=fun", "objective is 'fun'"),
+        ("muri-s:guard=-1", "guard must be"),
+        ("muri-l:order=alphabet", "unknown order 'alphabet'"),
+        ("muri-s:min_run_s=3", "unknown option 'min_run_s'"),
+    ):
+        with pytest.raises(InputError, match=said):
+            make_policy(text)
+
+
+def test_grouping_refuses_orders_that_keep_jobs_where_they_are():
+    for options in (
+        {"preempt": False},
+        {"preempt": False, "strict": True},
+        {"min_run_s": 5.0},
+        {"reserve_after_s": 9.0},
+    ):
+        with pytest.raises(InputError, match="grouping goes with preemption"):
+            Composed("mixed", by_arrival, group=Interleave(), **options)  # type: ignore[arg-type]
+
+
+def test_launch_says_who_shares_and_when():
+    controller = Controller(make_policy("muri-s"), Cluster.parse("1x1"))
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of([job("a", PURE[0]), job("b", PURE[2])])))
+    (launch,) = [c for c in controller.handle(ReplanDue(0.0)) if isinstance(c, Launch)]
+    (group,) = launch.groups
+    assert {m.job for m in group.members} == {0, 1}
+    assert group.members[0].turn != group.members[1].turn
