@@ -1,7 +1,8 @@
 """Local search: exchange members of two groups while that is better (kernels.md, section 4, for Muri's groups).
 
 The rounds of Algorithm 1 fix pairs before it sees quadruples; exchanging single members afterwards gains 4 to 8 %
-of total efficiency. The total never falls, and the number of groups never changes.
+of total efficiency. The total never falls, the number of groups never changes, and no group comes to be that the
+guard would split.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _improved(model: Model, nodes: Sequence[Node]) -> list[Node]:
     if len(nodes) < 2:
         return list(nodes)
     seats = model.padded(nodes)
-    arguments = (model.rows, seats, MOST_PASSES, *model.packed)
+    arguments = (model.rows, seats, MOST_PASSES, model.options.floor, *model.packed)
     if compiled(kernels.swap_search, len(nodes) ** 2 * model.options.max_jobs**2):
         run(kernels.swap_search, *arguments)
     else:
@@ -38,8 +39,13 @@ def _improved(model: Model, nodes: Sequence[Node]) -> list[Node]:
     return sorted(tuple(c for c in seat if c >= 0) for seat in seats.tolist())
 
 
-def reference_swap_search(nodes: Sequence[Node], most: int, value_of: Callable[[Node], float]) -> list[Node]:
-    """The same search, said plainly; `value_of` a group is 0 if it may not be.
+def reference_swap_search(
+    nodes: Sequence[Node],
+    most: int,
+    value_of: Callable[[Node], float],
+    may_be: Callable[[Node], bool] = lambda node: True,
+) -> list[Node]:
+    """The same search, said plainly: what a group is worth, and whether it may come to be.
 
     >>> reference_swap_search([(1, 1), (2, 2)], 2, lambda node: len(set(node)))
     [(1, 2), (1, 2)]
@@ -58,7 +64,7 @@ def reference_swap_search(nodes: Sequence[Node], most: int, value_of: Callable[[
                 found = None
                 for one, other in _exchanges(groups[a], groups[b], most):
                     values = value_of(one), value_of(other)
-                    if min(values) > 0 and sum(values) > best:
+                    if may_be(one) and may_be(other) and sum(values) > best:
                         best, found = sum(values), (one, other)
                 if found is not None:
                     groups[a], groups[b] = found

@@ -212,6 +212,7 @@ def best_swap(
     other: IntArray,
     sizes: tuple[int, int],
     now: float,
+    floor: float,
     scratch: IntArray,
     numbers: FloatArray,
     shape: IntArray,
@@ -220,7 +221,8 @@ def best_swap(
 ) -> tuple[float, int, int]:
     """The exchange of two seats that raises the sum of two groups most: the new sum and the seats, -1 if none does.
 
-    Seat `size` of a group that is not full is empty. No group may become empty.
+    Seat `size` of a group that is not full is empty. No group may become empty, and none may come to be whose
+    summed normalised throughput does not exceed `floor`.
     """
     best, seat, seat_other = now + GAIN, -1, -1
     most = shape[1]
@@ -241,12 +243,13 @@ def best_swap(
             limit_other = most_worth(rows, right, jobs_other, numbers, shape)
             if limit + limit_other <= best:
                 continue
-            value, _ = group_value(rows, left, jobs, numbers, shape, table, first)
-            if value == 0.0 or value + limit_other <= best:
+            value, speedup = group_value(rows, left, jobs, numbers, shape, table, first)
+            if value + limit_other <= best or value == 0.0 or (jobs > 1 and speedup <= floor):
                 continue
-            value_other, _ = group_value(rows, right, jobs_other, numbers, shape, table, first)
-            if value_other > 0.0 and value + value_other > best:
-                best, seat, seat_other = value + value_other, i, j
+            value_other, speedup = group_value(rows, right, jobs_other, numbers, shape, table, first)
+            if value + value_other <= best or value_other == 0.0 or (jobs_other > 1 and speedup <= floor):
+                continue
+            best, seat, seat_other = value + value_other, i, j
     return best, seat, seat_other
 
 
@@ -255,6 +258,7 @@ def swap_search(
     rows: FloatArray,
     seats: IntArray,
     passes: int,
+    floor: float,
     numbers: FloatArray,
     shape: IntArray,
     table: IntArray,
@@ -287,6 +291,7 @@ def swap_search(
                     seats[b],
                     (size[a], size[b]),
                     value[a] + value[b],
+                    floor,
                     scratch,
                     numbers,
                     shape,

@@ -1,0 +1,376 @@
+"""The front: Algorithm 1, what limits it, and that its answer is a function of the jobs alone."""
+
+from __future__ import annotations
+
+import itertools
+from unittest import mock
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grouping_cases import candidates, continuous, few_kinds, stages
+from plait.core.errors import InputError, MissingExtra
+from plait.grouping import Candidates, GroupingCache, best_turns, group, kernels, model, rounds
+from plait.grouping.model import Model, Options
+
+METHODS = ("auto", "blossom", "exact", "greedy", "consecutive")
+
+
+def check(found, jobs, max_jobs=4, order="best", idle_slots=True, interference=(1.0,), memory_limit_bytes=None):
+    """Everything that holds for every grouping."""
+    assert sorted(r for rows in found.groups for r in rows) == list(range(len(jobs)))
+    assert list(found.groups) == sorted(found.groups), "groups by their best job"
+    for g, rows in enumerate(found.groups):
+        assert list(rows) == sorted(rows), "best priority first"
+        assert len(rows) <= max_jobs
+        assert len(set(jobs.gpus[list(rows)])) == 1, "jobs of different GPU counts share GPUs"
+        if memory_limit_bytes is not None and len(rows) > 1:
+            assert jobs.memory_bytes[list(rows)].sum() <= memory_limit_bytes
+        stage_s = jobs.stage_s[list(rows)]
+        shares = None if jobs.shares is None else jobs.shares[list(rows)]
+        if len(rows) == 1:
+            time = float(jobs.iteration_s[rows[0]])
+        else:
+            time = best_turns(stage_s, order=order, idle_slots=idle_slots, shares=shares)[0]
+            time *= interference[min(len(rows), len(interference)) - 1]
+            turns = found.turns[g]
+            assert turns[0] == 0
+            slots = [max(stage_s[i, (t + j) % 4] for i, t in enumerate(turns)) for j in range(4)]
+            assert sum(slots) * interference[min(len(rows), len(interference)) - 1] == pytest.approx(time)
+        assert found.iteration_s[g] == pytest.approx(time, rel=1e-12)
+        assert found.speedup[g] == pytest.approx(jobs.iteration_s[list(rows)].sum() / time)
+        assert found.efficiency[g] == pytest.approx(min(1, stage_s.sum() / 4 / time))
+    assert found.total <= found.bound + 1e-9
+    assert 0 <= found.gap <= 1
+
+
+@given(
+    stage_s=stages(st.integers(1, 12)),
+    seed=st.integers(0, 99),
+    max_jobs=st.integers(1, 4),
+    method=st.sampled_from(METHODS),
+    objective=st.sampled_from(["efficiency", "speedup"]),
+    order=st.sampled_from(["best", "worst"]),
+    idle_slots=st.booleans(),
+    interference=st.sampled_from([(1.0,), (1.0, 1.31, 1.48, 1.35), (1.0, 0.9)]),
+    guard=st.sampled_from([None, 0.0, 0.2]),
+    improve=st.sampled_from([None, True, False]),
+    available=st.sampled_from([None, 0, 5, 9]),
+    limit=st.sampled_from([None, 3.0, 7.0]),
+)
+def test_every_grouping_is_sound(stage_s, seed, max_jobs, method, available, limit, guard, **options):
+    random = np.random.default_rng(seed)
+    jobs = candidates(
+        stage_s,
+        random.choice([1, 2], len(stage_s)),
+        memory_bytes=random.integers(0, 4, len(stage_s)).astype(float),
+        shares=random.choice([0.5, 1.0], stage_s.shape) if seed % 3 == 0 else None,
+    )
+    found = group(
+        jobs, max_jobs, method=method, guard=guard, gpus_available=available, memory_limit_bytes=limit, **options
+    )
+    physics = {name: options[name] for name in ("order", "idle_slots", "interference")}
+    check(found, jobs, max_jobs, memory_limit_bytes=limit, **physics)
+    if guard is not None:
+        assert all(s > 1 + guard for s, rows in zip(found.speedup, found.groups, strict=True) if len(rows) > 1)
+
+
+def test_figure_4():
+    """{A, B}, {C, D} has weight 2 and {A, C}, {B, D} 1.5."""
+    jobs = candidates(np.array([[2.0, 1.0], [1.0, 2.0], [2.0, 1.0], [1.0, 2.0]]))
+    assert group(jobs, 2).total == 2.0
+    assert group(jobs, 2).groups == ((0, 1), (2, 3))
+    assert group(jobs, 2, order="worst", method="blossom").total == pytest.approx(2.0)
+    assert group(jobs, 2, method="consecutive").groups == ((0, 1), (2, 3))
+
+
+def test_two_rounds_are_two_best_matchings():
+    """Algorithm 1 step by step with another library and the plain formula."""
+    stage_s = continuous(16, 3)
+    nodes = [(i,) for i in range(16)]
+    for _ in range(2):
+        graph = nx.Graph()
+        for u, v in itertools.combinations(nodes, 2):
+            members = stage_s[list(u + v)]
+            graph.add_edge(u, v, weight=members.sum() / 4 / best_turns(members)[0])
+        nodes = [tuple(sorted(u + v)) for u, v in nx.max_weight_matching(graph)]
+    found = group(candidates(stage_s), method="blossom", guard=None)
+    assert set(found.groups) == set(nodes)
+    assert found.method == "blossom"
+
+
+@pytest.mark.parametrize(("max_jobs", "sizes"), [(2, [1, 2, 2, 2]), (3, [1, 2, 2, 2]), (4, [3, 4])])
+def test_group_sizes(max_jobs, sizes):
+    """Three jobs a group: pairs first, so only what is left over makes a triple, as published."""
+    found = group(candidates(few_kinds(7, 3)), max_jobs, method="blossom", guard=None)
+    assert sorted(len(rows) for rows in found.groups) in (sizes, [2, 2, 3])
+
+
+def test_triples_where_pairs_are_scarce():
+    jobs = candidates(np.array([[2.0, 1, 1, 0], [0, 2, 1, 1], [1, 0, 2, 1]]))
+    found = group(jobs, 3, method="blossom", guard=None)
+    assert found.groups == ((0, 1, 2),)
+    assert found.iteration_s == (4.0,)
+    assert found.efficiency == (0.75,)
+
+
+class TestGpusAvailable:
+    def test_nothing_is_grouped_if_all_fit(self):
+        jobs = candidates(continuous(6), 2)
+        found = group(jobs, gpus_available=12)
+        assert [len(rows) for rows in found.groups] == [1] * 6
+        assert (found.method, found.why) == ("alone", "all jobs fit alone, 12 GPUs of 12")
+
+    @pytest.mark.parametrize("available", range(2, 8))
+    def test_as_little_as_needed(self, available):
+        found = group(candidates(continuous(8)), guard=None, gpus_available=available, method="blossom")
+        assert len(found.groups) == available
+
+    def test_cheapest_merges_first(self):
+        """Of two good pairs the one is taken that leaves fewer GPUs idle, (1 - gamma) * gpus."""
+        good = np.array([[1.0, 0, 0, 0], [0, 1.0, 0, 0]])
+        fair = np.array([[1.0, 0.5, 0.1, 0], [0, 1.0, 0.5, 0.1]])
+        both = candidates(np.concatenate([fair, good]), np.array([1, 1, 2, 2]))
+        assert group(both, gpus_available=5).groups == ((0, 1), (2,), (3,)), "(1 - 0.5) * 2 is more than (1 - 0.4) * 1"
+        same = candidates(np.concatenate([fair, good]), 1)
+        assert (2, 3) in group(same, gpus_available=3, method="blossom").groups
+
+    def test_all_that_is_possible_if_nothing_is_enough(self):
+        assert len(group(candidates(continuous(8)), guard=None, gpus_available=0).groups) == 2
+
+
+class TestGuard:
+    GPU_BOUND = np.array([[0.0, 0, 1.0, 0.01]]).repeat(4, axis=0)
+
+    def test_jobs_of_one_kind_stay_alone(self):
+        jobs = candidates(self.GPU_BOUND)
+        found = group(jobs, interference=(1.0, 1.3), guard=0.0, method="blossom")
+        assert [len(rows) for rows in found.groups] == [1, 1, 1, 1]
+        assert found.split == 2, "the pairs of the first round"
+        kept = group(jobs, interference=(1.0, 1.3), guard=None)
+        assert [len(rows) for rows in kept.groups] == [4]
+        assert kept.speedup[0] < 1
+
+    def test_the_ordering_in_use_counts(self):
+        jobs = candidates(np.array([[4.0, 1.0, 1.0, 1.0], [1.0, 1.0, 4.0, 1.0]]))
+        assert group(jobs, guard=0.4).groups == ((0, 1),)
+        assert group(jobs, guard=0.4, order="worst").groups == ((0,), (1,))
+
+    def test_a_bad_group_goes_to_its_best_parts(self):
+        """Two jobs that fit and one that spoils it: the pair stays together."""
+        stage_s = np.array([[1.0, 0, 0, 0], [0, 1.0, 0, 0], [1.0, 1.0, 1.0, 1.0]])
+        jobs = Candidates(stage_s, np.array([1.0, 1.0, 1.5]), np.ones(3))
+        found = group(jobs, 3, method="consecutive")
+        assert found.groups == ((0, 1), (2,))
+        assert found.split == 1
+
+
+class TestMemory:
+    def test_no_method_exceeds_it(self):
+        jobs = candidates(continuous(12), memory_bytes=np.arange(12.0))
+        for method in METHODS:
+            for improve in (False, True):
+                found = group(jobs, method=method, improve=improve, guard=None, memory_limit_bytes=14.0)
+                check(found, jobs, memory_limit_bytes=14.0)
+                assert len(found.groups) < 12
+
+    def test_a_job_that_is_too_large_is_alone(self):
+        jobs = candidates(continuous(3), memory_bytes=np.array([9.0, 1, 1]))
+        assert (0,) in group(jobs, guard=None, memory_limit_bytes=4.0).groups
+
+
+class TestOneAnswer:
+    @pytest.mark.parametrize("method", ["auto", "blossom", "exact", "greedy"])
+    def test_independent_of_the_order_of_rows(self, method):
+        """Kinds of groups are the same to the last bit; only equal jobs are exchanged."""
+        stage_s = few_kinds(30, 6, 2)
+        gpus = np.random.default_rng(1).choice([1, 2], 30)
+        reference = None
+        for seed in range(4):
+            order = np.random.default_rng(seed).permutation(30)
+            found = group(candidates(stage_s[order], gpus[order]), method=method, gpus_available=17)
+            kinds = sorted(
+                (time, tuple(sorted((*stage_s[order[r]].tolist(), gpus[order[r]]) for r in rows)))
+                for time, rows in zip(found.iteration_s, found.groups, strict=True)
+            )
+            reference = kinds if reference is None else reference
+            assert kinds == reference
+
+    def test_a_cache_changes_nothing(self):
+        cache = GroupingCache(limit=8)
+        for seed in (1, 2, 1, 3, 1, 2):
+            jobs = candidates(few_kinds(24, 5, seed))
+            for method in ("auto", "blossom", "exact"):
+                for available in (None, 15):
+                    options = {"method": method, "gpus_available": available}
+                    assert vars(group(jobs, cache=cache, **options)) == vars(group(jobs, **options))
+        assert cache.hits > 0
+        assert len(cache) <= 8
+
+    def test_a_cache_knows_sets_in_any_order(self):
+        cache = GroupingCache()
+        stage_s = few_kinds(24, 5)
+        group(candidates(stage_s), cache=cache)
+        misses = cache.misses
+        group(candidates(stage_s[::-1]), cache=cache)
+        assert cache.misses == misses
+
+    def test_compiled_or_not(self):
+        """Small problems do not wait for the compiler; what they get is the same."""
+        jobs = candidates(continuous(14), memory_bytes=np.arange(14.0))
+        answers = []
+        for compiled in (True, False):
+            with (
+                mock.patch.object(model, "compiled", return_value=compiled),
+                mock.patch("plait.grouping.improve.compiled", return_value=compiled),
+                mock.patch("plait.grouping.classes.compiled", return_value=compiled),
+            ):
+                answers += [[vars(group(jobs, method=m, memory_limit_bytes=20.0)) for m in ("auto", "exact")]]
+        assert answers[0] == answers[1]
+
+    def test_equal_jobs_go_by_priority(self):
+        """The best priorities come together, and a group's first member is its best."""
+        a, b = [1.0, 0, 0, 0], [0, 1.0, 0, 0]
+        jobs = candidates(np.array([a, a, b, a, b, b]))
+        assert group(jobs, 2).groups == ((0, 2), (1, 4), (3, 5))
+
+
+@given(stages(st.integers(2, 7)), st.booleans(), st.booleans(), st.sampled_from([None, 5.0]))
+def test_weights_of_all_pairs(stage_s, worst, speedup, limit):
+    """Kernel, NumPy and the plain formula agree on unions of nodes."""
+    options = Options(
+        order="worst" if worst else "best",
+        objective="speedup" if speedup else "efficiency",
+        interference=(1.0, 1.2, 1.5, 1.1),
+        guard=0.05,
+        memory_limit_bytes=float("inf") if limit is None else limit,
+    )
+    alone = stage_s.sum(axis=1) * 0.9
+    memory = np.arange(len(stage_s), dtype=float)
+    made = Model.of(options, stage_s, alone, memory, None)
+    nodes = sorted({(int(c),) for c in made.of_job} | {tuple(sorted(made.of_job[:2].tolist()))})
+    answers = []
+    for compiled in (True, False):
+        with mock.patch.object(model, "compiled", return_value=compiled):
+            answers.append(made.weights(nodes, guarded=True))
+    assert (answers[0] == answers[1]).all()
+    job_of = {int(c): i for i, c in enumerate(made.of_job)}
+    for u, v in itertools.product(range(len(nodes)), repeat=2):
+        jobs = [job_of[c] for c in sorted(nodes[u] + nodes[v])]
+        time = best_turns(stage_s[jobs], order=options.order)[0] * options.factor(len(jobs))
+        value = alone[jobs].sum() / time if speedup else stage_s[jobs].sum() / 4 / time
+        gain = alone[jobs].sum() / time
+        if memory[jobs].sum() > options.memory_limit_bytes or gain < 1.05 - 1e-9:
+            value = 0.0
+        if abs(gain - 1.05) > 1e-9:
+            assert answers[0][u, v] == pytest.approx(value)
+
+
+def test_large_buckets_are_matched_in_parts():
+    with mock.patch.object(rounds, "MOST_NODES", 10):
+        jobs = candidates(continuous(47))
+        found = group(jobs, method="greedy", guard=None)
+        check(found, jobs)
+        assert len(found.groups) <= 14
+
+
+class TestAuto:
+    def test_few_kinds_of_many_jobs_are_exact(self):
+        found = group(candidates(few_kinds(300, 8)), guard=None)
+        assert found.method == "exact"
+        assert found.why == "300 jobs of 8 kinds on 1 GPUs: exact, few kinds of many jobs"
+        assert found.bound_kind == "exact"
+        assert found.gap < 1e-3
+        assert found.total > group(candidates(few_kinds(300, 8)), guard=None, method="blossom").total
+
+    def test_otherwise_matching_and_local_search(self):
+        jobs = candidates(continuous(60))
+        found = group(jobs, guard=None)
+        assert (found.method, found.bound_kind) == ("blossom", "matching")
+        published = group(jobs, guard=None, method="blossom")
+        assert found.total > 1.03 * published.total
+        assert len(found.groups) == len(published.groups)
+        assert group(jobs, guard=None, improve=False).total == published.total
+
+    def test_too_many_kinds_for_exact(self):
+        with mock.patch("plait.grouping.front.MOST_KINDS", 100):
+            found = group(candidates(continuous(12)), method="exact")
+        assert found.method == "blossom"
+        assert found.why == "12 jobs of 12 kinds on 1 GPUs: blossom, too many kinds for exact"
+
+    def test_without_highs(self):
+        with mock.patch("plait.grouping.front.HAVE_HIGHS", False):
+            assert group(candidates(few_kinds(300, 8))).method == "blossom"
+        with (
+            mock.patch("plait.grouping.programs.HAVE_HIGHS", False),
+            pytest.raises(
+                InputError, match=r"exact grouping needs highspy; install it with: pip install 'plait\[sim\]'"
+            ),
+        ):
+            group(candidates(few_kinds(20, 8)), method="exact")
+
+
+FINE = {"stage_s": np.ones((3, 4)), "iteration_s": np.full(3, 4.0), "gpus": np.ones(3, dtype=int)}
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("column", "value", "message"),
+        [
+            (
+                "stage_s",
+                np.array([[1.0] * 4, [1, -1, 1, 1], [1.0] * 4]),
+                "row 1: stage_s must be finite, >= 0",
+            ),
+            ("stage_s", np.array([[1.0] * 4, [1.0] * 4, [0.0] * 4]), "row 2: stage_s"),
+            ("stage_s", np.array([[np.nan] * 4, [1.0] * 4, [0.0] * 4]), "row 0: stage_s"),
+            ("stage_s", np.ones(3), r"stage_s must have shape \(jobs, resources\), got \(3,\)"),
+            (
+                "iteration_s",
+                np.array([1.0, 0.0, 1.0]),
+                "row 1: iteration_s must be a positive number",
+            ),
+            ("iteration_s", np.ones(2), r"iteration_s must have shape \(3,\), as for 3 jobs, got \(2,\)"),
+            ("gpus", np.array([1, 1, 0]), "row 2: gpus must be at least 1, got 0"),
+            ("memory_bytes", np.array([-1.0, 1, 1]), "row 0: memory_bytes must be finite and >= 0, got -1.0"),
+            ("shares", np.array([[1.0] * 4, [0.5] * 4, [0.5, 0.5, 0.5, 1.5]]), r"row 2: shares must be in \(0, 1\]"),
+        ],
+    )
+    def test_candidates(self, column, value, message):
+        with pytest.raises(InputError, match=message):
+            Candidates(**{**FINE, column: value})
+
+    @pytest.mark.parametrize(
+        ("option", "value", "message"),
+        [
+            ("method", "blosom", "unknown method 'blosom'; did you mean 'blossom'"),
+            ("objective", "gamma", "unknown objective 'gamma'; known: efficiency, speedup"),
+            ("order", "bets", "unknown order 'bets'; did you mean 'best'"),
+            ("max_jobs", 5, "max_jobs must be 1 to 4, the number of resources"),
+            ("max_jobs", 0, "max_jobs must be 1 to 4"),
+            ("interference", (), "interference must be positive factors"),
+            ("interference", (1.0, -1.0), "interference must be positive factors"),
+            ("guard", -1.0, "guard must be a margin > -1, or None for no guard, got -1.0"),
+            ("gpus_available", -1, "gpus_available must be >= 0, got -1"),
+            ("memory_limit_bytes", -1, "memory_limit_bytes must be >= 0, got -1"),
+        ],
+    )
+    def test_options(self, option, value, message):
+        with pytest.raises(InputError, match=message):
+            group(Candidates(**FINE), **{option: value})
+
+    def test_no_jobs(self):
+        found = group(Candidates(np.ones((0, 4)), np.ones(0), np.ones(0)))
+        assert (found.groups, found.total, found.gap) == ((), 0.0, 0.0)
+
+
+def test_a_union_that_may_not_be_weighs_nothing():
+    made = Model.of(Options(max_jobs=2), continuous(2), np.ones(2), None, None)
+    weight = np.empty((2, 2))
+    members = np.array([[0, 1], [0, -1]])
+    kernels.fill_weights(made.rows, members, -1.0, *made.packed, weight)
+    assert weight[0, 0] == weight[0, 1] == 0.0
+    assert weight[1, 1] > 0.0
