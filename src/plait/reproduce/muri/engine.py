@@ -195,9 +195,9 @@ class _World:
         state, round_s = self.state, self.round_s
         jobs, at_s = self._ends()
         first_s = min(self._arrival_s(), float(at_s.min(initial=math.inf)))
+        self._check(first_s)
         if len(jobs) < len(state.listed) or (state.mates[jobs, 1] >= 0).any():
             first_s = min(first_s, state.now_s + round_s)  # another order could let others run
-        self._check(first_s)
         now_s = max(math.ceil(first_s / round_s) * round_s, first_s)
         by_time = np.argsort(at_s, kind="stable")
         over = by_time[at_s[by_time] <= now_s]

@@ -81,14 +81,14 @@ def read(path: Pathish, jobs: int | None = None) -> ArtifactTrace:
     source = Source(path)
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for row in read_rows(source, required=COLUMNS):
-        if jobs is not None and len(columns["job_id"]) >= jobs:
-            break
         for name in NUMBERS:
             columns[name].append(_number(row, name))
         columns["num_gpu"].append(_gpus(row))
         columns["model_name"].append(row.text("model_name"))
         columns["priority"].append(int(row.choice("priority", {"0": "0", "1": "1"})))
         columns["job_id"].append(row.text("job_id"))
+        if len(columns["job_id"]) == jobs:
+            break
     if not columns["job_id"]:
         raise source.error("the trace has no jobs")
     return _sorted(columns)
