@@ -15,6 +15,7 @@ from plait.cli.app import app
 from plait.core.errors import PlaitError
 from plait.policies.catalog import CATALOG, citations
 from plait.report.metrics import METRICS
+from plait.reproduce.worlds import SUMMARIES, published_world
 from plait.sim.world import WORLDS, make_world
 from plait.traces.formats import FORMATS
 from plait.traces.schema import JOB_COLUMNS, NODE_COLUMNS
@@ -168,6 +169,12 @@ def worlds() -> str:
             ("profile noise", f"{world.profile_noise:g}"),
         ]
         out += [table(("what", "value"), rows), ""]
+    for name, summary in SUMMARIES.items():
+        theirs = published_world(name)
+        assert theirs is not None, name
+        out += [f"## `{name}`", "", f"{summary}. It has policies of its own:", ""]
+        out += [table(("policy", "what it is"), ((code(k), v) for k, v in theirs.policies.items())), ""]
+        out += [table(("option", "meaning"), ((code(k), v) for k, v in theirs.options.items())), ""]
     return "\n".join(out)
 
 

@@ -101,15 +101,20 @@ def cite(name: Annotated[str, typer.Argument(metavar="POLICY", help="A policy of
 
 def worlds(as_json: JsonFlag = False) -> None:
     """List the worlds: what is true in a simulation besides the policy."""
+    from plait.reproduce.worlds import SUMMARIES, published_world
     from plait.sim.world import WORLDS, make_world
 
     known = {name: make_world(name) for name in WORLDS}
+    theirs = {name: found for name in SUMMARIES if (found := published_world(name)) is not None}
     if as_json:
         import json
 
-        typer.echo(
-            json.dumps([{"name": n, "summary": w.summary, "round_s": w.round_s} for n, w in known.items()], indent=1)
-        )
+        rows = [{"name": n, "summary": w.summary, "round_s": w.round_s} for n, w in known.items()]
+        rows += [
+            {"name": n, "summary": SUMMARIES[n], "round_s": 0.0, "policies": list(p.policies)}
+            for n, p in theirs.items()
+        ]
+        typer.echo(json.dumps(rows, indent=1))
         return
     from rich.table import Table
 
@@ -118,4 +123,15 @@ def worlds(as_json: JsonFlag = False) -> None:
     grid = Table("world", "what is true")
     for name, world in known.items():
         grid.add_row(name, world.summary)
+    for name in theirs:
+        grid.add_row(name, SUMMARIES[name])
     console().print(grid)
+    for name, published in theirs.items():
+        policies = Table("policy", "what it is", title=f"policies of {name}", title_justify="left")
+        for policy, text in published.policies.items():
+            policies.add_row(policy, text)
+        console().print(policies)
+        options = Table("option", "meaning", title="NAME:option=value,...", title_justify="left")
+        for option, text in published.options.items():
+            options.add_row(option, text)
+        console().print(options)

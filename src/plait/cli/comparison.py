@@ -17,7 +17,7 @@ LEAST_NEEDED = (
 
 def print_comparison(results: Sequence[RunResult], printer: Printer) -> bool:
     """Print the table without the figures that do not fit; whether there were any."""
-    chosen = [m for m in METRICS if m.main]
+    chosen = known = [m for m in METRICS if m.main and any(m.key in r.summary for r in results)]
     table = comparison_table(results, chosen)
     for name in reversed(LEAST_NEEDED):
         if printer.fits(table):
@@ -28,4 +28,4 @@ def print_comparison(results: Sequence[RunResult], printer: Printer) -> bool:
         chosen.pop()
         table = comparison_table(results, chosen)
     printer.print(table)
-    return len(chosen) < sum(m.main for m in METRICS)
+    return len(chosen) < len(known)

@@ -72,15 +72,22 @@ class Request:
 def answer(request: Request) -> None:
     """Do what was asked."""
     import_from_here()
+    from plait.cli.published import published_runs, run_published
+
     with Outputs() as outputs:
-        cases = make_cases(request)
-        files = _reserve(request, cases, outputs)
+        published = published_runs(request)
+        cases = make_cases(request) if published is None else []
+        names: list[tuple[str, ...]] = [(c.policy, c.world.name, str(c.seed), c.trace) for c in cases]
+        names += [(r.policy, r.world, "0", str(r.trace)) for r in published or ()]
+        files = _reserve(request, names, outputs)
         if request.log is not None:
             cases = [
                 replace(c, log=str(outputs.path(p)))
-                for c, p in zip(cases, _a_file_each(request.log, cases), strict=True)
+                for c, p in zip(cases, names_of_runs(request.log, names), strict=True)
             ]
-        results = run_all(cases, request.processes)
+        results = (
+            run_all(cases, request.processes) if published is None else run_published(published, request.processes)
+        )
         _write(results, files, outputs)
         if STDOUT in (request.json, request.csv):
             show(results, console(error=True))
@@ -304,11 +311,7 @@ def run_all(cases: Sequence[Case], processes: int) -> list[RunResult]:
 # -- results ---------------------------------------------------------------------------------------------
 
 
-def _a_file_each(path: Path, cases: Sequence[Case]) -> list[Path]:
-    return names_of_runs(path, [(c.policy, c.world.name, str(c.seed), c.trace) for c in cases])
-
-
-def _reserve(request: Request, cases: Sequence[Case], outputs: Outputs) -> list[tuple[str, int, Path | None]]:
+def _reserve(request: Request, names: list[tuple[str, ...]], outputs: Outputs) -> list[tuple[str, int, Path | None]]:
     """Every output that is asked for, as (kind, run or -1 for all, path); those to standard output have none."""
     files: list[tuple[str, int, Path | None]] = []
     for kind, target in (("json", request.json), ("csv", request.csv), ("report", request.report)):
@@ -319,7 +322,7 @@ def _reserve(request: Request, cases: Sequence[Case], outputs: Outputs) -> list[
             files.append((kind, -1, None if out else outputs.path(target)))
     for kind, path in (("jobs_csv", request.jobs_csv), ("chrome_trace", request.chrome_trace)):
         if path is not None:
-            files += [(kind, i, outputs.path(p)) for i, p in enumerate(_a_file_each(path, cases))]
+            files += [(kind, i, outputs.path(p)) for i, p in enumerate(names_of_runs(path, names))]
     return files
 
 

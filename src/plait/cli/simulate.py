@@ -24,7 +24,7 @@ def simulate(
     round_s: Annotated[
         float | None, typer.Option("--round", help="Seconds between decisions; 0 = at every event.")
     ] = None,
-    world: Annotated[str, typer.Option(help="What is true: plait, ideal; `plait worlds` lists them.")] = "plait",
+    world: Annotated[str, typer.Option(help="What is true: plait, ideal, ...; `plait worlds` lists them.")] = "plait",
     seed: Annotated[str, typer.Option(help="N, or N..M for several runs.")] = "0",
     placement: Annotated[Text, typer.Option(help="The placement of every policy that has the option.")] = None,
     trace_format: Annotated[str, typer.Option("--format", "-f", help="See `plait trace formats`.")] = "auto",

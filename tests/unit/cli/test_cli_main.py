@@ -18,7 +18,7 @@ def python(*arguments, **options):
 def test_version_and_help(plait):
     assert plait("--version").out == f"plait {package.__version__}\n"
     text = plait("--help").out
-    for command in ("simulate", "sweep", "tune", "policies", "policy", "cite", "worlds", "trace"):
+    for command in ("simulate", "sweep", "tune", "reproduce", "policies", "policy", "cite", "worlds", "trace"):
         assert command in text
     assert "Exit codes" in text
     assert "--placement" in plait("simulate", "--help").out

@@ -134,8 +134,8 @@ def _testbed_table(rows: Sequence[TableRow]) -> Table:
             row.policy,
             *shown,
             off(row.ours / row.published),
-            f"{row.ratio:.2f}",
-            f"{row.paper_ratio:.2f}",
+            paper(row.ratio, row.ratio),
+            paper(row.paper_ratio, row.paper_ratio),
             end_section=row is same[-1],
         )
     return grid

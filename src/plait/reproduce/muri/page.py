@@ -147,7 +147,7 @@ def _tables(outcome: Outcome) -> Section:
     charts = []
     for metric in METRICS:
         bars = [
-            GroupedBar(TABLE_METRICS[metric], r.policy, r.ratio, r.paper_ratio, r.paper_ratio)
+            GroupedBar(TABLE_METRICS[metric], r.policy, known(r.ratio), r.paper_ratio, r.paper_ratio)
             for r in outcome.tables
             if r.metric == metric
         ]
@@ -163,7 +163,7 @@ def _tables(outcome: Outcome) -> Section:
         largest = max(r.ours for r in same)
         plain = row.metric == "queue_length"
         shown = [f"{v:.1f}" if plain else seconds(v, largest) for v in (row.ours, row.published)]
-        ratios = (off(row.ours / row.published), f"{row.ratio:.2f}", f"{row.paper_ratio:.2f}")
+        ratios = (off(row.ours / row.published), paper(row.ratio, row.ratio), f"{row.paper_ratio:.2f}")
         cells = (TABLE_METRICS[row.metric], row.policy, shown[0], f"{shown[1]} (S)", *ratios)
         section.rows.append({"cells": cells, "first": row is same[0]})
     return section

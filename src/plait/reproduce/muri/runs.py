@@ -26,6 +26,8 @@ from plait.sim.cases import over_processes
 
 PERCENTILE_RULE = "sorted value at int(0.99 n), from 0, not interpolated"
 GPUS = 64
+#: Modules of this package that no result of a run depends on.
+PRESENTATION = {f"{name}.py" for name in ("compare", "figures", "noise", "outcome", "page", "published", "testbed")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ def code_hash() -> str:
     """Hash of the code and tables that runs depend on."""
     digest = hashlib.sha256()
     for package in ("plait.reproduce.muri", "plait.grouping"):
-        modules = (p for p in files(package).iterdir() if p.name.endswith(".py"))
+        modules = (p for p in files(package).iterdir() if p.name.endswith(".py") and p.name not in PRESENTATION)
         for module in sorted(modules, key=lambda p: p.name):
             digest.update(module.read_bytes())
     digest.update((files("plait.sim") / "data" / "overheads.csv").read_bytes())

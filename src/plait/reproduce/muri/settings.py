@@ -15,8 +15,8 @@ SUMMARIES: Mapping[str, str] = {
     "tiresias": "2D-LAS on two thresholds; GPUs counted, not placed",
     "themis": "finish-time fairness as the artifact has it; choice among equal optima is ours",
     "antman": "AntMan as the artifact has it, marked not finished by its authors",
-    "muri-s": "Muri, durations known",
-    "muri-l": "Muri, durations unknown",
+    "muri-s": "Muri, durations known; takes the options",
+    "muri-l": "Muri, durations unknown; takes the options",
 }
 MEANINGS: Mapping[str, str] = {
     "unpack": "the guard: split a group that runs slower than its members one after another; default on",

@@ -39,13 +39,13 @@ CLOSE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """One figure of one policy: simulated, published, and their ratios to Muri."""
+    """One figure of one policy: simulated, published, and our ratio to Muri (None over an empty queue) and theirs."""
 
     policy: str
     metric: str
     ours: float
     published: float
-    ratio: float
+    ratio: float | None
     paper_ratio: float
 
 
@@ -100,7 +100,7 @@ def table_rows(folder: Folder, done: Mapping[Case, Done]) -> list[TableRow]:
             metric,
             ours(name, metric),
             theirs(name, metric),
-            ours(name, metric) / ours(muri, metric),
+            ours(name, metric) / ours(muri, metric) if ours(muri, metric) else None,
             theirs(name, metric) / theirs(muri, metric),
         )
         for metric in FIGURES

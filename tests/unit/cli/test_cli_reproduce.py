@@ -1,0 +1,215 @@
+"""`plait reproduce muri` and `plait simulate --world muri-artifact` as a user meets them."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from artifact_traces import rows, write_trace
+from plait.cli import reproduced
+from plait.core.errors import InputError
+from plait.reproduce.muri import published as numbers
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A data folder with two traces, one of them held back."""
+    folder = tmp_path / "data"
+    write_trace(folder / "trace3.csv")
+    write_trace(folder / "job_type_2.csv", rows(16, models=(0, 1)))
+    write_trace(folder / "cluster_trace.csv", rows(10))
+    return folder
+
+
+def test_figures_tables_and_page(plait, data):
+    answer = plait("reproduce", "muri", "--data", data, "--figure", "9,13,tables", "--work", "w", "--json", "r.json",
+                   "--report", "r.html")  # fmt: skip
+    assert answer.code == 0
+    for text in ("Figure 9: durations known", "2 job types", "4 job types", "Tables 4 and 5", "authors'", "guard on"):
+        assert text in answer.out
+    assert "figure 9 is without trace1.csv, trace2.csv" in answer.err
+    found = json.loads(Path("r.json").read_text())
+    assert found["version"]
+    assert {(r["figure"], r["trace"]) for r in found["bars"]} == {
+        ("9", "trace3"),
+        ("13", "trace3"),
+        ("13", "job_type_2"),
+    }
+    assert len(found["tables"]) == 24
+    assert found["testbed"] == found["noise"] == []
+    page = Path("r.html").read_text()
+    assert page.count("<svg") == 6 + 2 + 3
+    assert not re.search(r"(src|href)=\"(https?:)?//", page)
+    assert "equals" not in page.split("Provenance")[0]
+    assert "stored by the authors in the artifact" in page
+
+
+def test_a_second_time_nothing_is_run(plait, data, monkeypatch):
+    first = plait("reproduce", "muri", "--data", data, "--figure", "9", "--work", "w", "--json", "-")
+    assert "4 runs made, 0 were kept" in first.err
+    monkeypatch.setattr(reproduced, "run_all", lambda *_: pytest.fail("ran again"))
+    second = plait("reproduce", "muri", "--data", data, "--figure", "9", "--work", "w", "--json", "-")
+    assert second.code == 0
+    assert json.loads(second.out) == json.loads(first.out)
+    assert "Figure 9" in second.err
+
+
+def test_fresh_runs_again(plait, data):
+    for _ in range(2):
+        answer = plait("reproduce", "muri", "--data", data, "--figure", "13", "--work", "w", "--fresh")
+        assert re.search(r"\d+ runs made, 0 were kept", answer.err)
+
+
+def test_ctrl_c_keeps_what_is_done(plait, data, monkeypatch):
+    real = reproduced.run_all
+
+    def stopped(cases, *more):
+        for i, pair in enumerate(real(cases, *more)):
+            if i == 2:
+                raise KeyboardInterrupt
+            yield pair
+
+    monkeypatch.setattr(reproduced, "run_all", stopped)
+    arguments = ("reproduce", "muri", "--data", data, "--figure", "9", "--work", "w", "--report", "r.html")
+    answer = plait(*arguments)
+    assert answer.code == 130
+    assert "2 of 4 runs are kept in w; the same command goes on from there" in answer.err
+    assert not Path("r.html").exists()
+    monkeypatch.setattr(reproduced, "run_all", real)
+    again = plait(*arguments)
+    assert again.code == 0
+    assert "1 runs made, 3 were kept" in again.err
+    assert Path("r.html").exists()
+
+
+def test_processes_give_the_same(plait, data):
+    def bars(processes, work):
+        answer = plait("reproduce", "muri", "--data", data, "--figure", "9", "--work", work, "--json", "-",
+                       "--processes", processes)  # fmt: skip
+        return json.loads(answer.out)["bars"]
+
+    assert bars(1, "w1") == bars(2, "w2")
+
+
+def test_noise_and_part_of_the_jobs(plait, data):
+    answer = plait("reproduce", "muri", "--data", data, "--figure", "14", "--jobs", "8", "--work", "w", "--json", "-")
+    found = json.loads(answer.out)
+    assert found["jobs"] == 8
+    assert [(r["policy"], r["noise"]) for r in found["noise"]] == [
+        (p, n / 5) for p in ("Muri-S", "Muri-L") for n in range(6)
+    ]
+    assert found["noise"][0]["jct_ratio"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "nowhere"], "no folder nowhere; give --data the folder with trace1.csv"),
+        (["--data", "empty"], "nothing to run: empty has none of the files"),
+        (["--data", "data", "--figure", "8"], "unknown figure '8'"),
+        (["--data", "data", "--figure", "testbed"], "left out without testbed/SRTF-job.csv"),
+        (["--data", "data", "--matching", "exct"], "did you mean 'exact'?"),
+        (["--data", "data", "--jobs", "0"], "--jobs must be at least 1"),
+        (["--data", "data", "--figure", "9", "--processes", "0"], "processes must be at least 1"),
+    ],
+)
+def test_mistakes(plait, data, tmp_path, arguments, message):
+    (tmp_path / "empty").mkdir()
+    answer = plait("reproduce", "muri", "--work", "w", *arguments)
+    assert answer.code == 2
+    assert message in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_a_damaged_trace_is_named(plait, data):
+    text = (data / "trace3.csv").read_text().replace("0,8,0,", "0,8,noon,", 1)
+    (data / "trace3.csv").write_text(text)
+    answer = plait("reproduce", "muri", "--data", data, "--figure", "9", "--work", "w")
+    assert answer.code == 2
+    assert "trace3.csv:2" in answer.err
+
+
+# -- simulate ----------------------------------------------------------------------------------------------------
+
+
+def test_simulate_in_the_published_world(plait, data):
+    answer = plait("simulate", data / "trace3.csv", "--world", "muri-artifact", "-p",
+                   "srtf,muri-s:max_jobs=2,unpack=off,muri-l:order=discretised", "--json", "r.json", "--csv", "r.csv",
+                   "--jobs-csv", "j.csv")  # fmt: skip
+    assert answer.code == 0
+    results = json.loads(Path("r.json").read_text())
+    assert [r["policy"] for r in results] == ["srtf", "muri-s:max_jobs=2,unpack=off", "muri-l:order=discretised"]
+    for r in results:
+        assert (r["world"], r["jobs"], r["finished"], r["gpus"]) == ("muri-artifact", 24, 24, 64)
+        assert r["percentile_rule"].startswith("sorted value at int(0.99 n)")
+        assert r["makespan_s"] >= r["p99_jct_s"] > 0
+    jobs = list(csv.DictReader(Path("j-srtf.csv").read_text().splitlines()))
+    assert len(jobs) == 24
+    assert sum(float(j["jct_s"]) for j in jobs) / 24 == pytest.approx(results[0]["avg_jct_s"])
+    assert "muri-l:order=discretised" in answer.out
+
+
+def test_simulate_options_of_the_published_world(plait, data):
+    def first(*options):
+        answer = plait(
+            "simulate", data / "trace3.csv", "--world", "muri-artifact", "-p", "muri-s", "--json", "-", *options
+        )
+        return json.loads(answer.out)[0]
+
+    assert first("--jobs", "5")["jobs"] == 5
+    real = first("--round", "360", "--overheads", "at_start")
+    assert (real["round_s"], real["overheads"]) == (360, "at_start")
+    assert real["avg_jct_s"] != first()["avg_jct_s"]
+    assert first("--cluster", "8x8", "--format", "muri")["avg_jct_s"] == first()["avg_jct_s"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-p", "fifo"], "world muri-artifact has no policy 'fifo'; known: srtf, srsf"),
+        (["-p", "muri-s:order=discretised"], "order=discretised is an option of muri-l"),
+        (["-p", "srtf", "--report", "r.html"], "no --report; it takes --round"),
+        (["-p", "srtf", "--placement", "counting"], "no --placement"),
+        (["-p", "srtf", "--cluster", "4x4"], "no --cluster"),
+        (["-p", "srtf", "--format", "philly"], "no --format"),
+        (["-p", "srtf", "--check"], "no --check"),
+        (["-p", "srtf", "--overheads", "none"], "--overheads 'none'; known: every_event, at_start"),
+        (["-p", ""], "no policy given; world muri-artifact has srtf"),
+        (["-p", "srtf", "--world", "muri-artifact,plait"], "give it alone"),
+        (["-p", "srtf", "--world", "muri-artefact"], "did you mean 'muri-artifact'?"),
+    ],
+)
+def test_simulate_refuses(plait, data, options, message):
+    answer = plait("simulate", data / "trace3.csv", "--world", "muri-artifact", *options)
+    assert (answer.code, message in answer.err) == (2, True), answer.err
+
+
+def test_published_numbers_come_out(plait, published):
+    """Two cells to ten digits; all of them are checked in tests/golden."""
+    path = published("muri/job_type_1.csv")
+    answer = plait("simulate", path, "--world", "muri-artifact", "-p", "srtf,muri-s", "--json", "-")
+    for result in json.loads(answer.out):
+        for metric in ("avg_jct_s", "makespan_s", "p99_jct_s"):
+            value = numbers.reference("job_type_1", result["policy"], metric)
+            assert result[metric] == pytest.approx(value.value, rel=1e-10)
+
+
+def test_a_figure_of_the_published_traces(plait, published):
+    folder = published("muri/trace3.csv").parent
+    answer = plait("reproduce", "muri", "--data", folder, "--figure", "13", "--work", "w", "--json", "-")
+    bars = json.loads(answer.out)["bars"]
+    assert {b["trace"] for b in bars} >= {"job_type_1", "trace3"}
+    known = [b for b in bars if b["published_s"]]
+    assert len(known) == 8
+    assert all(b["ours_to_published"] == pytest.approx(1, rel=1e-9) for b in known)
+
+
+def test_an_unknown_world_has_no_runs():
+    from plait.cli.published import run_published
+    from plait.reproduce.worlds import PublishedRun, published_world
+
+    assert published_world("plait") is None
+    with pytest.raises(InputError, match="unknown world"):
+        run_published([PublishedRun("nowhere", Path("t.csv"), "srtf")], 1)
