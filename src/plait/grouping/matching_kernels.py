@@ -71,44 +71,91 @@ def assign(cost: IntArray) -> tuple[IntArray, IntArray]:
             v[column_of[i]] -= least
     for _ in range(2):
         left = reduce_rows(cost, v, column_of, row_of, free, left)
-    distance, before = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
-    hold = np.empty(n, dtype=np.int64)
+    kind = kinds(cost)
     for k in range(left):
-        # Dijkstra from a free row over columns; `hold` is large for those that are done.
-        start = free[k]
-        for j in range(n):
-            distance[j], before[j], hold[j] = cost[start, j] - v[j], start, 0
-        nearest = distance.min()
-        while True:
-            best = -1
-            for j in range(n):
-                if distance[j] + hold[j] == nearest:
-                    best = j
-                    if row_of[j] < 0:
-                        break
-            if row_of[best] < 0:
+        augment(cost, kind, v, column_of, row_of, free[k])
+    return column_of, v
+
+
+@kernel
+def kinds(cost: IntArray) -> IntArray:
+    """For each row the first row that is equal to it but for the columns of the two, as far as that is seen soon."""
+    n = len(cost)
+    kind = np.arange(n)
+    first = np.empty(n, dtype=np.int64)
+    count, budget = 0, 8 * n * n  # rows that begin alike and are not equal must not cost n^3
+    for i in range(n):
+        for k in range(count if budget > 0 else 0):
+            r = first[k]
+            j = 0
+            while j < n and (cost[i, j] == cost[r, j] or j in (i, r)):
+                j += 1
+            budget -= j
+            if j == n:
+                kind[i] = r
                 break
-            hold[best] = NEVER
-            i = row_of[best]
-            shift = nearest - (cost[i, best] - v[best])
-            nearest = NEVER
+        if kind[i] == i:
+            first[count] = i
+            count += 1
+    return kind
+
+
+@kernel
+def augment(cost: IntArray, kind: IntArray, v: IntArray, column_of: IntArray, row_of: IntArray, start: int) -> None:
+    """Dijkstra from a free row over columns to the nearest unassigned one; assign along the way.
+
+    A row reaches no column sooner than an equal row that was as near, except the column that other row must not
+    take. So with few kinds of rows few are gone through.
+    """
+    n = len(cost)
+    distance, hold = np.full(n, NEVER, dtype=np.int64), np.zeros(n, dtype=np.int64)  # hold is large for columns done
+    before, todo = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
+    reach, seen = np.full(n, NEVER, dtype=np.int64), np.empty(n, dtype=np.int64)  # of a kind: how near, which row
+    i, shift, nearest, last, best, count = start, 0, -NEVER, NEVER, -1, 0
+    while True:
+        if shift < reach[kind[i]]:
+            reach[kind[i]], seen[kind[i]] = shift, i
+            last = NEVER
             for j in range(n):
                 through = cost[i, j] - v[j] + shift
                 shorter = through < distance[j]
                 before[j] = i if shorter else before[j]
                 distance[j] = through if shorter else distance[j]
-                nearest = min(nearest, distance[j] + hold[j])
-        final = distance[best]
-        for j in range(n):
-            if hold[j] > 0:
-                v[j] += distance[j] - final
-        while True:
-            i = before[best]
-            row_of[best] = i
-            best, column_of[i] = column_of[i], best
-            if i == start:
+                last = min(last, distance[j] + hold[j])
+        else:
+            j = seen[kind[i]]
+            through = cost[i, j] - v[j] + shift
+            if through < distance[j]:
+                before[j], distance[j] = i, through
+            last = distance[j] + hold[j]
+            if count == 0:
+                for j in range(n):
+                    last = min(last, distance[j] + hold[j])
+        if count == 0 or last == nearest:  # the next columns, all equally near
+            nearest, count = last, 0
+            for j in range(n):
+                if distance[j] + hold[j] == nearest:
+                    todo[count] = j
+                    count += 1
+                    if row_of[j] < 0:
+                        best = j
+                        break
+            if best >= 0:
                 break
-    return column_of, v
+        count -= 1
+        done = todo[count]
+        hold[done] = NEVER
+        i = row_of[done]
+        shift = nearest - (cost[i, done] - v[done])
+    for j in range(n):
+        if hold[j] > 0:
+            v[j] += distance[j] - nearest
+    while True:
+        i = before[best]
+        row_of[best] = i
+        best, column_of[i] = column_of[i], best
+        if i == start:
+            break
 
 
 @kernel
