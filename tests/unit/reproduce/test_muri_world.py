@@ -116,6 +116,13 @@ def test_rounds_without_anyone_waiting_are_skipped() -> None:
     assert ends(result) == [1e6]
 
 
+def test_with_rounds_demotions_are_noticed_at_boundaries() -> None:
+    result = run(trace_of(job(8, 2000)), "tiresias", round_s=360)
+    # Due at 407 and 900; nobody waits, so the other rounds are skipped. Each boundary takes 10 s.
+    assert result.event_s.tolist() == [0, 720, 1080, 2160]
+    assert ends(result) == [2020]
+
+
 # -- Muri --------------------------------------------------------------------------------------------------------
 
 CPU = {"data_s": 1.0, "gpu_s": 0.1}

@@ -135,7 +135,7 @@ class _World:
         self.state = State.before(trace)
         self.debt_s = np.zeros(n)
         self.no_wait_s = np.zeros(n)
-        self.arrived = 0
+        self.arrived, self.round = 0, -1
         self.first_start_s, self.end_s = np.full(n, np.nan), np.full(n, np.nan)
         self.starts = np.zeros(n, dtype=np.int64)
         self.samples: list[tuple[float, int, float]] = []
@@ -196,9 +196,11 @@ class _World:
         jobs, at_s = self._ends()
         first_s = min(self._arrival_s(), float(at_s.min(initial=math.inf)))
         self._check(first_s)
+        first_s = min(first_s, self.rule.due_s(state))
         if len(jobs) < len(state.listed) or (state.mates[jobs, 1] >= 0).any():
-            first_s = min(first_s, state.now_s + round_s)  # another order could let others run
-        now_s = max(math.ceil(first_s / round_s) * round_s, first_s)
+            first_s = state.now_s  # another order could let others run: no round is skipped
+        self.round = max(math.ceil(first_s / round_s), self.round + 1)
+        now_s = self.round * round_s
         by_time = np.argsort(at_s, kind="stable")
         over = by_time[at_s[by_time] <= now_s]
         arrived = int(np.searchsorted(self.trace.submit_s, now_s, side="right"))
@@ -230,20 +232,9 @@ class _World:
         before = (s.running.copy(), s.where.copy(), s.mates.copy())
         rule.decide(s)
         self._settle(*before)
-        self.samples.append(
-            (
-                s.now_s,
-                *waiting(
-                    s.now_s,
-                    s.listed,
-                    s.running,
-                    self.trace.submit_s,
-                    s.attained_s,
-                    s.remaining,
-                    self.trace.iteration_s,
-                ),
-            )
-        )
+        t = self.trace
+        queue, blocking = waiting(s.now_s, s.listed, s.running, t.submit_s, s.attained_s, s.remaining, t.iteration_s)
+        self.samples.append((s.now_s, queue, blocking))
 
     def _settle(self, ran: BoolArray, where: IntArray, mates: IntArray) -> None:
         """Starts are counted, and overheads charged by the rule of this world."""
