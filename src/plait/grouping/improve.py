@@ -8,6 +8,7 @@ guard would split.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import combinations
 
 from plait.core.jit import plain
 from plait.grouping import kernels
@@ -51,24 +52,18 @@ def reference_swap_search(
     [(1, 2), (1, 2)]
     """
     groups = [tuple(sorted(node)) for node in nodes]
-    changed = [0] * len(groups)
-    turn = 0
+    seen: dict[tuple[int, int], tuple[Node, Node]] = {}
     while True:
-        turn += 1
         before = list(groups)
-        for a in range(len(groups)):
-            for b in range(a + 1, len(groups)):
-                if max(changed[a], changed[b]) < turn - 1:
-                    continue
-                best = value_of(groups[a]) + value_of(groups[b]) + kernels.GAIN
-                found = None
-                for one, other in _exchanges(groups[a], groups[b], most):
-                    values = value_of(one), value_of(other)
-                    if may_be(one) and may_be(other) and sum(values) > best:
-                        best, found = sum(values), (one, other)
-                if found is not None:
-                    groups[a], groups[b] = found
-                    changed[a] = changed[b] = turn
+        for a, b in combinations(range(len(groups)), 2):
+            if seen.get((a, b)) == (groups[a], groups[b]):
+                continue
+            seen[a, b] = groups[a], groups[b]
+            best = value_of(groups[a]) + value_of(groups[b]) + kernels.GAIN
+            for one, other in _exchanges(groups[a], groups[b], most):
+                total = value_of(one) + value_of(other)
+                if may_be(one) and may_be(other) and total > best:
+                    best, groups[a], groups[b] = total, one, other
         if groups == before:
             return sorted(groups)
 

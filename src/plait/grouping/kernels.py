@@ -58,12 +58,12 @@ def group_time(
             continue
         time = 0.0
         for j in range(k):
-            longest = 0.0
-            for i in range(jobs):
-                longest = max(longest, rows[group[i], table[c, i] + j])
+            longest = rows[group[0], j]
+            for i in range(1, jobs):
+                stage = rows[group[i], table[c, i] + j]
+                if stage > longest:  # twice as fast as max(), which has to think of NaN
+                    longest = stage
             time += longest
-            if time >= best and not worst:
-                break
         if (time > best) if worst else (time < best):
             best, at = time, c
     return (best, at) if at >= 0 else (np.inf, -1)
@@ -186,23 +186,65 @@ def exchanged(group: IntArray, jobs: int, leaves: int, joins: int, out: IntArray
 
 
 @kernel
-def most_worth(rows: FloatArray, group: IntArray, jobs: int, numbers: FloatArray, shape: IntArray) -> float:
-    """What a group is worth at most: T is at least each job's stages, and each resource's if nobody shares it."""
+def survey(
+    rows: FloatArray,
+    group: IntArray,
+    jobs: int,
+    scratch: IntArray,
+    shape: IntArray,
+    table: IntArray,
+    first: IntArray,
+    known: FloatArray,
+) -> None:
+    """What bounds a group after an exchange: its work on each resource, its worth, its time without each seat.
+
+    The time of what is left of a group is the least that it takes with somebody in that seat; 0 where it says nothing.
+    """
     k = shape[0]
-    after = 3 * k
-    if jobs == 1:
-        return float(rows[group[0], after + ALONE])
-    worth, time = 0.0, 0.0
+    known[:] = 0.0
     for i in range(jobs):
-        worth += rows[group[i], after + WORTH]
-        time = max(time, rows[group[i], after + BUSY])
+        known[k] += rows[group[i], 3 * k + WORTH]
+        for r in range(k):
+            known[r] += rows[group[i], r]
+    for i in range(jobs + 1):
+        left = exchanged(group, jobs, i, -1, scratch)
+        if shape[4] == 1 and left > 1:
+            known[k + 1 + i] = group_time(rows, scratch, left, shape, table, first)[0]
+
+
+@kernel
+def most_worth(
+    rows: FloatArray,
+    known: FloatArray,
+    jobs: int,
+    seat: int,
+    leaves: int,
+    joins: int,
+    numbers: FloatArray,
+    shape: IntArray,
+) -> float:
+    """What a surveyed group is worth at most if class `joins` takes the seat of class `leaves`, -1 for nobody."""
+    k = shape[0]
+    size = jobs - (1 if leaves >= 0 else 0) + (1 if joins >= 0 else 0)
+    if size == 1:
+        return np.inf
+    worth, time = known[k], known[k + 1 + seat]
+    if leaves >= 0:
+        worth -= rows[leaves, 3 * k + WORTH]
+    if joins >= 0:
+        worth += rows[joins, 3 * k + WORTH]
+        if rows[joins, 3 * k + BUSY] > time:
+            time = rows[joins, 3 * k + BUSY]
     if shape[3] == 0:
         for r in range(k):
-            busy = 0.0
-            for i in range(jobs):
-                busy += rows[group[i], r]
-            time = max(time, busy)
-    return float(worth / (time * numbers[jobs - 1]) * (1.0 + 1e-12))
+            busy = known[r]
+            if leaves >= 0:
+                busy -= rows[leaves, r]
+            if joins >= 0:
+                busy += rows[joins, r]
+            if busy > time:
+                time = busy
+    return float(worth * (1.0 + 1e-12) / (time * numbers[size - 1])) if time > 0.0 else np.inf
 
 
 @kernel
@@ -211,6 +253,8 @@ def best_swap(
     one: IntArray,
     other: IntArray,
     sizes: tuple[int, int],
+    known: FloatArray,
+    known_other: FloatArray,
     now: float,
     floor: float,
     scratch: IntArray,
@@ -218,11 +262,11 @@ def best_swap(
     shape: IntArray,
     table: IntArray,
     first: IntArray,
-) -> tuple[float, int, int]:
-    """The exchange of two seats that raises the sum of two groups most: the new sum and the seats, -1 if none does.
+) -> tuple[int, int]:
+    """The seats whose exchange raises the sum of two groups most, -1 if none does.
 
-    Seat `size` of a group that is not full is empty. No group may become empty, and none may come to be whose
-    summed normalised throughput does not exceed `floor`.
+    Seat `size` of a group that is not full is empty. No group may become empty, and none may come to be whose summed
+    normalised throughput does not exceed `floor`.
     """
     best, seat, seat_other = now + GAIN, -1, -1
     most = shape[1]
@@ -237,20 +281,20 @@ def best_swap(
                 continue
             if (leaves < 0 and sizes[1] == 1) or (joins < 0 and sizes[0] == 1):
                 continue
-            jobs = exchanged(one, sizes[0], i, joins, left)
-            jobs_other = exchanged(other, sizes[1], j, leaves, right)
-            limit = most_worth(rows, left, jobs, numbers, shape)
-            limit_other = most_worth(rows, right, jobs_other, numbers, shape)
+            limit = most_worth(rows, known, sizes[0], i, leaves, joins, numbers, shape)
+            limit_other = most_worth(rows, known_other, sizes[1], j, joins, leaves, numbers, shape)
             if limit + limit_other <= best:
                 continue
+            jobs = exchanged(one, sizes[0], i, joins, left)
             value, speedup = group_value(rows, left, jobs, numbers, shape, table, first)
             if value + limit_other <= best or value == 0.0 or (jobs > 1 and speedup <= floor):
                 continue
-            value_other, speedup = group_value(rows, right, jobs_other, numbers, shape, table, first)
-            if value + value_other <= best or value_other == 0.0 or (jobs_other > 1 and speedup <= floor):
+            jobs = exchanged(other, sizes[1], j, leaves, right)
+            value_other, speedup = group_value(rows, right, jobs, numbers, shape, table, first)
+            if value + value_other <= best or value_other == 0.0 or (jobs > 1 and speedup <= floor):
                 continue
             best, seat, seat_other = value + value_other, i, j
-    return best, seat, seat_other
+    return seat, seat_other
 
 
 @kernel
@@ -267,29 +311,35 @@ def swap_search(
     """Exchange members of groups, in place, while a pair of groups gains by it; how many exchanges were made.
 
     `seats` has a sorted group in each row, padded with -1. Passes over all pairs of groups of which one has changed
-    in this pass or the last, at most `passes` of them.
+    since the pair was last looked at, at most `passes` of them.
     """
     groups, most = seats.shape
     size = np.zeros(groups, dtype=np.int64)
     value = np.zeros(groups)
     changed = np.zeros(groups, dtype=np.int64)
+    known = np.zeros((groups, shape[0] + most + 2))
     scratch = np.empty((2, most + 1), dtype=np.int64)
     for g in range(groups):
         while size[g] < most and seats[g, size[g]] >= 0:
             size[g] += 1
         value[g], _ = group_value(rows, seats[g], size[g], numbers, shape, table, first)
+        survey(rows, seats[g], size[g], scratch[0], shape, table, first, known[g])
     made = 0
-    for turn in range(1, passes + 1):
+    for turn in range(passes):
         before = made
         for a in range(groups):
             for b in range(a + 1, groups):
-                if changed[a] < turn - 1 and changed[b] < turn - 1:
+                visit = (turn * groups + a) * groups + b
+                last_visit = visit - groups * groups
+                if changed[a] < last_visit and changed[b] < last_visit:
                     continue
-                _, i, j = best_swap(
+                i, j = best_swap(
                     rows,
                     seats[a],
                     seats[b],
                     (size[a], size[b]),
+                    known[a],
+                    known[b],
                     value[a] + value[b],
                     floor,
                     scratch,
@@ -304,12 +354,11 @@ def swap_search(
                 joins = seats[b, j] if j < size[b] else -1
                 size[a] = exchanged(seats[a].copy(), size[a], i, joins, seats[a])
                 size[b] = exchanged(seats[b].copy(), size[b], j, leaves, seats[b])
-                seats[a, size[a] :] = -1
-                seats[b, size[b] :] = -1
-                value[a], _ = group_value(rows, seats[a], size[a], numbers, shape, table, first)
-                value[b], _ = group_value(rows, seats[b], size[b], numbers, shape, table, first)
-                changed[a] = turn
-                changed[b] = turn
+                for g in (a, b):
+                    seats[g, size[g] :] = -1
+                    value[g], _ = group_value(rows, seats[g], size[g], numbers, shape, table, first)
+                    survey(rows, seats[g], size[g], scratch[0], shape, table, first, known[g])
+                    changed[g] = visit
                 made += 1
         if made == before:
             break

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grouping_cases import candidates, continuous, few_kinds, stages
-from plait.core.errors import InputError, MissingExtra
+from plait.core.errors import InputError
 from plait.grouping import Candidates, GroupingCache, best_turns, group, kernels, model, rounds
 from plait.grouping.model import Model, Options
 
