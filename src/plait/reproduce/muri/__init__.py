@@ -11,7 +11,7 @@ should ever use. So the world is a small event loop here, written for one purpos
     speeds         how fast a group runs; efficiency of every pair
     yarn           placement on 8 x 8 GPUs
     steps, state   progress and completions; the columns that a rule reads and writes
-    queues, interleaved, antman, themis
+    queues, interleaved (with nodes), antman, themis
                    the policies, each a `Rule`
     options        policies and options by name
     engine         `run`
