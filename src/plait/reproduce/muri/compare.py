@@ -19,7 +19,8 @@ class Row:
 
     `ours_s` is under the setting behind the published bar (`policy`), `consistent_s` with the guard on and
     continuous order. A `ratio` is over the figure's Muri in the same setting. `paper_low` and `paper_high` are
-    equal where the paper's ratio on this trace is known, else the range over the figure's traces.
+    equal where the paper's ratio on this trace is known, else the range over the figure's traces. `mark` and
+    `source` say where the published value is from.
     """
 
     figure: str
@@ -30,6 +31,7 @@ class Row:
     ours_s: float
     published_s: float | None
     mark: str
+    source: str
     ours_to_published: float | None
     ratio: float
     paper_low: float | None
@@ -119,6 +121,7 @@ def _row(figure: Figure, bar: Bar, trace: str, metric: str, folder: Folder, done
         ours_s,
         cell.value if cell else None,
         cell.mark if cell else "",
+        cell.source if cell else "",
         ours_s / cell.value if cell else None,
         ours_s / ours(figure.setting(base, trace, metric)),
         paper.low if paper else None,
