@@ -32,7 +32,14 @@ def _improved(model: Model, nodes: Sequence[Node]) -> list[Node]:
     if len(nodes) < 2:
         return list(nodes)
     seats = model.padded(nodes)
-    arguments = (model.rows, seats, MOST_PASSES, model.options.floor, *model.packed)
+    arguments = (
+        model.rows,
+        seats,
+        MOST_PASSES,
+        model.options.floor,
+        *model.packed,
+        *kernels.search_room(len(seats), model.packed[1]),
+    )
     if compiled(kernels.swap_search, len(nodes) ** 2 * model.options.max_jobs**2):
         run(kernels.swap_search, *arguments)
     else:

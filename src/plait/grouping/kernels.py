@@ -194,14 +194,16 @@ def survey(
     shape: IntArray,
     table: IntArray,
     first: IntArray,
+    numbers: FloatArray,
     known: FloatArray,
-) -> None:
-    """What bounds a group after an exchange: its work on each resource, its worth, its time without each seat.
+) -> float:
+    """The value of a group and what bounds it after an exchange: its work on each resource, worth, time without a seat.
 
     The time of what is left of a group is the least that it takes with somebody in that seat; 0 where it says nothing.
     """
     k = shape[0]
-    known[:] = 0.0
+    for r in range(len(known)):
+        known[r] = 0.0
     for i in range(jobs):
         known[k] += rows[group[i], 3 * k + WORTH]
         for r in range(k):
@@ -210,6 +212,7 @@ def survey(
         left = exchanged(group, jobs, i, -1, scratch)
         if shape[4] == 1 and left > 1:
             known[k + 1 + i] = group_time(rows, scratch, left, shape, table, first)[0]
+    return group_value(rows, group, jobs, numbers, shape, table, first)[0]
 
 
 @kernel
@@ -252,7 +255,8 @@ def best_swap(
     rows: FloatArray,
     one: IntArray,
     other: IntArray,
-    sizes: tuple[int, int],
+    size: int,
+    size_other: int,
     known: FloatArray,
     known_other: FloatArray,
     now: float,
@@ -271,25 +275,25 @@ def best_swap(
     best, seat, seat_other = now + GAIN, -1, -1
     most = shape[1]
     left, right = scratch[0], scratch[1]
-    for i in range(min(sizes[0] + 1, most)):
-        leaves = one[i] if i < sizes[0] else -1
+    for i in range(min(size + 1, most)):
+        leaves = one[i] if i < size else -1
         if i > 0 and leaves == one[i - 1]:
             continue
-        for j in range(min(sizes[1] + 1, most)):
-            joins = other[j] if j < sizes[1] else -1
+        for j in range(min(size_other + 1, most)):
+            joins = other[j] if j < size_other else -1
             if leaves == joins or (j > 0 and joins == other[j - 1]):
                 continue
-            if (leaves < 0 and sizes[1] == 1) or (joins < 0 and sizes[0] == 1):
+            if (leaves < 0 and size_other == 1) or (joins < 0 and size == 1):
                 continue
-            limit = most_worth(rows, known, sizes[0], i, leaves, joins, numbers, shape)
-            limit_other = most_worth(rows, known_other, sizes[1], j, joins, leaves, numbers, shape)
+            limit = most_worth(rows, known, size, i, leaves, joins, numbers, shape)
+            limit_other = most_worth(rows, known_other, size_other, j, joins, leaves, numbers, shape)
             if limit + limit_other <= best:
                 continue
-            jobs = exchanged(one, sizes[0], i, joins, left)
+            jobs = exchanged(one, size, i, joins, left)
             value, speedup = group_value(rows, left, jobs, numbers, shape, table, first)
             if value + limit_other <= best or value == 0.0 or (jobs > 1 and speedup <= floor):
                 continue
-            jobs = exchanged(other, sizes[1], j, leaves, right)
+            jobs = exchanged(other, size_other, j, leaves, right)
             value_other, speedup = group_value(rows, right, jobs, numbers, shape, table, first)
             if value + value_other <= best or value_other == 0.0 or (jobs > 1 and speedup <= floor):
                 continue
@@ -307,23 +311,23 @@ def swap_search(
     shape: IntArray,
     table: IntArray,
     first: IntArray,
+    book: IntArray,
+    value: FloatArray,
+    known: FloatArray,
+    scratch: IntArray,
 ) -> int:
     """Exchange members of groups, in place, while a pair of groups gains by it; how many exchanges were made.
 
     `seats` has a sorted group in each row, padded with -1. Passes over all pairs of groups of which one has changed
-    since the pair was last looked at, at most `passes` of them.
+    since the pair was last looked at, at most `passes` of them. The last four arguments are room to work in, filled
+    with zeros, see `search_room`.
     """
     groups, most = seats.shape
-    size = np.zeros(groups, dtype=np.int64)
-    value = np.zeros(groups)
-    changed = np.zeros(groups, dtype=np.int64)
-    known = np.zeros((groups, shape[0] + most + 2))
-    scratch = np.empty((2, most + 1), dtype=np.int64)
+    size, changed = book[0], book[1]
     for g in range(groups):
         while size[g] < most and seats[g, size[g]] >= 0:
             size[g] += 1
-        value[g], _ = group_value(rows, seats[g], size[g], numbers, shape, table, first)
-        survey(rows, seats[g], size[g], scratch[0], shape, table, first, known[g])
+        value[g] = survey(rows, seats[g], size[g], scratch[2], shape, table, first, numbers, known[g])
     made = 0
     for turn in range(passes):
         before = made
@@ -337,7 +341,8 @@ def swap_search(
                     rows,
                     seats[a],
                     seats[b],
-                    (size[a], size[b]),
+                    size[a],
+                    size[b],
                     known[a],
                     known[b],
                     value[a] + value[b],
@@ -352,17 +357,28 @@ def swap_search(
                     continue
                 leaves = seats[a, i] if i < size[a] else -1
                 joins = seats[b, j] if j < size[b] else -1
-                size[a] = exchanged(seats[a].copy(), size[a], i, joins, seats[a])
-                size[b] = exchanged(seats[b].copy(), size[b], j, leaves, seats[b])
-                for g in (a, b):
-                    seats[g, size[g] :] = -1
-                    value[g], _ = group_value(rows, seats[g], size[g], numbers, shape, table, first)
-                    survey(rows, seats[g], size[g], scratch[0], shape, table, first, known[g])
+                size[a] = exchanged(seats[a], size[a], i, joins, scratch[0])
+                size[b] = exchanged(seats[b], size[b], j, leaves, scratch[1])
+                for at in range(2):
+                    g = b if at else a
+                    for s in range(most):
+                        seats[g, s] = scratch[at, s] if s < size[g] else -1
+                    value[g] = survey(rows, seats[g], size[g], scratch[2], shape, table, first, numbers, known[g])
                     changed[g] = visit
                 made += 1
         if made == before:
             break
     return made
+
+
+def search_room(groups: int, shape: IntArray) -> tuple[IntArray, FloatArray, FloatArray, IntArray]:
+    """Room for `swap_search`: sizes and last changes, values, surveys, groups in the making.
+
+    Made outside, because making arrays takes the compiler longer than using them.
+    """
+    k, most = int(shape[0]), int(shape[1])
+    book = np.zeros((2, groups), dtype=np.int64)
+    return book, np.zeros(groups), np.zeros((groups, k + most + 2)), np.zeros((3, most + 1), dtype=np.int64)
 
 
 @kernel
@@ -395,7 +411,8 @@ def price_groups(
     listed = 0
     while most == 1 or group[0] < empty:
         jobs, run, fine, paid, worth, least = 0, 0, True, price[empty], 0.0, 0.0
-        busy[:] = 0.0
+        for r in range(k):
+            busy[r] = 0.0
         while jobs < most - 1 and group[jobs] < empty:
             c = group[jobs]
             run = run + 1 if jobs > 0 and c == group[jobs - 1] else 1

@@ -21,7 +21,8 @@ def dealt(model: Model, groups: int) -> list[tuple[int, ...]]:
 
 def search(model, nodes, kernel):
     seats = model.padded(nodes)
-    kernel(model.rows, seats, 100, model.options.floor, *model.packed)
+    room = kernels.search_room(len(seats), model.packed[1])
+    kernel(model.rows, seats, 100, model.options.floor, *model.packed, *room)
     return sorted(tuple(c for c in seat if c >= 0) for seat in seats.tolist())
 
 
