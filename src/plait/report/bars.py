@@ -10,7 +10,8 @@ from html import escape
 #: Fill patterns by series; the same order as the columns of the tables beside them.
 _FILLS = ("#2b83ba", "#e0692a", "#1f9d76", "#a88a1c", "#7a67d0", "#c0609c")
 _STYLE = (
-    ".bars text{font:12px system-ui,sans-serif;fill:#1b2430}.bars .soft{fill:#566274}.bars .title{font-weight:600}.bars .axis{stroke:#c3cad5}"
+    ".bars text{font:12px system-ui,sans-serif;fill:#1b2430}.bars .soft{fill:#566274}.bars .title{font-weight:600}"
+    ".bars .axis{stroke:#c3cad5}"
     ".bars .mark{stroke:#1b2430;stroke-width:2}.bars .range{fill:none;stroke:#1b2430;stroke-dasharray:3 2}"
     "@media(prefers-color-scheme:dark){.bars text{fill:#e6eaf0}.bars .soft{fill:#9fabbb}.bars .axis{stroke:#3a4556}"
     ".bars .mark,.bars .range{stroke:#e6eaf0}}"
