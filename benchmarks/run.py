@@ -22,6 +22,7 @@ SCRIPTS = {
     "A policy of one's own": ["bench_policy.py"],
     "The engine": ["bench_engine.py"],
     "Exact matching": ["bench_matching.py"],
+    "Grouping": ["bench_grouping.py"],
 }
 
 
