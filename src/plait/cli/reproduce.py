@@ -26,6 +26,7 @@ def muri(
     matching: Annotated[
         str, typer.Option(help="artifact: ties as released; exact: plait's own matching.")
     ] = "artifact",
+    own: Annotated[bool, typer.Option(help="Also the same experiments in plait's own world.")] = True,
     processes: Annotated[int, typer.Option(help="Runs at the same time.")] = 1,
 ) -> None:
     """Muri (SIGCOMM'22): figures 9 to 14, tables 4 and 5, and the testbed, on the artifact's traces.

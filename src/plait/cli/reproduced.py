@@ -35,6 +35,7 @@ class MuriRequest:
     fresh: bool = False
     jobs: int | None = None
     matching: str = "artifact"
+    own: bool = True
     processes: int = 1
 
 
@@ -70,7 +71,7 @@ class _Asked:
             raise InputError(f"--jobs must be at least 1, got {request.jobs}")
         keys = chosen(request.figure)
         self.request = request
-        self.folder = Folder(request.data, request.jobs, request.matching)
+        self.folder = Folder(request.data, request.jobs, request.matching, request.own)
         self.figures = figures(keys)
         self.notes = [
             f"figure {figure.key} is without {', '.join(names)}: not in {request.data}"

@@ -40,15 +40,32 @@ def test_figures_tables_and_page(plait, data):
     assert len(found["tables"]) == 24
     assert found["testbed"] == found["noise"] == []
     page = Path("r.html").read_text()
-    assert page.count("<svg") == 6 + 2 + 3
+    assert page.count("<svg") == 9 + 3 + 3
     assert not re.search(r"(src|href)=\"(https?:)?//", page)
     assert "equals" not in page.split("Provenance")[0]
     assert "stored by the authors in the artifact" in page
 
 
+def test_the_same_in_plaits_own_world_beside(plait, data):
+    arguments = ("reproduce", "muri", "--data", data, "--figure", "9,10", "--work", "w", "--json", "-")
+    bars = json.loads(plait(*arguments).out)["bars"]
+    own = {(r["trace"], r["bar"]): r for r in bars if r["metric"] == "avg_jct_s"}
+    trace = data / "trace3.csv"
+    same = plait(
+        "simulate", trace, "--policy", "srsf,muri-s", "--round", 360, "--placement", "consolidated", "--json", "-"
+    )
+    srsf, muri = (r["avg_jct_s"] for r in json.loads(same.out)["runs"])
+    assert own["trace3", "SRSF"]["own_s"] == srsf
+    assert own["trace3", "SRSF"]["own_ratio"] == srsf / muri
+    assert own["trace3", "AntMan"]["own_s"] is None
+    only = json.loads(plait(*arguments, "--no-own").out)["bars"]
+    assert all(r["own_s"] is None for r in only)
+    assert [r["ours_s"] for r in only] == [r["ours_s"] for r in bars]
+
+
 def test_a_second_time_nothing_is_run(plait, data, monkeypatch):
     first = plait("reproduce", "muri", "--data", data, "--figure", "9", "--work", "w", "--json", "-")
-    assert "4 runs made, 0 were kept" in first.err
+    assert "7 runs made, 0 were kept" in first.err
     monkeypatch.setattr(reproduced, "run_all", lambda *_: pytest.fail("ran again"))
     second = plait("reproduce", "muri", "--data", data, "--figure", "9", "--work", "w", "--json", "-")
     assert second.code == 0
@@ -75,12 +92,12 @@ def test_ctrl_c_keeps_what_is_done(plait, data, monkeypatch):
     arguments = ("reproduce", "muri", "--data", data, "--figure", "9", "--work", "w", "--report", "r.html")
     answer = plait(*arguments)
     assert answer.code == 130
-    assert "2 of 4 runs are kept in w; the same command goes on from there" in answer.err
+    assert "2 of 7 runs are kept in w; the same command goes on from there" in answer.err
     assert not Path("r.html").exists()
     monkeypatch.setattr(reproduced, "run_all", real)
     again = plait(*arguments)
     assert again.code == 0
-    assert "1 runs made, 3 were kept" in again.err
+    assert "4 runs made, 3 were kept" in again.err
     assert Path("r.html").exists()
 
 

@@ -53,11 +53,12 @@ def test_the_key_is_what_decides_the_result(folder: Folder, monkeypatch: pytest.
         replace(case, overhead="at_start").key(),
         replace(case, noise=0.2).key(),
         replace(case, noise=0.2, seed=1).key(),
+        replace(case, policy="muri-l", world="plait").key(),
     }
-    assert len(keys) == 8
+    assert len(keys) == 9
     assert replace(case, policy="muri-l:order=discretised,unpack=off").key() == case.key()
     before = case.key()
-    monkeypatch.setattr(runs, "code_hash", lambda: "another version")
+    monkeypatch.setattr(runs, "code_hash", lambda own: "another version")
     assert case.key() != before
 
 

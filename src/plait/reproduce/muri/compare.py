@@ -10,6 +10,7 @@ from typing import Any
 from plait.core.errors import InputError
 from plait.reproduce.muri import published
 from plait.reproduce.muri.figures import FIGURES, Bar, Figure
+from plait.reproduce.muri.own import POLICIES
 from plait.reproduce.muri.runs import Case, Done
 
 
@@ -39,6 +40,9 @@ class Row:
     consistent_policy: str
     consistent_s: float
     consistent_ratio: float
+    own_policy: str = ""
+    own_s: float | None = None
+    own_ratio: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As a dictionary."""
@@ -47,11 +51,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Folder:
-    """The data folder; what is asked of it and not there is noted."""
+    """The data folder; what is asked of it and not there is noted. `own`: also run in plait's own world."""
 
     path: Path
     jobs: int | None = None
     matching: str = "artifact"
+    own: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a folder that is not there."""
@@ -71,6 +76,13 @@ class Folder:
             policy += f"{',' if ':' in policy else ':'}matching={self.matching}"
         return Case(str(self.path / f"{trace}.csv"), policy, self.jobs, **more)
 
+    def own_case(self, trace: str, bar: Bar) -> Case | None:
+        """The run of a bar in plait's own world, if it is asked for and plait has the policy."""
+        policy = POLICIES.get(bar.name)
+        if not self.own or policy is None:
+            return None
+        return Case(str(self.path / f"{trace}.csv"), policy, self.jobs, world="plait")
+
 
 def missing(figure: Figure, folder: Folder) -> list[str]:
     """Names of trace files that the figure has and the folder does not."""
@@ -86,6 +98,9 @@ def cases_of(figure: Figure, folder: Folder) -> list[Case]:
                 for metric in figure.metrics:
                     wanted[folder.case(trace, figure.setting(bar, trace, metric))] = None
                 wanted[folder.case(trace, bar.consistent or bar.policy)] = None
+                own = folder.own_case(trace, bar)
+                if own is not None:
+                    wanted[own] = None
     return list(wanted)
 
 
@@ -109,6 +124,8 @@ def _row(figure: Figure, bar: Bar, trace: str, metric: str, folder: Folder, done
     policy = figure.setting(bar, trace, metric)
     consistent = bar.consistent or bar.policy
     ours_s, consistent_s = ours(policy), ours(consistent)
+    own, own_base = folder.own_case(trace, bar), folder.own_case(trace, base)
+    own_s = None if own is None else float(getattr(done[own], metric))
     whole = folder.jobs is None
     cell = published.cell(figure.key, trace, bar.name, metric) if whole else None
     paper = published.ratio(figure.key, trace, metric, bar.name) if whole else None
@@ -129,6 +146,9 @@ def _row(figure: Figure, bar: Bar, trace: str, metric: str, folder: Folder, done
         consistent,
         consistent_s,
         consistent_s / ours(base.consistent or base.policy),
+        "" if own is None else own.policy,
+        own_s,
+        None if own_s is None or own_base is None else own_s / float(getattr(done[own_base], metric)),
     )
 
 

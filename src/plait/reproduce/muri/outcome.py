@@ -87,6 +87,9 @@ def off(ratio: float | None) -> str:
 def _figure_table(title: str, rows: Sequence[Row], note: str) -> Table:
     grid = _grid(title, ("trace", "metric", "bar"), ("ours", "authors'", "off by", "over Muri", "paper", "guard on"))
     grid.add_column("guard on, over Muri", justify="right")
+    own = any(row.own_ratio is not None for row in rows)
+    if own:
+        grid.add_column("plait's world, over Muri", justify="right")
     grid.caption = note
     for i, row in enumerate(rows):
         same = [r for r in rows if (r.trace, r.metric) == (row.trace, row.metric)]
@@ -103,6 +106,7 @@ def _figure_table(title: str, rows: Sequence[Row], note: str) -> Table:
             paper(row.paper_low, row.paper_high),
             seconds(row.consistent_s, largest),
             f"{row.consistent_ratio:.2f}",
+            *([paper(row.own_ratio, row.own_ratio)] if own else []),
             end_section=i + 1 == len(rows) or row is same[-1],
         )
     return grid

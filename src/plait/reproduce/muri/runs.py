@@ -35,6 +35,7 @@ class Case:
     """One run: a trace file (its first `jobs` rows), a policy with options, and what is not as released.
 
     `noise` n lets the policy see stage times off by a factor U[1-n, 1+n], drawn with `seed`; speeds stay true.
+    In the world `plait` (see `own`) the policy is one of plait's catalog and only `jobs` counts of the rest.
     """
 
     trace: str
@@ -44,11 +45,14 @@ class Case:
     overhead: Literal["every_event", "at_start"] = "every_event"
     noise: float = 0.0
     seed: int = 0
+    world: Literal["artifact", "plait"] = "artifact"
 
     def key(self) -> str:
         """Its name in the store."""
-        told = {**asdict(self), "trace": hash_of(self.trace), "policy": read_setting(self.policy).text}
-        text = json.dumps([told, code_hash()], sort_keys=True)
+        own = self.world == "plait"
+        policy = self.policy if own else read_setting(self.policy).text
+        told = {**asdict(self), "trace": hash_of(self.trace), "policy": policy}
+        text = json.dumps([told, code_hash(own)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -87,19 +91,26 @@ def hash_of(path: str) -> str:
 
 
 @cache
-def code_hash() -> str:
-    """Hash of the code and tables that runs depend on."""
+def code_hash(own: bool) -> str:
+    """Hash of the code and tables that runs depend on: of all of plait in its own world."""
     digest = hashlib.sha256()
-    for package in ("plait.reproduce.muri", "plait.grouping"):
-        modules = (p for p in files(package).iterdir() if p.name.endswith(".py") and p.name not in PRESENTATION)
-        for module in sorted(modules, key=lambda p: p.name):
-            digest.update(module.read_bytes())
-    digest.update((files("plait.sim") / "data" / "overheads.csv").read_bytes())
+    packages = ["plait.reproduce.muri", "plait.core", "plait.grouping", "plait.sim"]
+    if own:
+        packages += ["plait.control", "plait.placement", "plait.policies", "plait.traces"]
+    for package in packages:
+        parts = sorted((p for p in files(package).iterdir() if p.name.endswith(".py")), key=lambda p: p.name)
+        for part in parts:
+            digest.update(part.read_bytes())
+    digest.update(files("plait.sim").joinpath("data", "overheads.csv").read_bytes())
     return digest.hexdigest()
 
 
 def run_case(case: Case, ended: Callable[[int], None] | None = None) -> Done:
     """Run it. `ended(n)` is told whenever `n` more jobs have ended."""
+    if case.world == "plait":
+        from plait.reproduce.muri.own import simulate_own
+
+        return Done(**simulate_own(case.trace, case.policy, case.jobs, ended))
     from plait.reproduce.muri.engine import run
     from plait.reproduce.muri.trace import read
 
