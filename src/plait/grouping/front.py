@@ -3,121 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 
-from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError, suggest
-from plait.grouping.bound import bound_of
 from plait.grouping.cache import GroupingCache
+from plait.grouping.candidates import Candidates
 from plait.grouping.classes import MOST_KINDS, dealt, exact_groups, fewest_is_known, kinds_of_groups
 from plait.grouping.guard import apply_guard
 from plait.grouping.improve import MOST_TO_IMPROVE, improved
 from plait.grouping.interleave import ORDERS, Order
 from plait.grouping.model import OBJECTIVES, Model, Objective, Options
 from plait.grouping.programs import HAVE_HIGHS
+from plait.grouping.result import Grouping, assembled
 from plait.grouping.rounds import MOST_NODES, Bucket, algorithm1, consecutive
 
 Method = Literal["auto", "blossom", "exact", "greedy", "consecutive"]
 
 #: Exact grouping pays for at most so many kinds, and at least so many jobs for each eight kinds.
 EXACT_CLASSES, EXACT_JOBS = 32, 200
-
-
-@dataclass(frozen=True, eq=False)
-class Candidates:
-    """The jobs to group, one a row, in priority order.
-
-    `stage_s` (n, k) seconds of each stage alone; `iteration_s` (n,) of the whole iteration alone; `gpus` (n,);
-    `memory_bytes` (n,) of GPU memory on each GPU, None = not limited; `shares` (n, k) the part of each resource that a
-    stage needs, in (0, 1], None = all of it (see `interleave`). Raises `InputError` that names the row.
-    """
-
-    stage_s: FloatArray
-    iteration_s: FloatArray
-    gpus: IntArray
-    memory_bytes: FloatArray | None = None
-    shares: FloatArray | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be profiles."""
-        stage = np.ascontiguousarray(self.stage_s, dtype=np.float64)
-        if stage.ndim != 2 or stage.shape[1] == 0:
-            raise InputError(f"stage_s must have shape (jobs, resources), got {stage.shape}")
-        gpus = np.asarray(self.gpus)
-        columns = {
-            "stage_s": stage,
-            "iteration_s": np.asarray(self.iteration_s, dtype=np.float64),
-            "gpus": gpus.astype(np.int64),
-        }
-        if self.memory_bytes is not None:
-            columns["memory_bytes"] = np.asarray(self.memory_bytes, dtype=np.float64)
-        if self.shares is not None:
-            columns["shares"] = np.asarray(self.shares, dtype=np.float64)
-        for name, column in columns.items():
-            wanted = stage.shape if name in ("stage_s", "shares") else stage.shape[:1]
-            if column.shape != wanted:
-                raise InputError(f"{name} must have shape {wanted}, as for {len(stage)} jobs, got {column.shape}")
-            object.__setattr__(self, name, column)
-        self._check()
-
-    def _check(self) -> None:
-        stage, alone, memory, shares = self.stage_s, self.iteration_s, self.memory_bytes, self.shares
-        total: FloatArray = stage.sum(axis=1)
-        _need(
-            (stage.min(axis=1) >= 0) & np.isfinite(total) & (total > 0),
-            stage,
-            "stage_s must be finite, >= 0 and not all 0 seconds",
-        )
-        _need((alone > 0) & np.isfinite(alone), alone, "iteration_s must be a positive number of seconds")
-        _need(self.gpus >= 1, self.gpus, "gpus must be at least 1")
-        if memory is not None:
-            _need((memory >= 0) & np.isfinite(memory), memory, "memory_bytes must be finite and >= 0")
-        if shares is not None:
-            _need((shares.min(axis=1) > 0) & (shares.max(axis=1) <= 1), shares, "shares must be in (0, 1]")
-
-    def __len__(self) -> int:
-        """How many jobs."""
-        return len(self.gpus)
-
-
-def _need(fine: BoolArray, column: FloatArray | IntArray, rule: str) -> None:
-    if not fine.all():
-        row = int(np.argmin(fine))
-        raise InputError(f"row {row}: {rule}, got {column[row].tolist()}")
-
-
-@dataclass(frozen=True)
-class Grouping:
-    """Who shares GPUs with whom; everything by group, groups in order of their best job.
-
-    `groups` rows of the candidates, best priority first; `turns` the turn of each member, the first's is 0;
-    `iteration_s` T with interference (solo time for a job alone); `efficiency` gamma, formula (4), and `speedup`
-    summed normalised throughput. `total` is the objective over all groups and `bound` no grouping into as many
-    groups can exceed, by `bound_kind`. `method` is what was used, `why` says so in a sentence, `split` counts groups
-    that the guard took apart.
-    """
-
-    groups: tuple[tuple[int, ...], ...]
-    turns: tuple[tuple[int, ...], ...]
-    iteration_s: tuple[float, ...]
-    efficiency: tuple[float, ...]
-    speedup: tuple[float, ...]
-    total: float
-    bound: float
-    bound_kind: str
-    method: str
-    why: str
-    split: int
-
-    @property
-    def gap(self) -> float:
-        """How far below the bound, as a part of it; the truth is this or better."""
-        return max(0.0, 1.0 - self.total / self.bound) if self.bound > 0 else 0.0
 
 
 def group(
@@ -168,13 +74,13 @@ def group(
         guard,
         float("inf") if memory_limit_bytes is None else float(memory_limit_bytes),
     )
-    _check_options(options, method, jobs, gpus_available)
+    checked(options, jobs, method, gpus_available)
     cache = GroupingCache() if cache is None else cache
     buckets = _buckets(jobs, options)
     need = int(jobs.gpus.sum())
     if max_jobs == 1 or (gpus_available is not None and need <= gpus_available):
         fit = f"all jobs fit alone, {need} GPUs of {gpus_available}"
-        return _assemble(jobs, buckets, "alone", "groups of one were asked for" if max_jobs == 1 else fit, 0)
+        return assembled(jobs, buckets, "alone", "groups of one were asked for" if max_jobs == 1 else fit, 0)
     why = _choose(buckets, method)
     if method == "consecutive":
         consecutive(buckets, gpus_available)
@@ -186,7 +92,7 @@ def group(
     for bucket in buckets:
         _better(bucket, method == "auto" if improve is None else improve, cache)
     split = sum(apply_guard(bucket) for bucket in buckets)
-    return _assemble(jobs, buckets, "+".join(sorted({b.method for b in buckets})), why, split)
+    return assembled(jobs, buckets, "+".join(sorted({b.method for b in buckets})), why, split)
 
 
 def _choose(buckets: Sequence[Bucket], method: Method) -> str:
@@ -223,7 +129,8 @@ def _better(bucket: Bucket, search: bool, cache: GroupingCache) -> None:
             bucket.nodes, bucket.rows = nodes, None
 
 
-def _check_options(options: Options, method: str, jobs: Candidates, gpus_available: int | None) -> None:
+def checked(options: Options, jobs: Candidates, method: str = "auto", gpus_available: int | None = None) -> None:
+    """Raise `InputError` for options that cannot be."""
     for name, value, known in (
         ("method", method, get_args(Method)),
         ("objective", options.objective, OBJECTIVES),
@@ -232,10 +139,10 @@ def _check_options(options: Options, method: str, jobs: Candidates, gpus_availab
         if value not in known:
             raise InputError(f"unknown {name} {value!r}; {suggest(value, known)}")
     resources = jobs.stage_s.shape[1]
-    if options.max_jobs < 1 or (options.max_jobs > resources and jobs.shares is None):
-        raise InputError(
-            f"max_jobs must be 1 to {resources}, the number of resources (more needs shares), got {options.max_jobs}"
-        )
+    most = resources if jobs.shares is None else 2 * resources
+    if not 1 <= options.max_jobs <= most:
+        why = "the number of resources (twice that with shares)" if jobs.shares is None else "twice the resources"
+        raise InputError(f"max_jobs must be 1 to {most}, {why}, got {options.max_jobs}")
     if not options.interference or not all(f > 0 and math.isfinite(f) for f in options.interference):
         raise InputError(f"interference must be positive factors for 1, 2, ... jobs, got {options.interference}")
     if options.guard is not None and not options.guard > -1:
@@ -260,78 +167,3 @@ def _buckets(jobs: Candidates, options: Options) -> list[Bucket]:
         )
         buckets.append(Bucket(gpus, rows, model, model.nodes_of_jobs()))
     return buckets
-
-
-def _assemble(jobs: Candidates, buckets: Sequence[Bucket], method: str, why: str, split: int) -> Grouping:
-    """Classes back to jobs, and what is known of each group."""
-    found: list[tuple[tuple[int, ...], tuple[int, ...], float, float, float]] = []
-    total, bound, kinds = 0.0, 0.0, []
-    for bucket in buckets:
-        model = bucket.model
-        values = model.values(bucket.nodes)
-        total += math.fsum(values.value.tolist())
-        most, kind = bound_of(bucket)
-        bound += most
-        kinds.append(kind)
-        seats = expand(bucket)
-        for g, seated in enumerate(seats):
-            turns = model.turns(bucket.nodes[g], int(values.turn_row[g]))
-            both = sorted(zip(seated, turns, strict=True))
-            start = both[0][1]
-            time = float(values.iteration_s[g])
-            rows = tuple(int(bucket.jobs[position]) for position, _ in both)
-            busy = float(jobs.stage_s[list(rows)].sum()) / (model.resources * time)
-            found.append(
-                (
-                    rows,
-                    tuple((turn - start) % model.resources for _, turn in both),
-                    time,
-                    min(busy, 1.0),
-                    float(values.speedup[g]),
-                )
-            )
-    found.sort()
-    return Grouping(
-        groups=tuple(f[0] for f in found),
-        turns=tuple(f[1] for f in found),
-        iteration_s=tuple(f[2] for f in found),
-        efficiency=tuple(f[3] for f in found),
-        speedup=tuple(f[4] for f in found),
-        total=total,
-        bound=max(bound, total),
-        bound_kind="+".join(dict.fromkeys(kinds)),
-        method=method,
-        why=why,
-        split=split,
-    )
-
-
-def expand(bucket: Bucket) -> list[tuple[int, ...]]:
-    """Positions of the jobs in each node, in the order of its classes.
-
-    Jobs in priority order take a seat of their class in the group that was opened first, and open one only if
-    no open group wants them, so that the best priorities come together.
-    """
-    if bucket.rows is not None:
-        of_job = bucket.model.of_job
-        return [tuple(sorted(group, key=lambda i: (of_job[i], i))) for group in bucket.rows]
-    count = len(bucket.model.counts)
-    unopened: list[deque[int]] = [deque() for _ in range(count)]
-    wanted: list[deque[int]] = [deque() for _ in range(count)]
-    for g, node in enumerate(bucket.nodes):
-        for c in dict.fromkeys(node):
-            unopened[c].append(g)
-    seats: list[list[tuple[int, int]]] = [[] for _ in bucket.nodes]
-    for position, c in enumerate(bucket.model.of_job.tolist()):
-        if wanted[c]:
-            g = wanted[c].popleft()
-        else:
-            g = unopened[c].popleft()
-            while seats[g]:
-                g = unopened[c].popleft()
-            others = list(bucket.nodes[g])
-            others.remove(c)
-            for other in others:
-                wanted[other].append(g)
-        seats[g].append((c, position))
-    return [tuple(position for _, position in sorted(seated)) for seated in seats]

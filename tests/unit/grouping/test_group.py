@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from grouping_cases import candidates, continuous, few_kinds, stages
 from plait.core.errors import InputError
-from plait.grouping import Candidates, GroupingCache, best_turns, group, kernels, model, rounds
+from plait.grouping import Candidates, GroupingCache, best_turns, group, kernels, model, pair_weights, rounds
 from plait.grouping.model import Model, Options
 
 METHODS = ("auto", "blossom", "exact", "greedy", "consecutive")
@@ -269,6 +269,20 @@ def test_weights_of_all_pairs(stage_s, worst, speedup, limit):
             assert answers[0][u, v] == pytest.approx(value)
 
 
+def test_pair_weights_of_jobs_and_nodes():
+    stage_s = continuous(6)
+    jobs = candidates(stage_s, np.array([1, 1, 1, 2, 2, 1]), memory_bytes=np.array([1.0, 1, 5, 1, 1, 1]))
+    weight = pair_weights(jobs, interference=(1.0, 1.3), memory_limit_bytes=5.0)
+    assert (weight == weight.T).all()
+    assert weight[0, 1] == pytest.approx(stage_s[:2].sum() / 4 / best_turns(stage_s[:2])[0] / 1.3)
+    assert weight[3, 4] > 0 == weight[0, 3] == weight[0, 0] == weight[1, 2]
+    nodes = pair_weights(jobs, [(1, 0), (5,), (3, 4)], max_jobs=3, objective="speedup")
+    three = stage_s[[0, 1, 5]]
+    assert nodes[0, 1] == pytest.approx(three.sum() / best_turns(three)[0])
+    assert nodes[0, 2] == nodes[1, 2] == 0.0
+    assert pair_weights(jobs, []).shape == (0, 0)
+
+
 def test_large_buckets_are_matched_in_parts():
     with mock.patch.object(rounds, "MOST_NODES", 10):
         jobs = candidates(continuous(47))
@@ -349,7 +363,7 @@ class TestMistakes:
             ("method", "blosom", "unknown method 'blosom'; did you mean 'blossom'"),
             ("objective", "gamma", "unknown objective 'gamma'; known: efficiency, speedup"),
             ("order", "bets", "unknown order 'bets'; did you mean 'best'"),
-            ("max_jobs", 5, "max_jobs must be 1 to 4, the number of resources"),
+            ("max_jobs", 5, r"max_jobs must be 1 to 4, the number of resources \(twice that with shares\), got 5"),
             ("max_jobs", 0, "max_jobs must be 1 to 4"),
             ("interference", (), "interference must be positive factors"),
             ("interference", (1.0, -1.0), "interference must be positive factors"),
@@ -361,6 +375,12 @@ class TestMistakes:
     def test_options(self, option, value, message):
         with pytest.raises(InputError, match=message):
             group(Candidates(**FINE), **{option: value})
+
+    def test_more_jobs_than_resources_need_shares(self):
+        shared = Candidates(**FINE, shares=np.full((3, 4), 0.2))
+        assert group(shared, 5).groups == ((0, 1, 2),)
+        with pytest.raises(InputError, match="max_jobs must be 1 to 8, twice the resources, got 9"):
+            group(shared, 9)
 
     def test_no_jobs(self):
         found = group(Candidates(np.ones((0, 4)), np.ones(0), np.ones(0)))
