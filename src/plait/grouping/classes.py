@@ -86,7 +86,9 @@ def _exact_groups(model: Model, start: Sequence[Node], cache: GroupingCache) -> 
 def fewest_is_known(model: Model) -> bool:
     """Whether any jobs may be together, so that ceil(jobs / max_jobs) groups are the fewest."""
     most_memory = float(model.rows[:, 3 * model.resources + kernels.MEMORY].max())
-    return not model.shared and most_memory * model.options.max_jobs <= model.options.memory_limit_bytes
+    if model.shared or model.options.max_jobs > model.resources:
+        return False
+    return most_memory * model.options.max_jobs <= model.options.memory_limit_bytes
 
 
 def _total(model: Model, nodes: Sequence[Node]) -> float:

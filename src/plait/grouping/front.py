@@ -52,8 +52,8 @@ def group(
     order           stage order of a group; "worst" is the paper's ablation
     interference    slow-down of a group of 1, 2, ... jobs beyond its schedule; the last counts for larger ones
     guard           split groups whose speedup is <= 1 + guard; None leaves them
-    gpus_available  merge only while the groups ask for more GPUs than that, cheapest merges first; None (the
-                    paper) merges whatever is matched
+    gpus_available  merge only while the groups ask for more GPUs than that, cheapest merges first (none or
+                    less than none: as far as it goes); None (the paper) merges whatever is matched
     memory_limit_bytes  most GPU memory on each GPU that members of a group may hold together
     improve         local search after the rounds; None: yes if the method is "auto"
 
@@ -74,7 +74,7 @@ def group(
         guard,
         float("inf") if memory_limit_bytes is None else float(memory_limit_bytes),
     )
-    checked(options, jobs, method, gpus_available)
+    checked(options, jobs, method)
     cache = GroupingCache() if cache is None else cache
     buckets = _buckets(jobs, options)
     need = int(jobs.gpus.sum())
@@ -129,7 +129,7 @@ def _better(bucket: Bucket, search: bool, cache: GroupingCache) -> None:
             bucket.nodes, bucket.rows = nodes, None
 
 
-def checked(options: Options, jobs: Candidates, method: str = "auto", gpus_available: int | None = None) -> None:
+def checked(options: Options, jobs: Candidates, method: str = "auto") -> None:
     """Raise `InputError` for options that cannot be."""
     for name, value, known in (
         ("method", method, get_args(Method)),
@@ -147,8 +147,6 @@ def checked(options: Options, jobs: Candidates, method: str = "auto", gpus_avail
         raise InputError(f"interference must be positive factors for 1, 2, ... jobs, got {options.interference}")
     if options.guard is not None and not options.guard > -1:
         raise InputError(f"guard must be a margin > -1, or None for no guard, got {options.guard}")
-    if gpus_available is not None and gpus_available < 0:
-        raise InputError(f"gpus_available must be >= 0, got {gpus_available}")
     if not options.memory_limit_bytes >= 0:
         raise InputError(f"memory_limit_bytes must be >= 0, got {options.memory_limit_bytes}")
 

@@ -139,7 +139,8 @@ class TestGpusAvailable:
         assert (2, 3) in group(same, gpus_available=3, method="blossom").groups
 
     def test_all_that_is_possible_if_nothing_is_enough(self):
-        assert len(group(candidates(continuous(8)), guard=None, gpus_available=0).groups) == 2
+        for available in (0, -3):
+            assert len(group(candidates(continuous(8)), guard=None, gpus_available=available).groups) == 2
 
 
 class TestGuard:
@@ -368,7 +369,6 @@ class TestMistakes:
             ("interference", (), "interference must be positive factors"),
             ("interference", (1.0, -1.0), "interference must be positive factors"),
             ("guard", -1.0, "guard must be a margin > -1, or None for no guard, got -1.0"),
-            ("gpus_available", -1, "gpus_available must be >= 0, got -1"),
             ("memory_limit_bytes", -1, "memory_limit_bytes must be >= 0, got -1"),
         ],
     )
@@ -381,6 +381,15 @@ class TestMistakes:
         assert group(shared, 5).groups == ((0, 1, 2),)
         with pytest.raises(InputError, match="max_jobs must be 1 to 8, twice the resources, got 9"):
             group(shared, 9)
+
+    def test_shares_that_nobody_can_use_change_nothing(self):
+        """All need a whole GPU: groups are those of formula (3), and no more than four."""
+        stage_s = continuous(9)
+        shares = np.array([[0.1, 0.1, 1.0, 0.1]]).repeat(9, axis=0)
+        found = group(candidates(stage_s, shares=shares), 6, method="exact", guard=None)
+        assert max(map(len, found.groups)) <= 4
+        one = vars(group(candidates(stage_s, shares=shares), guard=None))
+        assert one == vars(group(candidates(stage_s), guard=None))
 
     def test_no_jobs(self):
         found = group(Candidates(np.ones((0, 4)), np.ones(0), np.ones(0)))
