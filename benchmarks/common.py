@@ -102,7 +102,7 @@ def show(figures: list[Figure]) -> None:
 
 def print_table(figures: list[Figure]) -> None:
     """The figures for people."""
-    width = max(len(f.what) for f in figures)
+    width = max((len(f.what) for f in figures), default=0)
     for f in figures:
         line = f"{f.what:{width}}  {f.cpu_s:9.3f} CPU s"
         line += f"  {f.ratio:8.2f} x {f.against}" if f.ratio == f.ratio else ""

@@ -23,6 +23,7 @@ SCRIPTS = {
     "The engine": ["bench_engine.py"],
     "Exact matching": ["bench_matching.py"],
     "Grouping": ["bench_grouping.py"],
+    "Muri's evaluation": ["bench_reproduce.py"],
 }
 
 

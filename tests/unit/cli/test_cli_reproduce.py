@@ -54,7 +54,7 @@ def test_the_same_in_plaits_own_world_beside(plait, data):
     same = plait(
         "simulate", trace, "--policy", "srsf,muri-s", "--round", 360, "--placement", "consolidated", "--json", "-"
     )
-    srsf, muri = (r["avg_jct_s"] for r in json.loads(same.out)["runs"])
+    srsf, muri = (r["avg_jct_s"] for r in json.loads(same.out))
     assert own["trace3", "SRSF"]["own_s"] == srsf
     assert own["trace3", "SRSF"]["own_ratio"] == srsf / muri
     assert own["trace3", "AntMan"]["own_s"] is None
