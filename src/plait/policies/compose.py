@@ -133,7 +133,10 @@ class Composed:
         return Plan(plan.groups, plan.order, plan.levels, plan.promoted, plan.reasons, until, settled=settled)
 
     def _in_groups(self, view: View, order: IntArray, scheme: Scheme | IntArray, ranking: Ranking) -> Plan:
-        """Largest units first, so that gangs find whole nodes; if a better unit loses by that, best first."""
+        """Largest units first, so that gangs find whole nodes; if a better unit loses by that, best first.
+
+        Units that even so find too few cores or too little memory beside the others are taken apart.
+        """
         assert self.group is not None
         units = self.group(view, order)
         place_of = np.empty(len(order), dtype=np.int64)
@@ -149,6 +152,15 @@ class Composed:
             if placed.all():
                 break
         numbers = view.jobs.number
+        shut_out = [row for row in units.order[: units.count][~placed].tolist() if row in units.companions]
+        if shut_out and view.jobs.columns["has_demands"][0]:  # else whoever leads finds no more room alone
+            together = {lead: others for lead, others in units.companions.items() if lead not in shut_out}
+            apart = [other for lead in shut_out for other in units.companions[lead]]
+            rows = np.concatenate([units.order, np.array(apart, dtype=np.int64)])
+            plan = place(
+                view, rows[np.argsort(place_of[rows])], scheme=scheme, companions=together, gate=units.gate,
+                turns=units.turns, seed=self.seed,
+            )  # fmt: skip
         return replace(
             plan,
             order=numbers[order],

@@ -168,6 +168,20 @@ def test_the_better_unit_is_placed_even_where_large_ones_first_would_shut_it_out
     assert any(0 in g for g in members(made))
 
 
+def test_a_group_that_finds_too_few_cores_is_taken_apart():
+    """`greedy` takes more than its part of the node, so `a` and `b` together ask for more cores than are left."""
+    cluster = Cluster.of(1, 4, cpus=8.0)
+    jobs = [
+        job("greedy", GPU, work_s=100, cpus=5.0),
+        job("a", PURE[0], gpus=2, cpus=2.0),
+        job("b", PURE[1], gpus=2, cpus=2.0),
+    ]
+    made, _ = plan(jobs, make_policy("muri-s"), cluster)
+    assert members(made) == [[0], [1]]
+    assert list(made.reasons) == [2]
+    assert members(plan(jobs[1:], make_policy("muri-s"), Cluster.of(1, 2, cpus=4.0))[0]) == [[0, 1]]
+
+
 def test_wrong_values_are_named():
     for text, said in (
         ("muri-s:max_jobs=5", "max_jobs must be 1 to 4"),
