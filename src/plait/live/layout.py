@@ -1,0 +1,96 @@
+"""Where everything lies under one folder, `~/.plait` unless told otherwise.
+
+    service.json, service.lock, service.log, token, plait.db      the service
+    nodes/<node>/journal.jsonl, agent.log, agent.lock, enrol      an agent
+    jobs/<job>/checkpoints, EPOCH                                 a job, over all its attempts
+    jobs/<job>/attempts/<epoch>/rank<r>/                          one process of one attempt
+    gates/<group>/                                                the gate of a running group, in /dev/shm if possible
+
+Folders are for their owner alone. Names that come from outside never become paths: jobs are `j-<number>`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_HOME = "~/.plait"
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def job_name(number: int) -> str:
+    """The name of a job in folders and on the command line.
+
+    >>> job_name(12)
+    'j-12'
+    """
+    return f"j-{number}"
+
+
+def job_number(name: str) -> int | None:
+    """The number in a job's name; None if it is no such name.
+
+    >>> job_number("j-12"), job_number("../etc")
+    (12, None)
+    """
+    digits = name.removeprefix("j-")
+    return int(digits) if name.startswith("j-") and digits.isascii() and digits.isdigit() else None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Paths under `home`; nothing is made by asking."""
+
+    home: Path
+
+    @classmethod
+    def at(cls, home: str | Path | None = None) -> Layout:
+        """The given folder, that of the environment (PLAIT_HOME), or the default."""
+        return cls(Path(home or os.environ.get("PLAIT_HOME") or DEFAULT_HOME).expanduser().resolve())
+
+    @property
+    def service_file(self) -> Path:
+        """Where the service says how it is reached."""
+        return self.home / "service.json"
+
+    @property
+    def token_file(self) -> Path:
+        """The administrator's token."""
+        return self.home / "token"
+
+    @property
+    def database(self) -> Path:
+        """The store, unless it is PostgreSQL."""
+        return self.home / "plait.db"
+
+    def node(self, node: str) -> Path:
+        """The folder of an agent."""
+        return self.home / "nodes" / node
+
+    def job(self, number: int) -> Path:
+        """What a job keeps over its attempts."""
+        return self.home / "jobs" / job_name(number)
+
+    def epoch_file(self, number: int) -> Path:
+        """The highest attempt of a job whose checkpoints count."""
+        return self.job(number) / "EPOCH"
+
+    def rank(self, number: int, epoch: int, rank: int) -> Path:
+        """The folder of one process of one attempt."""
+        return self.job(number) / "attempts" / str(epoch) / f"rank{rank}"
+
+    @property
+    def gates(self) -> Path:
+        """Gates of running groups: in shared memory where there is any, so that waiting costs microseconds."""
+        if SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK):
+            mark = hashlib.sha256(str(self.home).encode()).hexdigest()[:12]
+            return SHARED_MEMORY / f"plait-{os.getuid()}-{mark}" / "gates"
+        return self.home / "gates"
+
+
+def make_private(folder: Path) -> Path:
+    """The folder, made for its owner alone if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder

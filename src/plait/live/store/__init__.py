@@ -1,0 +1,1 @@
+"""What the service remembers: the log of events and decisions, and views of it."""

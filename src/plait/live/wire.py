@@ -1,0 +1,254 @@
+"""What an agent and the service say to each other: one question, one answer, both JSON.
+
+The agent tells what it sees (`Observed`), the service answers what should be (`Assignment`). Both are whole states, not
+changes, so a message that is repeated, lost or late does no harm. An attempt of a job is (job, epoch); each of its
+processes has a rank.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any, TypeVar
+
+VERSION = 1
+STARTING, RUNNING, STOPPING, ENDED = "starting", "running", "stopping", "ended"
+STATES = (STARTING, RUNNING, STOPPING, ENDED)
+#: Exit codes with a meaning; any other failed.
+FINISHED, PREEMPTED = 0, 75
+
+T = TypeVar("T")
+
+
+class WireError(ValueError):
+    """A message that is not one of this version; says which field."""
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """The hardware of a node; bytes and cores."""
+
+    id: str
+    gpus: int
+    gpu_kind: str = "gpu"
+    gpu_memory_bytes: float = 0.0
+    cpus: float = 0.0
+    memory_bytes: float = 0.0
+    rack: int = 0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Stage seconds (storage, CPU, GPU, network) and iteration seconds, measured alone over so many iterations."""
+
+    stage_s: list[float]
+    iteration_s: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One process of one attempt, as the agent sees it.
+
+    `steps` iterations since the beginning of the job; `step_s` mean seconds of the recent ones, `stage_s` mean busy
+    seconds by resource in them; `held_s` seconds since its GPUs were given to it. An ended one has `exit_code` (-n for
+    signal n, None if nobody knows) and goes on being reported until the service no longer asks to keep it.
+    """
+
+    job: int
+    epoch: int
+    rank: int
+    state: str
+    pid: int = 0
+    exit_code: int | None = None
+    reason: str | None = None
+    steps: float = 0.0
+    step_s: float | None = None
+    stage_s: list[float] | None = None
+    held_s: float = 0.0
+    total_steps: float | None = None
+    gate: str = "none"
+    checkpoint_steps: float | None = None
+    checkpoint_age_s: float | None = None
+    profile: Profile | None = None
+    skew: float | None = None
+    ended_s_ago: float = 0.0
+
+
+@dataclass(frozen=True)
+class GpuUsage:
+    """One GPU: utilisation 0..1 and bytes in use."""
+
+    utilisation: float = 0.0
+    memory_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Usage:
+    """A node: CPU 0..1, bytes in use, and each GPU that can be read."""
+
+    cpu: float = 0.0
+    memory_bytes: float = 0.0
+    gpus: list[GpuUsage] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer to an `Ask`: part of a log as text (undecodable bytes replaced), where it began, how long the log is."""
+
+    id: int
+    text: str = ""
+    offset: int = 0
+    size: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Everything an agent sees. `agent` is new for each agent process; `reached` the newest assignment carried out."""
+
+    node: NodeInfo
+    agent: str
+    term: int = 0
+    reached: int = 0
+    attempts: list[Seen] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+    replies: list[Reply] = field(default_factory=list)
+    v: int = VERSION
+
+
+@dataclass(frozen=True)
+class Mate:
+    """A member of a group: its job, its turn, and how many processes it has."""
+
+    job: int
+    turn: int
+    world: int = 1
+
+
+@dataclass(frozen=True)
+class GroupInfo:
+    """Who shares these GPUs and by which gate; `version` grows with every change of it."""
+
+    id: str
+    gate: str = "none"
+    quantum_s: float = 0.01
+    members: list[Mate] = field(default_factory=list)
+    version: int = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One process that should run (`stop`: should end, after a checkpoint, within `grace_s`).
+
+    `gpus` are the node's numbers of those given to it; `world` processes in all, `local_rank` among those of the node.
+    `memory_bytes` 0 = no limit. `env` comes on top of the agent's.
+    """
+
+    job: int
+    epoch: int
+    rank: int
+    world: int
+    argv: list[str]
+    gpus: list[int]
+    group: GroupInfo
+    workdir: str = ""
+    env: dict[str, str] = field(default_factory=dict)
+    stop: bool = False
+    grace_s: float = 60.0
+    local_rank: int = 0
+    local_world: int = 1
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    checkpoint_s: float = 60.0
+    log_bytes: int = 10_000_000
+    memory_bytes: float = 0.0
+    total_steps: float | None = None
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Please send a part of a log."""
+
+    id: int
+    job: int
+    epoch: int
+    rank: int
+    offset: int = 0
+    limit: int = 65_536
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Everything that should run on a node. What is not named should not.
+
+    `keep` lists ended processes (job, epoch, rank) to be reported again; others that were reported are noted and may
+    be forgotten. `lease_s`: without contact for that long the agent stops its work. A lower `term` than one seen before
+    comes from a leader that was replaced, and is refused.
+    """
+
+    term: int
+    version: int
+    lease_s: float = 600.0
+    attempts: list[Run] = field(default_factory=list)
+    keep: list[list[int]] = field(default_factory=list)
+    ask: list[Ask] = field(default_factory=list)
+    v: int = VERSION
+
+
+def to_json(message: Any) -> dict[str, Any]:
+    """A message as plain values."""
+    return asdict(message)
+
+
+def from_json(kind: type[T], data: Any) -> T:
+    """The message of this kind; raises `WireError` naming the field for anything else. Unknown fields are left out.
+
+    >>> from_json(Mate, {"job": 3, "turn": 1, "later": True})
+    Mate(job=3, turn=1, world=1)
+    """
+    return typing.cast("T", _parse(kind, data, kind.__name__))
+
+
+def _parse(kind: Any, value: Any, at: str) -> Any:
+    if is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise WireError(f"{at} is {value!r:.80}, needs an object")
+        if "v" in {f.name for f in fields(kind)} and value.get("v", VERSION) != VERSION:
+            raise WireError(f"{at} has version {value.get('v')!r}; this plait speaks version {VERSION}")
+        hints = typing.get_type_hints(kind)
+        known = {
+            f.name: _parse(hints[f.name], value[f.name], f"{at}.{f.name}") for f in fields(kind) if f.name in value
+        }
+        try:
+            return kind(**known)  # type: ignore[operator]
+        except TypeError as error:
+            raise WireError(f"{at}: {error}") from None
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        return _parse(next(p for p in parts if p is not type(None)), value, at)
+    if origin is list:
+        if not isinstance(value, list):
+            raise WireError(f"{at} is {value!r:.80}, needs a list")
+        return [_parse(parts[0], item, f"{at}[{i}]") for i, item in enumerate(value)]
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise WireError(f"{at} is {value!r:.80}, needs an object")
+        return {str(k): _parse(parts[1], v, f"{at}.{k}") for k, v in value.items()}
+    return _plain(kind, value, at)
+
+
+def _plain(kind: Any, value: Any, at: str) -> Any:
+    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if kind is str and isinstance(value, str):
+        return value
+    raise WireError(f"{at} is {value!r:.80}, needs {kind.__name__}")

@@ -1,0 +1,1 @@
+"""Inside the training process: stages, gates, profiles, checkpoints. Nothing here imports torch until it is used."""
