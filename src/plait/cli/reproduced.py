@@ -78,6 +78,11 @@ class _Asked:
             for figure in self.figures
             if (names := missing(figure, self.folder))
         ]
+        self.notes += [
+            f"{trace}.csv is left out of plait's own world: {why}"
+            for trace in dict.fromkeys(trace for figure in self.figures for trace in figure.traces)
+            if (why := self.folder.not_in_own(trace))
+        ]
         self.noise = "14" in keys and self._there("figure 14", not self.folder.has(NOISE_TRACE), [f"{NOISE_TRACE}.csv"])
         # The testbed's trace is short and its logs are whole, so it is always run whole.
         self.bed = Folder(request.data, None, request.matching)

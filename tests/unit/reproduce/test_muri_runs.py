@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -73,7 +74,17 @@ def test_a_broken_file_is_run_again(folder: Folder, tmp_path: Path) -> None:
     store, case = Store(tmp_path / "work"), folder.case("trace3", "srtf")
     list(run_all([case], store))
     (kept,) = (tmp_path / "work").iterdir()
-    kept.write_text(kept.read_text()[:40])
+    whole = kept.read_text()
+    no_figure, no_column = json.loads(whole), json.loads(whole)
+    no_figure["avg_jct_s"] = None
+    del no_column["columns"]["end_s"]
+    for broken in (whole[:40], "", "null", "[]", json.dumps(no_figure), json.dumps(no_column), '{"columns": 1}'):
+        kept.write_text(broken)
+        assert store.get(case) is None, broken
+    kept.write_text(whole)
+    assert store.get(case) is not None
+    kept.unlink()
+    kept.mkdir()
     assert store.get(case) is None
 
 
@@ -81,6 +92,13 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot keep runs in"):
         Store(tmp_path / "file" / "work")
+
+
+def test_a_folder_that_goes_away(folder: Folder, tmp_path: Path) -> None:
+    store = Store(tmp_path / "work")
+    (tmp_path / "work").rmdir()
+    with pytest.raises(InputError, match=r"cannot keep runs in .*; give another folder"):
+        list(run_all([folder.case("trace3", "srtf")], store))
 
 
 def test_progress_counts_each_job_once(folder: Folder) -> None:
@@ -126,6 +144,17 @@ def test_part_of_a_trace_is_not_compared_with_the_whole(folder: Folder) -> None:
     done = {case: run_case(case) for case in cases_of(figure, part)}
     assert {run.jobs for run in done.values()} == {6}
     assert all(row.published_s is None and row.paper_low is None for row in rows_of(figure, part, done))
+
+
+def test_a_trace_that_plait_cannot_split_is_run_in_the_artifacts_world_only(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "data" / "trace3.csv")
+    path.write_text(path.read_text().replace("gpt2", "a-new-model"))
+    folder = Folder(tmp_path / "data", own=True)
+    assert "unknown model" in folder.not_in_own("trace3")
+    assert folder.not_in_own("trace1") == "", "it is not there at all"
+    assert {case.world for case in cases_of(FIGURES["9"], folder)} == {"artifact"}
+    write_trace(tmp_path / "data" / "trace2.csv")
+    assert {case.world for case in cases_of(FIGURES["9"], folder) if "trace2" in case.trace} == {"artifact", "plait"}
 
 
 def test_exact_matching_is_for_muri_only(folder: Folder) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from plait.core.errors import InputError
 from plait.reproduce.muri import published
 from plait.reproduce.muri.figures import FIGURES, Bar, Figure
-from plait.reproduce.muri.own import POLICIES
+from plait.reproduce.muri.own import POLICIES, unreadable
 from plait.reproduce.muri.runs import Case, Done
 
 
@@ -74,14 +74,21 @@ class Folder:
         """The run of a policy on a trace of the folder."""
         if self.matching != "artifact" and policy.startswith("muri"):
             policy += f"{',' if ':' in policy else ':'}matching={self.matching}"
-        return Case(str(self.path / f"{trace}.csv"), policy, self.jobs, **more)
+        return Case(self._file(trace), policy, self.jobs, **more)
 
     def own_case(self, trace: str, bar: Bar) -> Case | None:
         """The run of a bar in plait's own world, if it is asked for and plait has the policy."""
         policy = POLICIES.get(bar.name)
-        if not self.own or policy is None:
+        if not self.own or policy is None or unreadable(self._file(trace)):
             return None
-        return Case(str(self.path / f"{trace}.csv"), policy, self.jobs, world="plait")
+        return Case(self._file(trace), policy, self.jobs, world="plait")
+
+    def not_in_own(self, trace: str) -> str:
+        """Why a trace that is there is not run in plait's own world although it was asked for; empty if it is."""
+        return unreadable(self._file(trace)) if self.own and self.has(trace) else ""
+
+    def _file(self, trace: str) -> str:
+        return str(self.path / f"{trace}.csv")
 
 
 def missing(figure: Figure, folder: Folder) -> list[str]:

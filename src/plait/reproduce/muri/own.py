@@ -13,12 +13,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from plait.control.metrics import RunResult
 from plait.core.cluster import Cluster
+from plait.core.errors import InputError
 from plait.sim.cases import Case, run_case
 from plait.sim.world import make_world
 from plait.traces.formats import read_trace
@@ -43,6 +45,16 @@ POLICIES: Mapping[str, str] = {
     "3 per group": "muri-l:quantum_s=3600,max_jobs=3",
     "4 per group": "muri-l:quantum_s=3600",
 }
+
+
+@cache
+def unreadable(trace: str) -> str:
+    """Why a trace has no runs in plait's own world, such as a model whose data time nobody split; empty if it has."""
+    try:
+        read_trace(trace, "muri")
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def simulate_own(

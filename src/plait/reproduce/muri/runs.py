@@ -24,6 +24,7 @@ from plait.reproduce.muri.belief import noisy
 from plait.reproduce.muri.settings import read_setting
 from plait.sim.cases import over_processes
 
+COLUMNS = ("row", "gpus", "submit_s", "first_start_s", "end_s", "jct_s", "attained_s", "starts")
 PERCENTILE_RULE = "sorted value at int(0.99 n), from 0, not interpolated"
 GPUS = 64
 #: Modules of this package that no result of a run depends on.
@@ -74,6 +75,15 @@ class Done:
     def jobs(self) -> int:
         """How many jobs there were; all have finished."""
         return len(self.columns["jct_s"])
+
+    @property
+    def whole(self) -> bool:
+        """Whether every figure is a number and every column has one entry a job."""
+        figures = (value for name, value in asdict(self).items() if name != "columns")
+        if not isinstance(self.columns, dict) or not all(isinstance(value, (int, float)) for value in figures):
+            return False
+        lengths = {len(self.columns.get(name, ())) for name in COLUMNS}
+        return len(lengths) == 1 and lengths != {0}
 
     @property
     def starts_per_job(self) -> float:
@@ -171,13 +181,17 @@ class Store:
         if self._fresh:
             return None
         try:
-            return Done(**json.loads(self._path(case).read_text(encoding="utf-8")))
-        except (FileNotFoundError, ValueError, TypeError):
+            done = Done(**json.loads(self._path(case).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
             return None
+        return done if done.whole else None
 
     def put(self, case: Case, done: Done) -> None:
         """Keep a run."""
-        handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
+        try:
+            handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
+        except OSError as error:
+            raise InputError(f"cannot keep runs in {self.folder}: {error.strerror}; give another folder") from error
         try:
             with open(handle, "w", encoding="utf-8") as file:
                 json.dump(asdict(done), file)
