@@ -96,7 +96,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to an `Ask`: part of a log as text (undecodable bytes replaced), where it began, how long the log is."""
+    """The answer to an `Ask`: part of a log as text (undecodable bytes replaced), where it began, its whole size."""
 
     id: int
     text: str = ""
