@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
-from plait.core.jit import kernel
+from plait.core.jit import kernel, part
 
 #: Columns of `rows` after the stages and shares: numerator of the objective, objective of the job alone,
 #: GPU memory, solo seconds an iteration, sum of the stages.
@@ -32,7 +32,7 @@ GAIN = 1e-9
 SLACK = 1e-9
 
 
-@kernel
+@part
 def shares_fit(rows: FloatArray, group: IntArray, jobs: int, k: int, table: IntArray, at: int) -> bool:
     """Whether jobs that have the same turn together ask for at most all of each resource."""
     for i in range(1, jobs):
@@ -51,7 +51,7 @@ def shares_fit(rows: FloatArray, group: IntArray, jobs: int, k: int, table: IntA
     return True
 
 
-@kernel
+@part
 def group_time(
     rows: FloatArray, group: IntArray, jobs: int, shape: IntArray, table: IntArray, first: IntArray
 ) -> tuple[float, int]:
@@ -74,7 +74,7 @@ def group_time(
     return (best, at) if at >= 0 else (np.inf, -1)
 
 
-@kernel
+@part
 def group_value(
     rows: FloatArray,
     group: IntArray,
@@ -124,7 +124,7 @@ def fill_times(
             turn[g, i] = table[at, i] if at >= 0 and i < jobs else -1
 
 
-@kernel
+@part
 def merge(left: IntArray, right: IntArray, out: IntArray) -> int:
     """Two sorted groups padded with -1 into one; the number of members, which may be more than fit `out`."""
     i, j, size = 0, 0, len(left)
@@ -171,7 +171,7 @@ def fill_weights(
             weight[v, u] = value
 
 
-@kernel
+@part
 def exchanged(group: IntArray, jobs: int, leaves: int, joins: int, out: IntArray) -> int:
     """A sorted group without its seat `leaves` and with class `joins`, -1 for nobody; how many members then."""
     size = 0
@@ -190,7 +190,7 @@ def exchanged(group: IntArray, jobs: int, leaves: int, joins: int, out: IntArray
     return size
 
 
-@kernel
+@part
 def survey(
     rows: FloatArray,
     group: IntArray,
@@ -220,7 +220,7 @@ def survey(
     return group_value(rows, group, jobs, numbers, shape, table, first)[0]
 
 
-@kernel
+@part
 def most_worth(
     rows: FloatArray,
     known: FloatArray,
@@ -255,7 +255,7 @@ def most_worth(
     return float(worth * (1.0 + 1e-12) / (time * numbers[size - 1])) if time > 0.0 else np.inf
 
 
-@kernel
+@part
 def best_swap(
     rows: FloatArray,
     one: IntArray,

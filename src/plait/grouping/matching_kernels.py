@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from plait.core.arrays import IntArray
-from plait.core.jit import kernel
+from plait.core.jit import kernel, part
 
 NEVER = 1 << 62
 
@@ -37,7 +37,7 @@ JOB, AIM = 16, 17  # scratch of `rotate`: blossoms still to do and their new bas
 FIELDS = 18
 
 
-@kernel
+@part
 def assign(cost: IntArray) -> tuple[IntArray, IntArray]:
     """Cheapest permutation without fixed points: (column of each row, dual of each column).
 
@@ -77,7 +77,7 @@ def assign(cost: IntArray) -> tuple[IntArray, IntArray]:
     return column_of, v
 
 
-@kernel
+@part
 def kinds(cost: IntArray) -> IntArray:
     """For each row the first row that is equal to it but for the columns of the two, as far as that is seen soon."""
     n = len(cost)
@@ -100,7 +100,7 @@ def kinds(cost: IntArray) -> IntArray:
     return kind
 
 
-@kernel
+@part
 def augment(cost: IntArray, kind: IntArray, v: IntArray, column_of: IntArray, row_of: IntArray, start: int) -> None:
     """Dijkstra from a free row over columns to the nearest unassigned one; assign along the way.
 
@@ -158,7 +158,7 @@ def augment(cost: IntArray, kind: IntArray, v: IntArray, column_of: IntArray, ro
             break
 
 
-@kernel
+@part
 def reduce_rows(cost: IntArray, v: IntArray, column_of: IntArray, row_of: IntArray, free: IntArray, left: int) -> int:
     """One pass of augmenting row reduction over the first `left` entries of `free`; returns how many stay free."""
     n = len(cost)
@@ -193,7 +193,7 @@ def reduce_rows(cost: IntArray, v: IntArray, column_of: IntArray, row_of: IntArr
     return still
 
 
-@kernel
+@part
 def offer(cost: IntArray, nearest: IntArray, state: IntArray, now: int, u: int, x: int) -> None:
     """Tell surface `x` of its edge to the S vertex `u` outside it."""
     n = len(cost)
@@ -208,7 +208,7 @@ def offer(cost: IntArray, nearest: IntArray, state: IntArray, now: int, u: int, 
         state[WHEN, x], state[FROM, x], state[INTO, x] = now + slack, u, v
 
 
-@kernel
+@part
 def label(cost: IntArray, state: IntArray, now: int, x: int, sign: int) -> None:
     """Give surface `x` a sign; its duals go on from what they are. Marks vertices that become S."""
     n = len(cost)
@@ -225,7 +225,7 @@ def label(cost: IntArray, state: IntArray, now: int, x: int, sign: int) -> None:
             state[WHEN, x] = state[Y, x] // 2
 
 
-@kernel
+@part
 def scan(cost: IntArray, nearest: IntArray, state: IntArray, now: int) -> None:
     """Offer the edges of all marked vertices, which have become S, to all surfaces."""
     n = len(cost)
@@ -247,7 +247,7 @@ def scan(cost: IntArray, nearest: IntArray, state: IntArray, now: int) -> None:
                 offer(cost, nearest, state, now, u, x)
 
 
-@kernel
+@part
 def rotate(n: int, state: IntArray, x: int, v: int) -> None:
     """Make the vertex `v` the base of `x`, changing who is matched inside."""
     state[JOB, 0], state[AIM, 0] = x, v
@@ -280,7 +280,7 @@ def rotate(n: int, state: IntArray, x: int, v: int) -> None:
             c = state[NEXT, other]
 
 
-@kernel
+@part
 def flip(n: int, state: IntArray, v: int, w: int) -> None:
     """Match `v` with `w`, and change the matching along the tree from `v` up to its root."""
     while True:
@@ -296,14 +296,14 @@ def flip(n: int, state: IntArray, v: int, w: int) -> None:
         state[MATE, w] = v
 
 
-@kernel
+@part
 def up(state: IntArray, x: int) -> int:
     """The S surface above the S surface `x` in its tree, -1 at the root."""
     mate = state[MATE, state[BASE, x]]
     return -1 if mate < 0 else state[TOP, state[OUTER, state[TOP, mate]]]
 
 
-@kernel
+@part
 def meeting(state: IntArray, x: int, y: int) -> int:
     """Lowest S surface above both S surfaces `x` and `y`; -1 if they are in different trees."""
     a = x
@@ -318,7 +318,7 @@ def meeting(state: IntArray, x: int, y: int) -> int:
     return y
 
 
-@kernel
+@part
 def join(state: IntArray, bottom: int, meet: int, b: int, down: bool) -> None:
     """Link the children of blossom `b` from S surface `bottom` up to `meet`, or `down` from there to it."""
     x = bottom
@@ -339,7 +339,7 @@ def join(state: IntArray, bottom: int, meet: int, b: int, down: bool) -> None:
         x = above
 
 
-@kernel
+@part
 def shrink(cost: IntArray, nearest: IntArray, state: IntArray, now: int, u: int, v: int, meet: int) -> None:
     """Make a blossom of the odd cycle that the tight edge (u, v) closes in a tree."""
     n = len(cost)
@@ -381,7 +381,7 @@ def shrink(cost: IntArray, nearest: IntArray, state: IntArray, now: int, u: int,
     scan(cost, nearest, state, now)
 
 
-@kernel
+@part
 def refresh(cost: IntArray, nearest: IntArray, state: IntArray, now: int, x: int) -> None:
     """Offer a new surface its edges to all S vertices."""
     for u in range(len(cost)):
@@ -389,7 +389,7 @@ def refresh(cost: IntArray, nearest: IntArray, state: IntArray, now: int, x: int
             offer(cost, nearest, state, now, u, x)
 
 
-@kernel
+@part
 def expand(cost: IntArray, nearest: IntArray, state: IntArray, now: int, b: int) -> None:
     """Take apart the T blossom `b`, whose dual has come down to 0: its children become surfaces."""
     n = len(cost)
@@ -439,7 +439,7 @@ def expand(cost: IntArray, nearest: IntArray, state: IntArray, now: int, b: int)
     scan(cost, nearest, state, now)
 
 
-@kernel
+@part
 def phase(cost: IntArray, nearest: IntArray, state: IntArray) -> None:
     """Grow trees from all free vertices until two of them meet; match along the way between the two roots."""
     n = len(cost)
@@ -471,7 +471,7 @@ def phase(cost: IntArray, nearest: IntArray, state: IntArray) -> None:
         state[SIGN, x] = 0
 
 
-@kernel
+@part
 def blossom_phases(cost: IntArray, y: IntArray, mate: IntArray) -> IntArray:
     """Best perfect matching from feasible even duals and a tight partial matching; returns `state`."""
     n = len(cost)
