@@ -356,13 +356,6 @@ class Naive:
 
     def lock_step_s(self, mates: list[Job]) -> float:
         """One slot after the other: whoever meets on a resource is served by its share, or one by one."""
-        turns = [mate.turn for mate in mates]
-        if len(set(turns)) < len(turns) and not any(turns):
-            stages = [[t * self.place_factor(m) for t in m.spec.profile.stage_s] for m in mates]
-            return min(
-                sum(max(stages[i][(turn + slot) % 4] for i, turn in enumerate(some)) for slot in range(4))
-                for some in permutations(range(4), len(mates))
-            )
         total = 0.0
         for slot in range(4):
             longest, asked = 0.0, [0.0] * 4
@@ -372,7 +365,15 @@ class Naive:
                 longest = max(longest, seconds)
                 asked[r] += seconds * (self.share_of_cores(mate) if r == int(Resource.CPU) else 1.0)
             total += max(longest, *asked)
-        return total
+        if any(mate.turn for mate in mates):
+            return total
+        # Side by side as planned, or nobody planned: then every order of turns may be taken.
+        stages = [[t * self.place_factor(m) for t in m.spec.profile.stage_s] for m in mates]
+        orders = (
+            sum(max(stages[i][(turn + slot) % 4] for i, turn in enumerate(some)) for slot in range(4))
+            for some in permutations(range(4), len(mates))
+        )
+        return min(total, *orders)
 
     def share_of_cores(self, job: Job) -> float:
         node = self.cluster.nodes[min(self.nodes_of(job.gpus))]

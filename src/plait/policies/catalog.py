@@ -119,6 +119,8 @@ def _muri(name: str, **options: Any) -> Composed:
     elif values.get("guard") is True:
         values["guard"] = 0.0
     if "interference" in values:
+        if not isinstance(values["interference"], bool):
+            raise InputError(f"policy {name}: interference must be on or off, got {values['interference']!r}")
         values["interference"] = MEASURED_INTERFERENCE if values["interference"] is True else (1.0,)
     asked = str(options.get("order", "remaining" if name == "muri-s" else "attained"))
     if asked not in _MURI_ORDERS:

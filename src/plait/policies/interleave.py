@@ -92,7 +92,7 @@ class Interleave:
 
     def __post_init__(self) -> None:
         """Refuse groups of nobody and unknown words."""
-        if not 1 <= self.max_jobs <= 4:
+        if isinstance(self.max_jobs, bool) or self.max_jobs not in (1, 2, 3, 4):
             raise InputError(f"max_jobs must be 1 to 4, one a resource, got {self.max_jobs}")
         for name, known in (
             ("objective", ("efficiency", "speedup")),
@@ -102,8 +102,11 @@ class Interleave:
         ):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} is {getattr(self, name)!r}; use {', '.join(known)}")
-        if self.guard is not None and not self.guard >= 0:
-            raise InputError(f"guard must be >= 0 or off, got {self.guard}")
+        for name in ("idle_slots", "improve"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name} must be on or off, got {getattr(self, name)!r}")
+        if self.guard is not None and not (isinstance(self.guard, (int, float)) and self.guard >= 0):
+            raise InputError(f"guard must be >= 0 or off, got {self.guard!r}")
 
     def __call__(self, view: View, order: IntArray) -> Units:
         """Units of the best jobs in `order` (rows of `view.jobs`)."""

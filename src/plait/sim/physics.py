@@ -120,7 +120,8 @@ def lock_step_s(stage_s: FloatArray, first: IntArray, turns: IntArray, share: Fl
 
     `stage_s` has shape (members, k); group `g` begins at row `first[g]`. In slot j the member with turn s is on
     resource (s + j) mod k. Members that meet on a resource in the same slot take as long as it needs to serve them
-    all, each asking for its `share` (members, k) of it. Without turns (all 0) the executors choose the best order.
+    all, each asking for its `share` (members, k) of it. If all turns are 0 that may be the plan, where all find room
+    side by side, or nobody planned turns; then the executors choose, and take the best order if it is faster.
     """
     members, k = stage_s.shape
     group = np.repeat(np.arange(len(first)), np.diff(np.append(first, members)))
@@ -131,11 +132,10 @@ def lock_step_s(stage_s: FloatArray, first: IntArray, turns: IntArray, share: Fl
     met = np.bincount(group * k + turns, minlength=len(first) * k).reshape(-1, k).max(axis=1) > 1
     for g in np.flatnonzero(met).tolist():
         rows = group == g
-        if not turns[rows].any() and rows.sum() <= k:
-            out[g] = interleaved_iteration_s(stage_s[rows])
-            continue
         asked = np.zeros((k, k))  # of each resource in each slot, seconds of all of it
         for row in np.flatnonzero(rows).tolist():
             asked[np.arange(k), at[row]] += rolled[row] * share[row, at[row]]
         out[g] = np.maximum(slot_s[g], asked.max(axis=1)).sum()
+        if not turns[rows].any() and rows.sum() <= k:
+            out[g] = min(out[g], interleaved_iteration_s(stage_s[rows]))
     return out

@@ -21,6 +21,7 @@ from plait.policies.catalog import make_policy
 from plait.policies.compose import Composed
 from plait.policies.interleave import Interleave, candidates
 from plait.policies.orders import by_arrival
+from plait.sim.physics import StandardPhysics
 from plait.sim.run import simulate
 from plait.sim.world import make_world
 
@@ -132,6 +133,14 @@ def test_declared_cores_let_two_preprocess_at_once():
     assert members(plan(all_of_them, make_policy("muri-s:interference=off"), cluster)[0]) == [[0]]
 
 
+def test_jobs_that_preprocess_side_by_side_run_as_fast_as_the_plan_says():
+    cluster = Cluster.of(1, 1, cpus=16.0)
+    jobs = JobBatch.of([job(f"j{i}", StageProfile.of(cpu=1.0), cpus=4.0) for i in range(2)])
+    world = replace(make_world("ideal"), physics=StandardPhysics(interference=(1.0,)))
+    run = simulate(jobs, cluster, make_policy("muri-s:interference=off"), world, check=True)
+    assert run.controller.books.columns["end_s"][:2].tolist() == [1000.0, 1000.0], "8 of 16 cores are enough for both"
+
+
 def test_candidates_fill_the_cluster_with_full_groups_of_the_best_jobs():
     gpus = np.array([2, 1, 1, 2, 1, 4, 1])
     order = np.arange(7)
@@ -187,6 +196,12 @@ def test_wrong_values_are_named():
         ("muri-s:max_jobs=5", "max_jobs must be 1 to 4"),
         ("muri-s:objective=fun", "objective is 'fun'"),
         ("muri-s:guard=-1", "guard must be"),
+        ("muri-s:guard=tight", "guard must be >= 0 or off, got 'tight'"),
+        ("muri-s:max_jobs=2.5", "max_jobs must be 1 to 4"),
+        ("muri-s:max_jobs=on", "max_jobs must be 1 to 4"),
+        ("muri-s:improve=5", "improve must be on or off, got 5"),
+        ("muri-s:idle_slots=some", "idle_slots must be on or off, got 'some'"),
+        ("muri-s:interference=1.5", "interference must be on or off, got 1.5"),
         ("muri-l:order=alphabet", "unknown order 'alphabet'"),
         ("muri-s:min_run_s=3", "unknown option 'min_run_s'"),
     ):
