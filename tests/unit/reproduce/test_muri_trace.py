@@ -66,6 +66,11 @@ def test_bad_cells_are_named(tmp_path: Path, old: str, new: str, message: str) -
         read(written(tmp_path, EARLY, LATE.replace(old, new, 1)))
 
 
+def test_a_job_that_uses_nothing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"trace\.csv:3: column 'resource_time_0': at least one of the three stages"):
+        read(written(tmp_path, EARLY, LATE.replace(",82,75,66,", ",0,0,0,")))
+
+
 def test_files_that_are_no_trace(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"trace\.csv: the trace has no jobs"):
         read(written(tmp_path))

@@ -17,7 +17,8 @@ from plait.traces.files import Pathish, Row, Source, read_rows
 STRETCH = 1.015
 """The artifact lengthens every solo iteration by this, for every policy, also when a job runs alone."""
 
-NUMBERS = ("submit_time", "iterations", "duration", "iteration_time", *(f"resource_time_{k}" for k in range(3)))
+STAGES = tuple(f"resource_time_{k}" for k in range(3))
+NUMBERS = ("submit_time", "iterations", "duration", "iteration_time", *STAGES)
 COLUMNS = ("job_id", "num_gpu", "model_name", "priority", *NUMBERS)
 PER_JOB = ("gpus", "submit_s", "duration_s", "iterations", "iteration_s", "data_s", "gpu_s", "network_s", "priority")
 
@@ -83,6 +84,8 @@ def read(path: Pathish, jobs: int | None = None) -> ArtifactTrace:
     for row in read_rows(source, required=COLUMNS):
         for name in NUMBERS:
             columns[name].append(_number(row, name))
+        if not any(columns[name][-1] for name in STAGES):
+            raise row.error("at least one of the three stages must take time", column=STAGES[0])
         columns["num_gpu"].append(_gpus(row))
         columns["model_name"].append(row.text("model_name"))
         columns["priority"].append(int(row.choice("priority", {"0": "0", "1": "1"})))
