@@ -1,0 +1,309 @@
+"""The page of a rank: 4,096 bytes through which a training process and its agent tell each other numbers.
+
+The file `page.bin` in the rank's folder is mapped by the process and read by the agent, so telling costs nanoseconds
+and nobody ever waits. Every field is one aligned word of 8 bytes (a little-endian double or signed integer) at a fixed
+offset, and has one writer. A word is stored whole, so a reader sees the old value or the new one, also when the
+writer is killed in between. The one fact of several words, the profile, is guarded by a counter that is odd while it
+is written.
+
+    offset  field                               written by the job
+         0  magic "PLAIT1", two zero bytes         (whoever makes the page)
+         8  layout version                      (whoever makes the page)
+        64  steps                      f8       iterations since the beginning of the job
+        72  step_s                     f8       mean seconds of the last 20 iterations, 0 unknown
+        80  last_step_monotonic        f8       CLOCK_MONOTONIC at the end of the last iteration
+        88  total_iterations           f8       iterations the script says it will do, 0 unknown
+        96  state                      i8       `JobState`
+       104  in_stage                   i8       resource + 1, 0 between stages
+       112  skew                       f8       tensor-size skew of the model, NaN unknown
+       120  checkpoint_steps           f8       steps in the newest committed checkpoint
+       128  checkpoint_time            f8       Unix time of its commit, 0 none
+       136  pid                        i8       the process that maps the page
+       144  blocking_s                 f8       cumulative seconds that training stood still for checkpoints
+       160  busy_s[4]                  f8       cumulative seconds by resource
+       192  exposed_s[4]               f8       ... of them not hidden behind another stage
+       224  waited_s[4]                f8       cumulative seconds at the gate
+       256  gate                       i8       gate in effect (`GATES`)
+       264  gate_version               i8       version of the group's plan it belongs to
+       272  gate_timeouts              i8       waits that ran out of time
+       320  profile guard              i8       even: whole, odd: being written, 0: none yet
+       328  profile samples            i8
+       336  profile iteration_s        f8
+       344  profile stage_s[4]         f8
+                                                written by the agent
+      2048  stop                       i8       0 go on, 1 checkpoint and exit, 2 exit now
+      2056  control_version            i8       read control.json again when it changes
+      2064  pause                      i8       1 hold at the next step boundary
+      2072  share                      f8       part of the GPU's time, 1 = all
+      2080  memory_limit_bytes         f8       GPU memory, 0 no limit
+
+The process maps the file; the agent uses plain reads and writes of the same words (`mapped=False`), because a mapping
+of a file that somebody cuts short kills the reader.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+import sys
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Protocol, cast, overload
+
+from plait.core.errors import InputError
+from plait.core.resources import Resource
+
+SIZE = 4096
+MAGIC = b"PLAIT1\0\0"
+LAYOUT = 1
+WORD = 8
+#: Gates by the number that stands for them in the page.
+GATES = ("none", "tokens", "barrier")
+GO_ON, STOP_GRACEFULLY, STOP_NOW = 0, 1, 2
+
+
+class PageError(InputError):
+    """A file that is no page of this layout; names the file and what is wrong with it."""
+
+
+class JobState(IntEnum):
+    """What a training process says it is doing."""
+
+    STARTING = 0
+    RUNNING = 1
+    CHECKPOINTING = 2
+    PREEMPTED = 3
+    FINISHED = 4
+    FAILED = 5
+
+
+class _Words(Protocol):
+    """Something that holds words of one kind by number."""
+
+    def __getitem__(self, index: int, /) -> float: ...
+    def __setitem__(self, index: int, value: float, /) -> None: ...
+
+
+class _FileWords:
+    """Words of a file by plain reads and writes; what is not there reads as 0."""
+
+    def __init__(self, fd: int, code: str) -> None:
+        self.fd, self.packed = fd, struct.Struct("=" + code)
+
+    def __getitem__(self, index: int) -> float:
+        data = os.pread(self.fd, WORD, index * WORD)
+        return float(self.packed.unpack(data)[0]) if len(data) == WORD else 0.0
+
+    def __setitem__(self, index: int, value: float) -> None:
+        os.pwrite(self.fd, self.packed.pack(value), index * WORD)
+
+
+class _Float:
+    """A double at a fixed offset."""
+
+    def __init__(self, offset: int) -> None:
+        self.index = offset // WORD
+
+    @overload
+    def __get__(self, page: None, owner: type[Page]) -> _Float: ...
+    @overload
+    def __get__(self, page: Page, owner: type[Page]) -> float: ...
+    def __get__(self, page: Page | None, owner: type[Page]) -> float | _Float:
+        return self if page is None else page._floats[self.index]
+
+    def __set__(self, page: Page, value: float) -> None:
+        page._floats[self.index] = value
+
+
+class _Int:
+    """A signed integer at a fixed offset."""
+
+    def __init__(self, offset: int) -> None:
+        self.index = offset // WORD
+
+    @overload
+    def __get__(self, page: None, owner: type[Page]) -> _Int: ...
+    @overload
+    def __get__(self, page: Page, owner: type[Page]) -> int: ...
+    def __get__(self, page: Page | None, owner: type[Page]) -> int | _Int:
+        return self if page is None else int(page._ints[self.index])
+
+    def __set__(self, page: Page, value: int) -> None:
+        page._ints[self.index] = value
+
+
+class _PerResource:
+    """A double for each resource, from a fixed offset on; single ones by `Page.add`."""
+
+    def __init__(self, offset: int) -> None:
+        self.index = offset // WORD
+
+    @overload
+    def __get__(self, page: None, owner: type[Page]) -> _PerResource: ...
+    @overload
+    def __get__(self, page: Page, owner: type[Page]) -> tuple[float, ...]: ...
+    def __get__(self, page: Page | None, owner: type[Page]) -> tuple[float, ...] | _PerResource:
+        return self if page is None else tuple(page._floats[self.index + r] for r in Resource)
+
+    def __set__(self, page: Page, values: tuple[float, ...] | list[float]) -> None:
+        for r in Resource:
+            page._floats[self.index + r] = values[r]
+
+
+@dataclass(frozen=True)
+class PageProfile:
+    """Mean seconds of an iteration and of its stages by resource, over so many iterations."""
+
+    stage_s: tuple[float, ...]
+    iteration_s: float
+    samples: int
+
+
+class Page:
+    """The words of one rank. Made by the agent (`create`), mapped by the process (`open`).
+
+    Fields are attributes; see the module for units and writers. Close it when done; the file stays.
+    """
+
+    steps = _Float(64)
+    step_s = _Float(72)
+    last_step_monotonic = _Float(80)
+    total_iterations = _Float(88)
+    state = _Int(96)
+    in_stage = _Int(104)
+    skew = _Float(112)
+    checkpoint_steps = _Float(120)
+    checkpoint_time = _Float(128)
+    pid = _Int(136)
+    blocking_s = _Float(144)
+    busy_s = _PerResource(160)
+    exposed_s = _PerResource(192)
+    waited_s = _PerResource(224)
+    gate = _Int(256)
+    gate_version = _Int(264)
+    gate_timeouts = _Int(272)
+    _profile_guard = _Int(320)
+    _profile_samples = _Int(328)
+    _profile_iteration_s = _Float(336)
+    _profile_stage_s = _PerResource(344)
+
+    stop = _Int(2048)
+    control_version = _Int(2056)
+    pause = _Int(2064)
+    share = _Float(2072)
+    memory_limit_bytes = _Float(2080)
+
+    _floats: _Words
+    _ints: _Words
+
+    def __init__(self, path: Path, fd: int, *, mapped: bool) -> None:
+        """Take over `fd`, an open page file; use `create` and `open`."""
+        self.path, self._fd, self._map = path, fd, None
+        if mapped:
+            self._map = mmap.mmap(fd, SIZE)
+            self._view = memoryview(self._map)
+            # Casts store a word at once; struct with an explicit byte order would store byte by byte.
+            self._floats, self._ints = self._view.cast("d"), cast("_Words", self._view.cast("q"))
+        else:
+            self._floats, self._ints = _FileWords(fd, "d"), _FileWords(fd, "q")
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], *, mapped: bool = False) -> Page:
+        """A new page in place of whatever is there; it appears whole or not at all."""
+        path = Path(path)
+        made = path.with_name(f"{path.name}.{os.getpid()}.new")
+        content = bytearray(SIZE)
+        content[:16] = MAGIC + struct.pack("<q", LAYOUT)
+        struct.pack_into("<d", content, 112, math.nan)
+        struct.pack_into("<d", content, 2072, 1.0)
+        made.write_bytes(content)
+        made.chmod(0o600)
+        made.replace(path)
+        return cls.open(path, mapped=mapped)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, mapped: bool = True) -> Page:
+        """The page at `path`; raises `PageError` if there is none of this layout."""
+        path = Path(path)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise PageError(f"{path}: no page: {error.strerror}; the agent makes it before it starts the job") from None
+        try:
+            _check(path, fd)
+            return cls(path, fd, mapped=mapped)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def add(self, field: str, resource: int, seconds: float) -> None:
+        """Add to one resource of `busy_s`, `exposed_s` or `waited_s`.
+
+        Not atomic: only one thread of one process may add to a (field, resource).
+        """
+        index = getattr(type(self), field).index + resource
+        self._floats[index] += seconds
+
+    def set_profile(self, stage_s: tuple[float, ...] | list[float], iteration_s: float, samples: int) -> None:
+        """Publish a profile: a reader sees all of it or none."""
+        guard = self._profile_guard | 1
+        self._profile_guard = guard
+        self._profile_stage_s = stage_s
+        self._profile_iteration_s, self._profile_samples = iteration_s, samples
+        self._profile_guard = guard + 1
+
+    @property
+    def profile(self) -> PageProfile | None:
+        """The newest whole profile that makes sense; None while there is none."""
+        for _ in range(3):
+            guard = self._profile_guard
+            if guard == 0 or guard % 2:
+                return None
+            found = PageProfile(self._profile_stage_s, self._profile_iteration_s, self._profile_samples)
+            if self._profile_guard == guard:
+                sane = all(math.isfinite(t) and t >= 0 for t in found.stage_s) and found.samples > 0
+                return found if sane and math.isfinite(found.iteration_s) and found.iteration_s > 0 else None
+        return None
+
+    def seconds(self, field: str) -> tuple[float, ...]:
+        """A field of seconds by resource as a reader should take it: what cannot be is 0."""
+        values: tuple[float, ...] = getattr(self, field)
+        return tuple(t if math.isfinite(t) and t >= 0 else 0.0 for t in values)
+
+    def number(self, field: str) -> float | None:
+        """A field as a reader should take it: None for what is not finite."""
+        value = float(getattr(self, field))
+        return value if math.isfinite(value) else None
+
+    def close(self) -> None:
+        """Unmap and close; twice does no harm."""
+        if self._map is not None:
+            for words in (self._floats, self._ints, self._view):
+                words.release()  # type: ignore[union-attr]
+            self._map.close()
+            self._map = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Page:
+        """The page itself."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Close it."""
+        self.close()
+
+
+def _check(path: Path, fd: int) -> None:
+    head = os.pread(fd, 16, 0)
+    if sys.byteorder != "little":
+        raise PageError(f"{path}: pages are little-endian, this machine is {sys.byteorder}-endian")
+    if head[:8] != MAGIC or os.fstat(fd).st_size < SIZE:
+        raise PageError(f"{path}: not a page: begins with {head[:8]!r}, needs {MAGIC!r} and {SIZE} bytes")
+    layout = struct.unpack("<q", head[8:])[0]
+    if layout != LAYOUT:
+        raise PageError(f"{path}: a page of layout {layout}; this plait knows layout {LAYOUT}")
