@@ -1,7 +1,8 @@
 """The one place that knows about the compiler.
 
 `kernel` compiles a function with Numba when the extra `[sim]` is installed and leaves it as plain Python
-otherwise; both give the same results. `part` is for what only kernels call. Set `NUMBA_DISABLE_JIT=1` to force plain Python.
+otherwise; both give the same results. `part` is for what only kernels call. Set `NUMBA_DISABLE_JIT=1` to force plain
+Python.
 
 A kernel that takes long to compile is called inside `announced`, so that nobody waits without knowing why. Where
 the problem is small its `plain` twin answers sooner than a compiler could; `has_machine_code` tells whether one must.
@@ -37,7 +38,7 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     """
     if not HAVE_NUMBA:
         return function
-    return cast("Callable[P, R]", numba.njit(cache=True, no_cfunc_wrapper=True)(function))
+    return cast("Callable[P, R]", numba.njit(cache=True)(function))
 
 
 def part(function: Callable[P, R]) -> Callable[P, R]:
@@ -48,7 +49,7 @@ def part(function: Callable[P, R]) -> Callable[P, R]:
     """
     if not HAVE_NUMBA:
         return function
-    return cast("Callable[P, R]", register_jitable(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+    return register_jitable(no_cfunc_wrapper=True)(function)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ odd cycle the lowest vertex is left over, and among events that are due together
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,16 +27,19 @@ from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.jit import announced, has_machine_code, plain
 from plait.grouping import ready
-from plait.grouping.matching_kernels import MATE, PARENT, TOP, Y, solve
+from plait.grouping.matching_kernels import MATE, PARENT, TOP, Y, assign, match, room
 
 # Up to here plain Python takes milliseconds (8 at most at 40 vertices), a compiler seconds.
 SMALL = 40
-COMPILE_CPU_S = 8
+COMPILE_CPU_S = 5
 # Weights become whole numbers below 2^53, doubled. All sums of the kernels stay within 2^6 times the largest weight.
 BITS = 53
 ASYMMETRY = 1e-9  # of the largest weight: what rounding may do to one triangle and not to the other
 
-_plain_solve = plain(solve)
+Assign = Callable[[IntArray, IntArray, IntArray], None]
+Match = Callable[[IntArray, IntArray, IntArray, IntArray], None]
+
+_plain_assign, _plain_match = plain(assign), plain(match)
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ def maximum_weight_matching(weights: FloatArray) -> IntArray:
     `weights` is n x n and symmetric; the diagonal is ignored, and pairs of weight zero or less (also -inf) come out
     unmatched. Exact for whole numbers up to 2^53; otherwise weights are rounded to 2^-53 of the largest. Where the
     triangles differ by no more than 1e-9 of the largest weight, their mean counts. The same weights always give the
-    same matching, compiled or not. O(n^3) at worst, and about 28 n^2 bytes of memory.
+    same matching, compiled or not. O(n^3) at worst, and about 30 n^2 bytes of memory.
 
     Raises `InputError` for an array that is not square, or that is not symmetric, or has a NaN or +inf in it.
 
@@ -118,10 +122,19 @@ def _whole(worth: FloatArray) -> tuple[IntArray, int]:
 
 def _solved(cost: IntArray) -> IntArray:
     """State of the kernels at the optimum."""
-    if _worth_compiling(len(cost)):
-        with announced("the matching kernels", COMPILE_CPU_S):
-            return solve(cost)
-    return _plain_solve(cost)
+    if not _worth_compiling(len(cost)):
+        return solved(cost, _plain_assign, _plain_match)
+    with announced("the matching kernels", COMPILE_CPU_S):
+        return solved(cost, assign, match)
+
+
+def solved(cost: IntArray, assigning: Assign, matching: Match) -> IntArray:
+    """State at the optimum, by the kernels or by their plain twins."""
+    n = len(cost)
+    column_of, dual, state = np.full(n, -1, dtype=np.int64), np.zeros(n, dtype=np.int64), room(n)
+    assigning(cost, column_of, dual)
+    matching(cost, column_of, dual, state)
+    return state
 
 
 def _mates(worth: FloatArray, state: IntArray) -> IntArray:
@@ -139,7 +152,7 @@ def _worth_compiling(n: int) -> bool:
 
     The results are the same. A thousand small problems take about as long as the compiler.
     """
-    return n > SMALL or has_machine_code(solve) or ready.compiled(solve, n * n // 100 + 1)
+    return n > SMALL or has_machine_code(match) or ready.compiled(match, n * n // 100 + 1)
 
 
 def _checked(weights: FloatArray) -> FloatArray:

@@ -7,7 +7,9 @@ State of the blossom part: one array `state[field, node]`. Nodes 0..n-1 are vert
 *surface* is a vertex or blossom that is inside no other. Duals change with time (a phase starts at 0) but are not
 touched at every step: at time `now` a vertex has y = Y + SIGN * now, a surface blossom z = Y - 2 * SIGN * now.
 
-The compiler's time grows with functions times arguments, so there are few of both. All in one file on purpose: the
+The compiler's time grows with functions times arguments, so there are few of both; with how deep they call each other;
+and with NumPy functions and tuples, so there are hardly any. A part that a kernel calls is compiled once more if other
+parts call it too. All in one file on purpose: the
 compiler's cache notices changes to the file a function is in, not to what it calls.
 """
 
@@ -34,20 +36,28 @@ PARENT = 11  # the blossom it is a child of, -1 for a surface
 NEXT, HERE, THERE = 12, 13, 14  # of a child: next child around the odd cycle, and the edge to it
 MARK = 15  # scratch
 JOB, AIM = 16, 17  # scratch of `rotate`: blossoms still to do and their new bases
-FIELDS = 18
+LEAST = 18  # scratch of `shrink`
+NEAREST = 19  # this row and those after it, one a blossom: its vertex that is nearest to each vertex
 
 
 @part
-def assign(cost: IntArray) -> tuple[IntArray, IntArray]:
-    """Cheapest permutation without fixed points: (column of each row, dual of each column).
+def filled(n: int, value: int) -> IntArray:
+    """A new array; `np.full` takes the compiler three times as long."""
+    array = np.empty(n, dtype=np.int64)
+    for i in range(n):
+        array[i] = value
+    return array
+
+
+@kernel
+def assign(cost: IntArray, column_of: IntArray, v: IntArray) -> None:
+    """Cheapest permutation without fixed points, into `column_of` each row (given as -1), and `v`, dual of each column.
 
     Jonker and Volgenant, "A shortest augmenting path algorithm for dense and sparse linear assignment problems",
     Computing 38 (1987): column reduction, reduction transfer, augmenting row reduction, shortest augmenting paths.
     """
     n = len(cost)
-    column_of, row_of = np.full(n, -1, dtype=np.int64), np.full(n, -1, dtype=np.int64)
-    v = np.empty(n, dtype=np.int64)
-    counts = np.zeros(n, dtype=np.int64)
+    row_of, counts, free = filled(n, -1), filled(n, 0), filled(n, 0)
     for j in range(n - 1, -1, -1):  # rows are columns: cost is symmetric
         i = 0
         for k in range(n):
@@ -57,7 +67,6 @@ def assign(cost: IntArray) -> tuple[IntArray, IntArray]:
         counts[i] += 1
         if column_of[i] < 0:
             column_of[i], row_of[j] = j, i
-    free = np.empty(n, dtype=np.int64)
     left = 0
     for i in range(n):
         if counts[i] == 0:
@@ -66,25 +75,24 @@ def assign(cost: IntArray) -> tuple[IntArray, IntArray]:
         elif counts[i] == 1:
             least = NEVER
             for j in range(n):
-                if j != column_of[i]:
-                    least = min(least, cost[i, j] - v[j])
+                if j != column_of[i] and cost[i, j] - v[j] < least:
+                    least = cost[i, j] - v[j]
             v[column_of[i]] -= least
     for _ in range(2):
         left = reduce_rows(cost, v, column_of, row_of, free, left)
     kind = kinds(cost)
     for k in range(left):
         augment(cost, kind, v, column_of, row_of, free[k])
-    return column_of, v
 
 
 @part
 def kinds(cost: IntArray) -> IntArray:
     """For each row the first row that is equal to it but for the columns of the two, as far as that is seen soon."""
     n = len(cost)
-    kind = np.arange(n)
-    first = np.empty(n, dtype=np.int64)
+    kind, first = filled(n, 0), filled(n, 0)
     count, budget = 0, 8 * n * n  # rows that begin alike and are not equal must not cost n^3
     for i in range(n):
+        kind[i] = i
         for k in range(count if budget > 0 else 0):
             r = first[k]
             j = 0
@@ -108,10 +116,12 @@ def augment(cost: IntArray, kind: IntArray, v: IntArray, column_of: IntArray, ro
     take. So with few kinds of rows few are gone through.
     """
     n = len(cost)
-    distance, hold = np.full(n, NEVER, dtype=np.int64), np.zeros(n, dtype=np.int64)  # hold is large for columns done
-    before, todo = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
-    reach, seen = np.full(n, NEVER, dtype=np.int64), np.empty(n, dtype=np.int64)  # of a kind: how near, which row
-    i, shift, nearest, last, best, count = start, 0, -NEVER, NEVER, -1, 0
+    distance, hold = filled(n, NEVER), filled(n, 0)  # hold is large for columns done
+    before, todo = filled(n, 0), filled(n, 0)
+    reach, seen = filled(n, NEVER), filled(n, 0)  # of a kind: how near, which row
+    i, shift = start, 0
+    nearest, last = -NEVER, NEVER
+    best, count = -1, 0
     while True:
         if shift < reach[kind[i]]:
             reach[kind[i]], seen[kind[i]] = shift, i
@@ -121,7 +131,8 @@ def augment(cost: IntArray, kind: IntArray, v: IntArray, column_of: IntArray, ro
                 shorter = through < distance[j]
                 before[j] = i if shorter else before[j]
                 distance[j] = through if shorter else distance[j]
-                last = min(last, distance[j] + hold[j])
+                near = distance[j] + hold[j]
+                last = near if near < last else last
         else:
             j = seen[kind[i]]
             through = cost[i, j] - v[j] + shift
@@ -130,7 +141,8 @@ def augment(cost: IntArray, kind: IntArray, v: IntArray, column_of: IntArray, ro
             last = distance[j] + hold[j]
             if count == 0:
                 for j in range(n):
-                    last = min(last, distance[j] + hold[j])
+                    near = distance[j] + hold[j]
+                    last = near if near < last else last
         if count == 0 or last == nearest:  # the next columns, all equally near
             nearest, count = last, 0
             for j in range(n):
@@ -162,13 +174,14 @@ def augment(cost: IntArray, kind: IntArray, v: IntArray, column_of: IntArray, ro
 def reduce_rows(cost: IntArray, v: IntArray, column_of: IntArray, row_of: IntArray, free: IntArray, left: int) -> int:
     """One pass of augmenting row reduction over the first `left` entries of `free`; returns how many stay free."""
     n = len(cost)
-    k, still = 0, 0
+    k = still = 0
     budget = 8 * n  # a pass may take turns on equal columns for long; what it leaves free is only less reduced
     while k < left:
         i = free[k]
         k += 1
         budget -= 1
-        least, second, j1, j2 = NEVER, NEVER, 0, 0
+        least = second = NEVER
+        j1 = j2 = 0
         for j in range(n):
             h = cost[i, j] - v[j]
             if h < second:
@@ -194,13 +207,13 @@ def reduce_rows(cost: IntArray, v: IntArray, column_of: IntArray, row_of: IntArr
 
 
 @part
-def offer(cost: IntArray, nearest: IntArray, state: IntArray, now: int, u: int, x: int) -> None:
+def offer(cost: IntArray, state: IntArray, now: int, u: int, x: int) -> None:
     """Tell surface `x` of its edge to the S vertex `u` outside it."""
     n = len(cost)
     sign = state[SIGN, x]
     if sign > 0:
         return
-    v = x if x < n else nearest[x - n, u]
+    v = x if x < n else state[NEAREST + x - n, u]
     slack = state[Y, u] - now + state[Y, v] + sign * now + 2 * cost[u, v]
     if sign < 0:
         slack //= 2  # both fall; duals of S vertices have one parity, so this is whole
@@ -212,7 +225,7 @@ def offer(cost: IntArray, nearest: IntArray, state: IntArray, now: int, u: int, 
 def label(cost: IntArray, state: IntArray, now: int, x: int, sign: int) -> None:
     """Give surface `x` a sign; its duals go on from what they are. Marks vertices that become S."""
     n = len(cost)
-    for v in range(n) if x >= n else range(x, x + 1):
+    for v in range(0 if x >= n else x, n if x >= n else x + 1):
         if state[TOP, v] == x:
             state[MARK, v] = sign < 0 and state[SIGN, v] >= 0
             state[Y, v] += (state[SIGN, v] - sign) * now
@@ -226,7 +239,7 @@ def label(cost: IntArray, state: IntArray, now: int, x: int, sign: int) -> None:
 
 
 @part
-def scan(cost: IntArray, nearest: IntArray, state: IntArray, now: int) -> None:
+def scan(cost: IntArray, state: IntArray, now: int) -> None:
     """Offer the edges of all marked vertices, which have become S, to all surfaces."""
     n = len(cost)
     for u in range(n):
@@ -244,7 +257,7 @@ def scan(cost: IntArray, nearest: IntArray, state: IntArray, now: int) -> None:
                     state[WHEN, v], state[FROM, v], state[INTO, v] = now + slack, u, v
         for x in range(n, state.shape[1]):
             if state[TOP, x] == x and x != top:
-                offer(cost, nearest, state, now, u, x)
+                offer(cost, state, now, u, x)
 
 
 @part
@@ -269,7 +282,9 @@ def rotate(n: int, state: IntArray, x: int, v: int) -> None:
             c = state[NEXT, c]
             steps += 1
         # Of the two ways between the new and the old first child, one has an even number of steps.
-        c, end = (state[NEXT, child], state[NEXT, old]) if steps % 2 == 0 else (old, child)
+        c, end = old, child
+        if steps % 2 == 0:
+            c, end = state[NEXT, child], state[NEXT, old]
         while c != end:
             other = state[NEXT, c]
             a, b = state[HERE, c], state[THERE, c]
@@ -340,7 +355,7 @@ def join(state: IntArray, bottom: int, meet: int, b: int, down: bool) -> None:
 
 
 @part
-def shrink(cost: IntArray, nearest: IntArray, state: IntArray, now: int, u: int, v: int, meet: int) -> None:
+def shrink(cost: IntArray, state: IntArray, now: int, u: int, v: int, meet: int) -> None:
     """Make a blossom of the odd cycle that the tight edge (u, v) closes in a tree."""
     n = len(cost)
     b = n
@@ -353,15 +368,15 @@ def shrink(cost: IntArray, nearest: IntArray, state: IntArray, now: int, u: int,
     join(state, y, meet, b, False)
     state[NEXT, x], state[HERE, x], state[THERE, x] = y, u, v
     # Nearest vertex of b to every vertex: all of b change alike while b lives, so this stays right.
-    row = nearest[b - n]
-    least = np.full(n, NEVER, dtype=np.int64)
+    for k in range(n):
+        state[LEAST, k] = NEVER
     c = meet
     while True:
         for k in range(n):
-            w = c if c < n else nearest[c - n, k]
+            w = c if c < n else state[NEAREST + c - n, k]
             reach = state[Y, w] + state[SIGN, w] * now + 2 * cost[w, k]
-            if reach < least[k]:
-                least[k], row[k] = reach, w
+            if reach < state[LEAST, k]:
+                state[LEAST, k], state[NEAREST + b - n, k] = reach, w
         c = state[NEXT, c]
         if c == meet:
             break
@@ -377,20 +392,20 @@ def shrink(cost: IntArray, nearest: IntArray, state: IntArray, now: int, u: int,
                 state[Y, c] -= 2 * state[SIGN, c] * now
                 state[SIGN, c], state[TOP, c] = 0, -2
     state[WHEN, b] = NEVER
-    refresh(cost, nearest, state, now, b)
-    scan(cost, nearest, state, now)
+    refresh(cost, state, now, b)
+    scan(cost, state, now)
 
 
 @part
-def refresh(cost: IntArray, nearest: IntArray, state: IntArray, now: int, x: int) -> None:
+def refresh(cost: IntArray, state: IntArray, now: int, x: int) -> None:
     """Offer a new surface its edges to all S vertices."""
     for u in range(len(cost)):
         if state[SIGN, u] < 0 and state[TOP, u] != x:
-            offer(cost, nearest, state, now, u, x)
+            offer(cost, state, now, u, x)
 
 
 @part
-def expand(cost: IntArray, nearest: IntArray, state: IntArray, now: int, b: int) -> None:
+def expand(cost: IntArray, state: IntArray, now: int, b: int) -> None:
     """Take apart the T blossom `b`, whose dual has come down to 0: its children become surfaces."""
     n = len(cost)
     old = state[FIRST, b]
@@ -418,7 +433,8 @@ def expand(cost: IntArray, nearest: IntArray, state: IntArray, now: int, b: int)
     # The even way between the entry and the old first child stays in the tree: T, S, T, ..., T.
     state[OUTER, entry], state[INNER, entry] = state[OUTER, b], state[INNER, b]
     forward = steps % 2 == 0
-    c, end = (entry, old) if forward else (old, entry)
+    c = entry if forward else old
+    end = old if forward else entry
     sign = 1
     while c != end:
         label(cost, state, now, c, sign)
@@ -434,82 +450,83 @@ def expand(cost: IntArray, nearest: IntArray, state: IntArray, now: int, b: int)
     c = state[NEXT, old] if forward else state[NEXT, entry]
     end = entry if forward else old
     while c != end:
-        refresh(cost, nearest, state, now, c)
+        refresh(cost, state, now, c)
         c = state[NEXT, c]
-    scan(cost, nearest, state, now)
+    scan(cost, state, now)
 
 
 @part
-def phase(cost: IntArray, nearest: IntArray, state: IntArray) -> None:
+def phase(cost: IntArray, state: IntArray) -> None:
     """Grow trees from all free vertices until two of them meet; match along the way between the two roots."""
     n = len(cost)
-    state[WHEN] = NEVER
+    for x in range(state.shape[1]):
+        state[WHEN, x] = NEVER
     for v in range(n):
         if state[MATE, v] < 0:
             label(cost, state, 0, state[TOP, v], -1)
-    scan(cost, nearest, state, 0)
+    scan(cost, state, 0)
     while True:
-        x = state[WHEN].argmin()
+        x = 0
+        for other in range(1, state.shape[1]):
+            if state[WHEN, other] < state[WHEN, x]:
+                x = other
         now = state[WHEN, x]
         u, v = state[FROM, x], state[INTO, x]
         if state[SIGN, x] > 0:
-            expand(cost, nearest, state, now, x)
+            expand(cost, state, now, x)
         elif state[SIGN, x] == 0:
             state[OUTER, x], state[INNER, x] = u, v
             label(cost, state, now, x, 1)
             label(cost, state, now, state[TOP, state[MATE, state[BASE, x]]], -1)
-            scan(cost, nearest, state, now)
+            scan(cost, state, now)
         else:
             meet = meeting(state, state[TOP, u], x)
             if meet < 0:
                 flip(n, state, u, v)
                 flip(n, state, v, u)
                 break
-            shrink(cost, nearest, state, now, u, v, meet)
+            shrink(cost, state, now, u, v, meet)
     for x in range(state.shape[1]):
         state[Y, x] += state[SIGN, x] * (now if x < n else -2 * now)
         state[SIGN, x] = 0
 
 
-@part
-def blossom_phases(cost: IntArray, y: IntArray, mate: IntArray) -> IntArray:
-    """Best perfect matching from feasible even duals and a tight partial matching; returns `state`."""
-    n = len(cost)
-    state = np.full((FIELDS, n + n // 2), -1, dtype=np.int64)
-    nearest = np.empty((n // 2, n), dtype=np.int64)
-    state[SIGN], state[MARK] = 0, 0
-    free = 0
-    for v in range(n):
-        state[Y, v], state[MATE, v] = y[v], mate[v]
-        state[TOP, v] = state[BASE, v] = v
-        free += mate[v] < 0
-    for _ in range(free // 2):
-        phase(cost, nearest, state)
-    return state
-
-
 @kernel
-def solve(cost: IntArray) -> IntArray:
-    """Best perfect matching with its duals; returns `state`.
+def match(cost: IntArray, column_of: IntArray, dual: IntArray, state: IntArray) -> None:
+    """Best perfect matching and its duals, into `state` as `room` makes it, from what `assign` gives.
 
-    The cycles of the cheapest permutation are matched along; in an odd one the lowest vertex stays free.
+    The cycles of the permutation are matched along; in an odd one the lowest vertex stays free, and every phase
+    matches two of those.
     """
-    n = len(cost)
-    column_of, v = assign(cost)
-    y = np.empty(n, dtype=np.int64)
-    mate = np.full(n, -1, dtype=np.int64)
-    seen = np.zeros(n, dtype=np.bool_)
-    for i in range(n):
-        y[i] = v[column_of[i]] - cost[i, column_of[i]] - v[i]
-        if not seen[i]:
-            length, j = 0, i
-            while not seen[j]:
-                seen[j] = True
+    free = 0
+    for i in range(len(cost)):
+        state[Y, i] = dual[column_of[i]] - cost[i, column_of[i]] - dual[i]
+        state[TOP, i] = state[BASE, i] = i
+        if state[MARK, i] == 0:
+            length = 0
+            j = i
+            while state[MARK, j] == 0:
+                state[MARK, j] = 1
                 length += 1
                 j = column_of[j]
-            j = column_of[i] if length % 2 == 1 else i
+            if length % 2 == 1:
+                free += 1
+                j = column_of[i]
             for _ in range(length // 2):
                 k = column_of[j]
-                mate[j], mate[k] = k, j
+                state[MATE, j], state[MATE, k] = k, j
                 j = column_of[k]
-    return blossom_phases(cost, y, mate)
+    for i in range(len(cost)):
+        state[MARK, i] = 0
+    for _ in range(free // 2):
+        phase(cost, state)
+
+
+def room(n: int) -> IntArray:
+    """Room for the `state` of n vertices.
+
+    Made outside, because making arrays takes the compiler longer than using them.
+    """
+    state = np.full((NEAREST + n // 2, n + n // 2), -1, dtype=np.int64)
+    state[[SIGN, MARK]] = 0
+    return state

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from plait.core.jit import HAVE_NUMBA, has_machine_code, kernel, plain
+from plait.core.jit import HAVE_NUMBA, has_machine_code, kernel, part, plain
 
 MODULE = """
-from plait.core.jit import kernel
+from plait.core.jit import kernel, part
 
-@kernel
+@part
 def inner(x: int) -> int:
     return x + 1
 
@@ -66,6 +66,22 @@ def test_plain_twin_calls_plain_kernels():
     assert twin(20) == twice_one_more(20) == 42
     assert not has_machine_code(twin)
     assert not hasattr(twin.__globals__["one_more"], "py_func")
+
+
+@part
+def half(x: int) -> int:
+    return x // 2
+
+
+@kernel
+def half_of_one_more(x: int) -> int:
+    return half(one_more(x))
+
+
+def test_a_part_is_plain_python_outside_kernels():
+    assert not hasattr(half, "py_func")
+    assert half(7) == 3
+    assert half_of_one_more(6) == plain(half_of_one_more)(6) == 3
 
 
 def test_plain_of_a_plain_function_is_itself():
