@@ -1,0 +1,167 @@
+"""What an agent must know after its own death, one JSON line an entry, on the disk before it is acted on.
+
+    {"what": "term", "term": 3}                          leaders below it are refused
+    {"what": "start", "run": {...}}                      this process is about to be started
+    {"what": "began", "key": [job, epoch, rank], "process": {"pid", "start_time", "boot"}}
+    {"what": "end", "key": [...], "exit_code": 0, "reason": null}
+    {"what": "forget", "key": [...]}                     the service has noted its end
+    {"what": "refuse", ...}                              for people
+
+Read once, at the start of an agent, and then written anew without what no longer matters.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from plait.live.agent.procs import Process
+from plait.live.wire import Run, WireError, from_json, to_json
+
+Key = tuple[int, int, int]
+
+
+@dataclass
+class Remembered:
+    """One process as the journal knows it."""
+
+    run: Run
+    process: Process | None = None
+    ended: bool = False
+    exit_code: int | None = None
+    reason: str | None = None
+
+
+@dataclass
+class Memory:
+    """Everything in a journal: the highest term, the highest epoch of each job, and processes not forgotten."""
+
+    term: int = 0
+    epochs: dict[int, int] = field(default_factory=dict)
+    attempts: dict[Key, Remembered] = field(default_factory=dict)
+
+
+class Journal:
+    """The open journal of a node. `append` returns when the entries are on the disk."""
+
+    def __init__(self, path: Path) -> None:
+        """Read what is there, write it anew, and open it for more; raises OSError if the disk refuses."""
+        self.path = path
+        self.memory = read(path)
+        part = path.with_suffix(".part")
+        with open(part, "w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.writelines(_line(entry) for entry in _entries(self.memory))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        _sync_folder(path.parent)
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+
+    def append(self, *entries: dict[str, Any]) -> None:
+        """Write entries and wait for the disk. A line cut short by a full disk is skipped when it is read."""
+        if not entries:
+            return
+        self._file.write(b"\n" + "".join(_line(entry) for entry in entries).encode())
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+def read(path: Path) -> Memory:
+    """The memory in a journal; lines that are no entries (cut short by a crash) are passed over."""
+    memory = Memory()
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = file.readlines()
+    except FileNotFoundError:
+        return memory
+    for line in lines:
+        try:
+            entry = json.loads(line)
+            if isinstance(entry, dict):
+                _take(memory, entry)
+        except (ValueError, KeyError, TypeError):  # WireError is a ValueError
+            continue
+    return memory
+
+
+def _take(memory: Memory, entry: dict[str, Any]) -> None:
+    what = entry.get("what")
+    if what == "term":
+        memory.term = max(memory.term, int(entry["term"]))
+    elif what == "epochs":
+        for job, epoch in entry["epochs"].items():
+            memory.epochs[int(job)] = max(memory.epochs.get(int(job), 0), int(epoch))
+    elif what == "start":
+        run: Run = from_json(Run, entry["run"])
+        memory.attempts[run.job, run.epoch, run.rank] = Remembered(run)
+        memory.epochs[run.job] = max(memory.epochs.get(run.job, 0), run.epoch)
+    elif what in ("began", "end", "forget"):
+        job, epoch, rank = entry["key"]
+        known = memory.attempts.get((job, epoch, rank))
+        if known is None:
+            return
+        if what == "began":
+            known.process = Process(**entry["process"])
+        elif what == "end":
+            known.ended, known.exit_code, known.reason = True, entry["exit_code"], entry["reason"]
+        else:
+            del memory.attempts[job, epoch, rank]
+
+
+def _entries(memory: Memory) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = [{"what": "term", "term": memory.term}]
+    if memory.epochs:
+        entries.append({"what": "epochs", "epochs": memory.epochs})
+    for key, known in memory.attempts.items():
+        entries.append(start(known.run))
+        if known.process is not None:
+            entries.append(began(key, known.process))
+        if known.ended:
+            entries.append(end(key, known.exit_code, known.reason))
+    return entries
+
+
+def start(run: Run) -> dict[str, Any]:
+    """Entry: about to be started."""
+    return {"what": "start", "run": to_json(run)}
+
+
+def began(key: Key, process: Process) -> dict[str, Any]:
+    """Entry: its runner is this process."""
+    return {
+        "what": "began",
+        "key": list(key),
+        "process": {"pid": process.pid, "start_time": process.start_time, "boot": process.boot},
+    }
+
+
+def end(key: Key, exit_code: int | None, reason: str | None) -> dict[str, Any]:
+    """Entry: it has ended."""
+    return {"what": "end", "key": list(key), "exit_code": exit_code, "reason": reason}
+
+
+def forget(key: Key) -> dict[str, Any]:
+    """Entry: its end is known to the service."""
+    return {"what": "forget", "key": list(key)}
+
+
+def _line(entry: dict[str, Any]) -> str:
+    return json.dumps(entry, separators=(",", ":")) + "\n"
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+__all__ = ["Journal", "Key", "Memory", "Remembered", "WireError", "began", "end", "forget", "read", "start"]

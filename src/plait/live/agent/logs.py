@@ -1,0 +1,74 @@
+"""Reading parts of a log that is being written and turned over.
+
+Offsets count bytes since the process started, over all files of its log. `log.json` says by inode where each file
+begins; it names a new file before names change, so files opened first and looked up afterwards are never mixed up.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from plait.live.agent.procs import read_json
+from plait.live.agent.runner import KEPT_LOGS
+
+MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a log: text, where it begins, where the next piece begins, and the size of the whole log."""
+
+    text: str
+    offset: int
+    next: int
+    size: int
+
+
+def read_part(folder: Path, offset: int, limit: int) -> Part:
+    """At most `limit` bytes from `offset` (negative: that many before the end).
+
+    Starts later if the beginning was thrown away. A character cut by the end of the piece is left to the next one.
+    Raises FileNotFoundError if there is no log.
+    """
+    with ExitStack() as stack:
+        files = _open_all(folder, stack)
+        index = read_json(folder / "log.json") or {}
+        pieces: dict[int, tuple[BinaryIO, int]] = {}
+        for file in files:
+            status = os.fstat(file.fileno())
+            start = index.get(str(status.st_ino))
+            if isinstance(start, int):
+                pieces[start] = (file, status.st_size)
+        if not pieces:
+            raise FileNotFoundError(f"no log in {folder}")
+        first, last = min(pieces), max(pieces)
+        size = last + pieces[last][1]
+        at = min(max(offset if offset >= 0 else size + offset, first), size)
+        data = b""
+        limit = max(1, min(limit, MOST_BYTES))
+        for start in sorted(pieces):
+            file, length = pieces[start]
+            if start + length > at + len(data) >= start and len(data) < limit:
+                file.seek(at + len(data) - start)
+                data += file.read(min(limit - len(data), start + length - at - len(data)))
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    text = decoder.decode(data)
+    left = len(decoder.getstate()[0])
+    if left and (left == len(data) or at + len(data) >= size):  # alone, or the end of what there is so far
+        text, left = text + decoder.decode(b"", final=True), 0
+    return Part(text, at, at + len(data) - left, size)
+
+
+def _open_all(folder: Path, stack: ExitStack) -> list[BinaryIO]:
+    files: list[BinaryIO] = []
+    for name in ("out.log", *(f"out.log.{number}" for number in range(1, KEPT_LOGS + 1)), "out.log.new"):
+        try:
+            files.append(stack.enter_context(open(folder / name, "rb")))  # noqa: SIM115
+        except FileNotFoundError:
+            continue
+    return files

@@ -1,0 +1,217 @@
+"""Processes as Linux shows them in /proc: who is it, is it still the same one, who descends from it, end them all.
+
+A pid alone names nobody, since the kernel gives it again to others. A process is its pid, its start time (clock ticks
+since boot) and the boot it belongs to; signals go through a pidfd opened before the start time is compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+#: Environment variable by which every process of an attempt is known, wherever it moved to.
+MARK = "PLAIT_ATTEMPT"
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def boot_id() -> str:
+    """A name of this boot of the machine."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def boot_s() -> float:
+    """Seconds since boot, suspended time included; never set back."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process, not to be confused with a later one of the same pid."""
+
+    pid: int
+    start_time: int
+    boot: str
+
+    @classmethod
+    def of(cls, pid: int) -> Process | None:
+        """The process that has this pid now; None if there is none (a dead one not yet collected is none)."""
+        start = start_time(pid)
+        return None if start is None else cls(pid, start, boot_id())
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return start_time(self.pid) == self.start_time and self.boot == boot_id()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it started."""
+        return max(0.0, boot_s() - self.start_time / _TICKS)
+
+    def open(self) -> int | None:
+        """A pidfd of it (readable once it has ended); None if it has ended. The caller closes it."""
+        try:
+            fd = os.pidfd_open(self.pid)
+        except OSError:
+            return None
+        if self.alive:
+            return fd
+        os.close(fd)
+        return None
+
+    def send(self, number: int) -> bool:
+        """Send a signal to it and to nobody else; False if it has ended."""
+        fd = self.open()
+        if fd is None:
+            return False
+        try:
+            signal.pidfd_send_signal(fd, number)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except OSError:
+        return None
+    return text[text.rindex(b")") + 2 :].split()  # the name before may hold blanks and brackets
+
+
+def start_time(pid: int) -> int | None:
+    """Clock ticks after boot at which the process started; None if it has ended."""
+    fields = _stat(pid)
+    return None if fields is None or fields[0] in b"ZX" else int(fields[19])
+
+
+def pids() -> list[int]:
+    """All processes that can be seen."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def descendants(root: int) -> list[int]:
+    """Children of a process, their children and so on; dead ones not yet collected are left out."""
+    children: dict[int, list[int]] = {}
+    for pid in pids():
+        fields = _stat(pid)
+        if fields is not None and fields[0] not in b"ZX":
+            children.setdefault(int(fields[1]), []).append(pid)
+    found: list[int] = []
+    waiting = [root]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def marked(mark: str) -> list[int]:
+    """Processes whose environment was made for this attempt, whoever their parent is by now."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for pid in pids():
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                environment = file.read()
+        except OSError:
+            continue
+        if wanted in environment.split(b"\0") and start_time(pid) is not None:
+            found.append(pid)
+    return found
+
+
+def kill_until_none(find: Callable[[], Iterable[int]], collect: Callable[[], None], patience_s: float = 5.0) -> bool:
+    """SIGKILL what `find` gives until it gives nothing, since processes may fork while they are being killed.
+
+    `collect` takes in the dead between two rounds. False if some were left when patience ended (stuck in the kernel).
+    """
+    until = time.monotonic() + patience_s
+    pause_s = 0.001
+    while True:
+        found = [pid for pid in find() if pid not in (os.getpid(), 1)]
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                continue
+        collect()
+        if not found:
+            return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.05)
+
+
+def memory_bytes(processes: Iterable[int], limit: float) -> float:
+    """Bytes that processes use; pages they share are told apart only when the plain sum is above `limit`."""
+    processes = list(processes)
+    plain = sum(_resident(pid) for pid in processes)
+    return plain if plain <= limit else sum(_proportional(pid) for pid in processes)
+
+
+def _resident(pid: int) -> float:
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return float(file.read().split()[1]) * _PAGE
+    except (OSError, IndexError):
+        return 0.0
+
+
+def _proportional(pid: int) -> float:
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            for line in file:
+                if line.startswith(b"Pss:"):
+                    return float(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return _resident(pid)
+
+
+def prctl(option: int, value: int) -> None:
+    """Set a property of this process; raises OSError if the kernel refuses."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def write_json(path: str | os.PathLike[str], value: object, *, durable: bool = False) -> None:
+    """Replace a file as a whole: a reader sees the old one or the new one. For its owner alone."""
+    part = f"{os.fspath(path)}.{os.getpid()}.part"
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            json.dump(value, file)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
+
+
+def read_json(path: str | os.PathLike[str]) -> dict[str, object] | None:
+    """The object in a file; None if there is no such file or no object in it."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

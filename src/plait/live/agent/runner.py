@@ -1,0 +1,384 @@
+"""Beside each process of a job: starts it, keeps its output, ends it and all it left behind, tells how it ended.
+
+    python -S -P -m plait.live.agent.runner   < the task as JSON
+
+It outlives the agent, and everything that must not depend on the agent's life is here: grace before a kill, the memory
+limit, rotation of the log, the exit code. It leads no user code: the job's process gets a session of its own and dies
+with the runner (PR_SET_PDEATHSIG); grandchildren that forked away come back to it when they are orphaned, because it is
+their subreaper, and are killed when the job's process has ended.
+
+Files in the folder of the process: `runner.json` is the claim (made by `link`, so that there is one runner whatever
+happened to the agent between two tries), `out.log` with `out.log.1` ... and `log.json` (see `logs`), `exit.json` at the
+end. Signals: SIGTERM stops gracefully (grace from `stop.json` if it is there), SIGUSR1 at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import selectors
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from plait.live.agent import procs
+
+KEPT_LOGS = 3
+#: Signals to a runner; it is born with them blocked, so that one sent too early waits.
+HELD_BACK = (signal.SIGTERM, signal.SIGUSR1)
+_CHUNK = 1 << 16
+_EXIT_BYTES = 4096  # of exit.json, taken from the disk at the start: a full disk must not hide how a job ended
+_MEMORY_EVERY_S = 0.5
+_NOT_FOUND, _NOT_RUNNABLE = 127, 126
+
+
+@dataclass
+class Task:
+    """What the agent wants to be run. `folder` holds its files; `env` is complete; bytes and seconds."""
+
+    folder: str
+    argv: list[str]
+    cwd: str
+    env: dict[str, str]
+    mark: str
+    grace_s: float = 60.0
+    log_bytes: int = 10_000_000
+    memory_bytes: float = 0.0
+
+
+class LogWriter:
+    """`out.log`, turned over at a size. Where each file begins in the whole log is kept by inode in `log.json`,
+    written before files change their names, so that readers need no lock.
+    """
+
+    def __init__(self, folder: str, limit: int) -> None:
+        """Open the log in a folder."""
+        self.folder, self.limit = folder, max(limit, 4096)
+        self.tail = b""
+        self._starts: dict[str, int] = {}
+        self._fd = -1
+        self._open("out.log", start=0)
+
+    def _open(self, name: str, start: int) -> None:
+        fd = os.open(os.path.join(self.folder, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._starts[str(os.fstat(fd).st_ino)] = start
+        procs.write_json(os.path.join(self.folder, "log.json"), self._starts)
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self.start, self.size = fd, start, os.fstat(fd).st_size
+
+    def write(self, data: bytes) -> None:
+        """Append. A full disk loses output, never the job."""
+        self.tail = (self.tail + data)[-4096:]
+        try:
+            if self.size and self.size + len(data) > self.limit:
+                self._turn_over()
+            while data:
+                written = os.write(self._fd, data)
+                self.size += written
+                data = data[written:]
+        except OSError:
+            return
+
+    def _turn_over(self) -> None:
+        def path(number: int) -> str:
+            return os.path.join(self.folder, f"out.log.{number}" if number else "out.log")
+
+        oldest = path(KEPT_LOGS)
+        if os.path.exists(oldest):
+            self._starts.pop(str(os.stat(oldest).st_ino), None)
+        self._open("out.log.new", self.start + self.size)
+        for number in range(KEPT_LOGS, 0, -1):
+            if os.path.exists(path(number - 1)):
+                os.replace(path(number - 1), path(number))
+        os.replace(os.path.join(self.folder, "out.log.new"), path(0))
+
+    def last_lines(self, lines: int = 5, chars: int = 600) -> str:
+        """The end of the output in one line of text."""
+        text = [line.strip() for line in self.tail.decode(errors="replace").splitlines() if line.strip()]
+        return " | ".join(text[-lines:])[-chars:]
+
+
+@dataclass
+class Runner:
+    """Carries out one task; see the module."""
+
+    task: Task
+    log: LogWriter = field(init=False)
+    child: int = 0
+    status: int | None = None
+    stopping: bool = False
+    kill_at: float | None = None
+    killed: str | None = None
+    _pipe: int = -1
+
+    def run(self) -> int:
+        """From start to `exit.json`; the exit code of the job's process, -n if signal n ended it."""
+        self.log = LogWriter(self.task.folder, self.task.log_bytes)
+        wake, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)  # the agent held them back until here
+        started = procs.boot_s()
+        kills = _kernel_kills()
+        failure = self._start()
+        if failure is None:
+            self._watch(wake)
+        self._clean_up()
+        code, reason = failure or self._verdict(_kernel_kills() - kills)
+        self._write_exit({"exit_code": code, "reason": reason, "seconds": procs.boot_s() - started})
+        return code
+
+    def _start(self) -> tuple[int, str] | None:
+        """Start the job's process; why it could not be, if so."""
+        self._pipe, output = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._pipe, False)
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, 1 << 20)  # a slow disk holds the job up later
+        trouble, report = os.pipe2(os.O_CLOEXEC)
+        runner = os.getpid()
+        self.child = os.fork()
+        if self.child == 0:
+            self._become(runner, output, report)
+        os.close(output)
+        os.close(report)
+        with os.fdopen(trouble, "rb") as file:
+            message = file.read()  # ends at once when exec succeeds
+        if message:
+            _, self.status = os.waitpid(self.child, 0)
+            code, _, text = message.decode(errors="replace").partition(" ")
+            return int(code), text
+        claim = procs.read_json(os.path.join(self.task.folder, "runner.json")) or {}
+        with contextlib.suppress(OSError):
+            procs.write_json(
+                os.path.join(self.task.folder, "runner.json"),
+                claim | {"child": self.child, "child_start_time": procs.start_time(self.child)},
+            )
+        return None
+
+    def _become(self, runner: int, output: int, report: int) -> NoReturn:
+        """In the new process: cut loose from the runner except for its death, and become the job."""
+        try:
+            os.setsid()
+            procs.prctl(procs.PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != runner:  # it died before the line above
+                os._exit(1)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP,
+                           signal.SIGPIPE, signal.SIGXFSZ):  # fmt: skip
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+                file.write("500")  # when memory ends, jobs go before agents and the service
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for source, target in ((nothing, 0), (output, 1), (output, 2)):
+                os.dup2(source, target)
+            try:
+                os.chdir(self.task.cwd)
+            except OSError as error:
+                os.write(report, f"{_NOT_RUNNABLE} cannot enter workdir {self.task.cwd!r}: {error.strerror}".encode())
+                os._exit(_NOT_RUNNABLE)
+            os.execvpe(self.task.argv[0], self.task.argv, self.task.env)
+        except FileNotFoundError:
+            text = f"{_NOT_FOUND} command not found: {self.task.argv[0]!r} (started in {self.task.cwd!r})"
+        except BaseException as error:
+            text = f"{_NOT_RUNNABLE} cannot run {self.task.argv[0]!r}: {error}"
+        os.write(report, text.encode(errors="replace"))
+        os._exit(_NOT_FOUND)
+
+    def _watch(self, wake: int) -> None:
+        """Until the job's process has ended: its output, signals, the clock, its memory."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._pipe, selectors.EVENT_READ)
+            selector.register(wake, selectors.EVENT_READ)
+            check_at = time.monotonic()
+            while self.status is None:
+                now = time.monotonic()
+                if self.kill_at is not None and now >= self.kill_at:
+                    self._kill(f"did not end within {self._grace_s():g} s after SIGTERM, so it was killed")
+                    self.kill_at = now + 1.0
+                if self.task.memory_bytes > 0 and now >= check_at:
+                    self._check_memory()
+                    check_at = now + _MEMORY_EVERY_S
+                next_check = check_at if self.task.memory_bytes > 0 else None
+                waits = [at - now for at in (self.kill_at, next_check) if at is not None]
+                for key, _ in selector.select(max(0.0, min(waits)) if waits else None):
+                    if key.fd == self._pipe:
+                        if not self._copy():
+                            selector.unregister(self._pipe)  # the job closed its output and goes on
+                    else:
+                        self._signalled(os.read(wake, 512))
+
+    def _signalled(self, numbers: bytes) -> None:
+        if signal.SIGUSR1 in numbers:
+            self.stopping = True
+            self._kill("killed on request")
+        elif signal.SIGTERM in numbers:
+            grace_s = self._grace_s()
+            if grace_s <= 0:
+                self._kill("killed on request")
+            elif not self.stopping:  # a second SIGTERM tells a job to leave without a checkpoint: send one
+                for number in (signal.SIGTERM, signal.SIGCONT):
+                    with contextlib.suppress(OSError):
+                        os.kill(self.child, number)
+            until = time.monotonic() + grace_s
+            self.kill_at = until if self.kill_at is None else min(self.kill_at, until)
+            self.stopping = True
+        self._collect()
+
+    def _grace_s(self) -> float:
+        asked = procs.read_json(os.path.join(self.task.folder, "stop.json")) or {}
+        value = asked.get("grace_s", self.task.grace_s)
+        return float(value) if isinstance(value, (int, float)) else self.task.grace_s
+
+    def _check_memory(self) -> None:
+        limit = self.task.memory_bytes
+        used = procs.memory_bytes(procs.descendants(os.getpid()), limit)
+        if used > limit:
+            self._kill(f"used {used / 1e9:.2f} GB, more than its memory limit of {limit / 1e9:.2f} GB; ask for more")
+
+    def _copy(self) -> bool:
+        """Move waiting output to the log; False at its end."""
+        try:
+            data = os.read(self._pipe, _CHUNK)
+        except BlockingIOError:
+            return True
+        self.log.write(data)
+        return bool(data)
+
+    def _collect(self) -> None:
+        """Take in ended children: the job's process, and orphans that came back."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.child:
+                self.status = status
+
+    def _kill(self, why: str) -> None:
+        self.killed = self.killed or why
+        procs.kill_until_none(lambda: procs.descendants(os.getpid()), self._collect)
+
+    def _clean_up(self) -> None:
+        """Nothing of the job outlives its process; what it wrote last is kept."""
+        procs.kill_until_none(
+            lambda: {*procs.descendants(os.getpid()), *procs.marked(self.task.mark)} - {os.getpid()}, self._collect
+        )
+        for _ in range(1 << 10):
+            try:
+                if not self._copy():
+                    break
+            except OSError:
+                break
+            if not _ready(self._pipe):
+                break
+        os.close(self._pipe)
+
+    def _verdict(self, kernel_kills: int) -> tuple[int, str | None]:
+        code = os.waitstatus_to_exitcode(self.status or 0)
+        if self.killed:
+            return code, self.killed
+        if code == 0 or code == 75:
+            return code, None
+        said = self.log.last_lines()
+        tail = f"; last lines of the log: {said}" if said else "; it printed nothing"
+        if code > 0:
+            return code, f"exit code {code}{tail}"
+        name = _signal_name(-code)
+        if self.stopping and -code == signal.SIGTERM:
+            return code, "stopped by SIGTERM without a checkpoint"
+        if -code == signal.SIGKILL:
+            limit = f", its limit is {self.task.memory_bytes / 1e9:.2f} GB" if self.task.memory_bytes else ""
+            sure = "the kernel ran out of memory" if kernel_kills > 0 else "by hand, or out of memory"
+            return code, f"killed by SIGKILL ({sure}{limit}){tail}"
+        return code, f"killed by {name}{tail}"
+
+    def _write_exit(self, record: dict[str, Any]) -> None:
+        """Write into the file that was made for it, then give it its name; try on while the disk gives errors."""
+        record |= {"ended_boot_s": procs.boot_s(), "boot": procs.boot_id()}
+        part = os.path.join(self.task.folder, "exit.json.part")
+        text = json.dumps(record)
+        if len(text) > _EXIT_BYTES:
+            text = json.dumps(record | {"reason": str(record["reason"])[:500]})
+        for _ in range(300):
+            try:
+                fd = os.open(part, os.O_WRONLY | os.O_CREAT, 0o600)
+                try:
+                    os.write(fd, text.encode().ljust(_EXIT_BYTES))
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+                os.replace(part, os.path.join(self.task.folder, "exit.json"))
+                return
+            except OSError:
+                time.sleep(0.2)
+
+
+def _ready(fd: int) -> bool:
+    """Whether something can be read at once."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(fd, selectors.EVENT_READ)
+        return bool(selector.select(0))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _kernel_kills() -> int:
+    """How often the kernel has killed a process of this machine (or container) for want of memory."""
+    for path in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+            for line in file:
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    return int(count)
+    return 0
+
+
+def claim(folder: str) -> bool:
+    """Become the runner of a folder; False if it has or had one."""
+    me = procs.Process.of(os.getpid())
+    assert me is not None
+    part = os.path.join(folder, f"runner.json.{me.pid}")
+    procs.write_json(part, {"pid": me.pid, "start_time": me.start_time, "boot": me.boot})
+    try:
+        os.link(part, os.path.join(folder, "runner.json"))
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(part)
+    with open(os.path.join(folder, "exit.json.part"), "wb") as file:
+        file.write(b" " * _EXIT_BYTES)
+    return True
+
+
+def main() -> int:
+    """Carry out the task on standard input."""
+    try:
+        task = Task(**json.loads(sys.stdin.buffer.read()))
+    except ValueError:
+        return 0  # the agent died while it wrote: it was never started
+    os.umask(0o077)
+    procs.prctl(procs.PR_SET_CHILD_SUBREAPER, 1)
+    if not claim(task.folder):
+        return 0
+    Runner(task).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
