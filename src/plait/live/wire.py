@@ -96,18 +96,27 @@ class Usage:
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to an `Ask`: part of a log as text (undecodable bytes replaced), where it began, its whole size."""
+    """The answer to an `Ask`: part of a log as text (undecodable bytes replaced).
+
+    Bytes since the process started: `offset` where the part begins, `next` where the next one does (the text may hold
+    fewer or more bytes than that), `size` of the whole log so far.
+    """
 
     id: int
     text: str = ""
     offset: int = 0
+    next: int = 0
     size: int = 0
     error: str | None = None
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Everything an agent sees. `agent` is new for each agent process; `reached` the newest assignment carried out."""
+    """Everything an agent sees. `agent` is new for each agent process; `reached` the newest assignment carried out.
+
+    The answer may be held back for `wait_s` while there is nothing new to say: 1 in the long poll, 0 when an agent tells
+    of a change on its second connection.
+    """
 
     node: NodeInfo
     agent: str
@@ -116,6 +125,7 @@ class Observed:
     attempts: list[Seen] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
     replies: list[Reply] = field(default_factory=list)
+    wait_s: float = 1.0
     v: int = VERSION
 
 
@@ -170,7 +180,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Ask:
-    """Please send a part of a log."""
+    """Please send a part of a log; a negative offset counts from its end."""
 
     id: int
     job: int
