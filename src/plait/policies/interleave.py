@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from plait.core.arrays import FloatArray, IntArray
+from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.jit import kernel
 from plait.core.plan import Gate
@@ -37,22 +37,62 @@ class Units:
     gate: Gate = Gate.BARRIER
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """GPUs that are up, by the sets of kinds that jobs may use; the set of all kinds is always one of them.
+
+    `of` is the set of each row of the job table, `gpus[s]` how many GPUs set s has, `inside[s, t]` whether t has all
+    kinds of s, so that whoever uses s takes from t too.
+    """
+
+    of: IntArray
+    gpus: IntArray
+    inside: BoolArray
+
+    @classmethod
+    def in_view(cls, view: View) -> Room:
+        """Count what there is."""
+        cluster = view.cluster
+        kinds = np.broadcast_to(allowed_kinds(view), len(view.jobs))
+        sets = np.union1d(kinds, cluster.any_kind)
+        has = (sets[:, None] >> cluster.node_kind) & 1 == 1
+        return cls(
+            np.searchsorted(sets, kinds),
+            has @ np.where(cluster.node_up, cluster.node_gpus, 0),
+            sets[:, None] & ~sets == 0,
+        )
+
+    def asked(self, gpus: IntArray, rows: IntArray) -> IntArray:
+        """GPUs asked for by these rows, each in all sets that it takes from."""
+        by_set = np.bincount(self.of[rows], gpus[rows], minlength=len(self.gpus)).astype(np.int64)
+        total: IntArray = by_set @ self.inside
+        return total
+
+
 @kernel
-def candidates(order: IntArray, gpus: IntArray, bucket: IntArray, capacity: int, max_jobs: int) -> IntArray:
+def candidates(
+    order: IntArray, gpus: IntArray, bucket: IntArray, of: IntArray, room: IntArray, inside: BoolArray, max_jobs: int
+) -> IntArray:
     """Rows to group, in this order: enough to fill the cluster with full groups (Muri, Algorithm 1, line 2).
 
-    The best job that still finds GPUs takes them and brings the next `max_jobs` - 1 of its bucket along.
+    The best job that still finds GPUs takes them and brings the next `max_jobs` - 1 of its bucket along. The last
+    three are fields of a `Room`.
     """
     n = len(order)
     chosen = np.zeros(n, dtype=np.bool_)
-    free = capacity
+    free = room.copy()
     for i in range(n):
         row = order[i]
-        if free == 0:
+        if free.max() == 0:
             break
-        if chosen[i] or gpus[row] > free:
+        fits = not chosen[i]
+        for t in range(len(free)):
+            fits = fits and (not inside[of[row], t] or gpus[row] <= free[t])
+        if not fits:
             continue
-        free -= gpus[row]
+        for t in range(len(free)):
+            if inside[of[row], t]:
+                free[t] -= gpus[row]
         left = max_jobs if bucket[row] >= 0 else 1
         for j in range(i, n):
             if left == 0:
@@ -110,43 +150,41 @@ class Interleave:
 
     def __call__(self, view: View, order: IntArray) -> Units:
         """Units of the best jobs in `order` (rows of `view.jobs`)."""
-        jobs, capacity = view.jobs, view.cluster.gpus_up
-        bucket = self._buckets(view)
+        jobs, room = view.jobs, Room.in_view(view)
+        bucket = self._buckets(view, room)
         chosen = order
-        if int(jobs.gpus.sum()) > capacity:
-            chosen = candidates(order, jobs.gpus, bucket, capacity, self.max_jobs)
+        if (room.asked(jobs.gpus, order) > room.gpus).any():
+            chosen = candidates(order, jobs.gpus, bucket, room.of, room.gpus, room.inside, self.max_jobs)
         place_in_order = np.empty(len(jobs), dtype=np.int64)
         place_in_order[order] = np.arange(len(order))
         leads: list[int] = chosen[bucket[chosen] < 0].tolist()
         companions: dict[int, tuple[int, ...]] = {}
         turns = np.zeros(len(jobs), dtype=np.int64)
-        asked = int(jobs.gpus[chosen].sum())
-        for kind in np.unique(bucket[chosen] // _WIDEST).tolist():
-            rows = chosen[(bucket[chosen] >= 0) & (bucket[chosen] // _WIDEST == kind)]
+        asked = room.asked(jobs.gpus, chosen)
+        for kinds in np.unique(room.of[chosen]).tolist():
+            rows = chosen[(bucket[chosen] >= 0) & (room.of[chosen] == kinds)]
             if not len(rows):
                 continue
-            here = int(jobs.gpus[rows].sum())
-            made = self._group(view, rows, capacity - (asked - here))
-            for members, when in made:
+            within = room.inside[kinds]
+            left = int(jobs.gpus[rows].sum() + (room.gpus - asked)[within].min())
+            for members, when in self._group(view, rows, left):
                 leads.append(members[0])
                 if len(members) > 1:
                     companions[members[0]] = members[1:]
                     turns[list(members)] = when
-                asked -= int(jobs.gpus[members[0]]) * (len(members) - 1)
+                asked[within] -= int(jobs.gpus[members[0]]) * (len(members) - 1)
         first = np.array(leads, dtype=np.int64)
         largest_first = first[np.lexsort((place_in_order[first], -jobs.gpus[first]))]
         rest = order[~np.isin(order, chosen)] if len(chosen) < len(order) else order[:0]
         return Units(np.concatenate([largest_first, rest]), len(first), companions, turns)
 
-    def _buckets(self, view: View) -> IntArray:
+    def _buckets(self, view: View, room: Room) -> IntArray:
         """A number a job: jobs may share GPUs if theirs are equal; -1 for those that must be alone."""
         jobs = view.jobs
         unknown = np.isnan(jobs.stage_s[:, 0]) | np.isnan(jobs.iteration_s)
         if self.max_jobs == 1:
             unknown[:] = True
-        kinds = np.broadcast_to(allowed_kinds(view), len(jobs))
-        _, kind = np.unique(kinds, return_inverse=True)
-        return np.where(unknown, -1, kind * _WIDEST + jobs.gpus)
+        return np.where(unknown, -1, room.of * _WIDEST + jobs.gpus)
 
     def _group(self, view: View, rows: IntArray, gpus: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Groups of rows with their turns, on `gpus` GPUs if need decides."""
@@ -184,7 +222,7 @@ class Interleave:
         ]
 
 
-#: More GPUs than any job asks for, so that (kinds, GPUs) fits one number.
+#: More GPUs than any job asks for, so that (set of kinds, GPUs) fits one number.
 _WIDEST = 1 << 32
 
 

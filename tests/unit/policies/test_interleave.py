@@ -141,15 +141,36 @@ def test_jobs_that_preprocess_side_by_side_run_as_fast_as_the_plan_says():
     assert run.controller.books.columns["end_s"][:2].tolist() == [1000.0, 1000.0], "8 of 16 cores are enough for both"
 
 
+def chosen(order: list[int], gpus: np.ndarray, bucket: np.ndarray, capacity: int, max_jobs: int) -> list[int]:
+    one_kind = np.zeros(len(gpus), dtype=np.int64), np.array([capacity]), np.array([[True]])
+    return candidates(np.array(order), gpus, bucket, *one_kind, max_jobs).tolist()
+
+
 def test_candidates_fill_the_cluster_with_full_groups_of_the_best_jobs():
     gpus = np.array([2, 1, 1, 2, 1, 4, 1])
-    order = np.arange(7)
+    order = list(range(7))
     # 4 GPUs: job 0 takes two and brings 3; job 1 takes one and brings 2; job 4 the last and brings 6; 5 finds none
-    assert candidates(order, gpus, gpus, 4, 2).tolist() == [0, 1, 2, 3, 4, 6]
-    assert candidates(order, gpus, gpus, 4, 1).tolist() == [0, 1, 2]
-    assert candidates(np.array([5, 0, 1]), gpus, gpus, 4, 4).tolist() == [5]
+    assert chosen(order, gpus, gpus, 4, 2) == [0, 1, 2, 3, 4, 6]
+    assert chosen(order, gpus, gpus, 4, 1) == [0, 1, 2]
+    assert chosen([5, 0, 1], gpus, gpus, 4, 4) == [5]
     alone = np.where(gpus == 1, -1, gpus)
-    assert candidates(order, gpus, alone, 3, 4).tolist() == [0, 1, 3]
+    assert chosen(order, gpus, alone, 3, 4) == [0, 1, 3]
+
+
+def test_jobs_share_where_their_kind_of_gpu_is_short_though_others_are_free():
+    cluster = Cluster.parse("1x4:a,1x1:b")
+    short = [job(f"j{i}", p, gpu_kinds=("b",)) for i, p in enumerate(PURE)]
+    assert members(plan(short, make_policy("muri-s"), cluster)[0]) == [[0, 1, 2, 3]]
+    anywhere = [job(f"j{i}", p) for i, p in enumerate(PURE)]
+    assert members(plan(anywhere, make_policy("muri-s"), cluster)[0]) == [[0], [1], [2], [3]]
+
+
+def test_jobs_that_wait_for_one_kind_do_not_use_up_the_candidates_of_another():
+    cluster = Cluster.parse("1x1:a,1x1:b")
+    first = [job(f"a{i}", GPU, work_s=10, gpu_kinds=("a",)) for i in range(8)]
+    then = [job(f"b{i}", p, gpu_kinds=("b",)) for i, p in enumerate(PURE)]
+    made, _ = plan([*first, *then], make_policy("muri-s"), cluster)
+    assert members(made) == [[0], [8, 9, 10, 11]]
 
 
 def test_the_queue_place_is_the_order_of_priority_not_of_placement():
