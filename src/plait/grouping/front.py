@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
@@ -15,6 +16,7 @@ from plait.grouping.classes import MOST_KINDS, dealt, exact_groups, fewest_is_kn
 from plait.grouping.guard import apply_guard
 from plait.grouping.improve import MOST_TO_IMPROVE, improved
 from plait.grouping.interleave import ORDERS, Order
+from plait.grouping.known import Known
 from plait.grouping.model import OBJECTIVES, Model, Objective, Options
 from plait.grouping.programs import HAVE_HIGHS
 from plait.grouping.result import Grouping, assembled
@@ -76,11 +78,11 @@ def group(
     )
     checked(options, jobs, method)
     cache = GroupingCache() if cache is None else cache
-    buckets = _buckets(jobs, options)
+    buckets = _buckets(jobs, options, cache)
     need = int(jobs.gpus.sum())
     if max_jobs == 1 or (gpus_available is not None and need <= gpus_available):
         fit = f"all jobs fit alone, {need} GPUs of {gpus_available}"
-        return assembled(jobs, buckets, "alone", "groups of one were asked for" if max_jobs == 1 else fit, 0)
+        return assembled(buckets, "alone", "groups of one were asked for" if max_jobs == 1 else fit, 0)
     why = _choose(buckets, method)
     if method == "consecutive":
         consecutive(buckets, gpus_available)
@@ -92,7 +94,7 @@ def group(
     for bucket in buckets:
         _better(bucket, method == "auto" if improve is None else improve, cache)
     split = sum(apply_guard(bucket) for bucket in buckets)
-    return assembled(jobs, buckets, "+".join(sorted({b.method for b in buckets})), why, split)
+    return assembled(buckets, "+".join(sorted({b.method for b in buckets})), why, split)
 
 
 def _choose(buckets: Sequence[Bucket], method: Method) -> str:
@@ -151,7 +153,7 @@ def checked(options: Options, jobs: Candidates, method: str = "auto") -> None:
         raise InputError(f"memory_limit_bytes must be >= 0, got {options.memory_limit_bytes}")
 
 
-def _buckets(jobs: Candidates, options: Options) -> list[Bucket]:
+def _buckets(jobs: Candidates, options: Options, cache: GroupingCache) -> list[Bucket]:
     """Jobs by GPU count, in order of first appearance."""
     buckets = []
     for gpus in dict.fromkeys(jobs.gpus.tolist()):
@@ -163,5 +165,6 @@ def _buckets(jobs: Candidates, options: Options) -> list[Bucket]:
             None if jobs.memory_bytes is None else jobs.memory_bytes[rows],
             None if jobs.shares is None else jobs.shares[rows],
         )
-        buckets.append(Bucket(gpus, rows, model, model.nodes_of_jobs()))
+        known = cache.remember(("known", model.key), partial(Known, model))
+        buckets.append(Bucket(gpus, rows, model, known, model.nodes_of_jobs()))
     return buckets

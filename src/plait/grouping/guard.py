@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plait.grouping.model import Model, Node
+from plait.grouping.known import Known
+from plait.grouping.model import Node
 from plait.grouping.rounds import Bucket, classes_of
 
 #: Partitions are tried up to this size (52 of them for five jobs); larger groups become singles.
@@ -16,26 +17,31 @@ def apply_guard(bucket: Bucket) -> int:
     model = bucket.model
     if model.options.guard is None or not bucket.nodes:
         return 0
-    speedup = model.values(bucket.nodes).speedup
-    bad = {g for g, node in enumerate(bucket.nodes) if len(node) > 1 and speedup[g] <= model.options.floor}
+    floor = model.options.floor
+    worth = bucket.known.worth(bucket.nodes)
+    bad = {g for g, node in enumerate(bucket.nodes) if len(node) > 1 and worth[g].speedup <= floor}
     if not bad:
         return 0
     if bucket.rows is not None:
         kept: list[tuple[int, ...]] = []
         for g, group in enumerate(bucket.rows):
             classes = tuple(model.of_job[list(group)].tolist())
-            kept += [tuple(group[i] for i in part) for part in _parts(model, classes)] if g in bad else [group]
+            kept += (
+                [tuple(group[i] for i in part) for part in _parts(bucket.known, floor, classes)]
+                if g in bad
+                else [group]
+            )
         bucket.rows = kept
         bucket.nodes = [classes_of(bucket, group) for group in bucket.rows]
         return len(bad)
     nodes: list[Node] = []
     for g, node in enumerate(bucket.nodes):
-        nodes += [tuple(node[i] for i in part) for part in _parts(model, node)] if g in bad else [node]
+        nodes += [tuple(node[i] for i in part) for part in _parts(bucket.known, floor, node)] if g in bad else [node]
     bucket.nodes = sorted(nodes)
     return len(bad)
 
 
-def _parts(model: Model, classes: Node) -> list[tuple[int, ...]]:
+def _parts(known: Known, floor: float, classes: Node) -> list[tuple[int, ...]]:
     """The best way to split a group, as positions: every part passes, fewest parts, then the highest objective."""
     jobs = len(classes)
     alone: list[tuple[int, ...]] = [(i,) for i in range(jobs)]
@@ -43,11 +49,10 @@ def _parts(model: Model, classes: Node) -> list[tuple[int, ...]]:
         return alone
     ways = [way for way in _partitions(list(range(jobs))) if 1 < len(way) < jobs]
     sets = sorted({part for way in ways for part in way})
-    found = model.values([tuple(sorted(classes[i] for i in part)) for part in sets])
-    value = {part: float(found.value[s]) for s, part in enumerate(sets)}
-    passes = {part: len(part) == 1 or found.speedup[s] > model.options.floor for s, part in enumerate(sets)}
+    found = dict(zip(sets, known.worth([tuple(sorted(classes[i] for i in part)) for part in sets]), strict=True))
+    passes = {part: len(part) == 1 or found[part].speedup > floor for part in sets}
     fine = [way for way in ways if all(passes[part] for part in way)]
-    return min(fine, key=lambda way: (len(way), -sum(value[part] for part in way), way), default=alone)
+    return min(fine, key=lambda way: (len(way), -sum(found[part].value for part in way), way), default=alone)
 
 
 def _partitions(items: list[int]) -> Iterator[list[tuple[int, ...]]]:

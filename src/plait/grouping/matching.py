@@ -25,7 +25,7 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
-from plait.core.jit import announced, has_machine_code, plain
+from plait.core.jit import plain
 from plait.grouping import ready
 from plait.grouping.matching_kernels import MATE, PARENT, TOP, Y, assign, match, room
 
@@ -124,7 +124,7 @@ def _solved(cost: IntArray) -> IntArray:
     """State of the kernels at the optimum."""
     if not _worth_compiling(len(cost)):
         return solved(cost, _plain_assign, _plain_match)
-    with announced("the matching kernels", COMPILE_CPU_S):
+    with ready.waiting(match, "the matching kernels", COMPILE_CPU_S):
         return solved(cost, assign, match)
 
 
@@ -152,7 +152,7 @@ def _worth_compiling(n: int) -> bool:
 
     The results are the same. A thousand small problems take about as long as the compiler.
     """
-    return n > SMALL or has_machine_code(match) or ready.compiled(match, n * n // 100 + 1)
+    return n > SMALL or ready.compiled(match, n * n // 100 + 1)
 
 
 def _checked(weights: FloatArray) -> FloatArray:

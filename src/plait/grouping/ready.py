@@ -5,7 +5,8 @@ The compiled and the plain way give the same bits, so this choice shows in time 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ParamSpec, TypeVar
 
 from plait.core.jit import announced, has_machine_code
@@ -18,6 +19,8 @@ PATIENCE = 20_000
 COMPILE_CPU_S = 2
 
 _asked: dict[str, int] = {}
+_loaded: set[Callable[..., object]] = set()  # asking the compiler takes longer than a small problem
+_nothing = nullcontext()
 
 
 def compiled(kernel: Callable[..., object], work: int) -> bool:
@@ -25,11 +28,10 @@ def compiled(kernel: Callable[..., object], work: int) -> bool:
 
     True as soon as its machine code is in memory or on disk; never without a compiler.
     """
-    signatures = getattr(kernel, "signatures", None)
-    if signatures is None:
-        return False
-    if signatures:
+    if kernel in _loaded:
         return True
+    if not hasattr(kernel, "py_func"):
+        return False
     name = kernel.__name__
     _asked[name] = _asked.get(name, 0) + work
     return _asked[name] >= PATIENCE or has_machine_code(kernel)
@@ -37,7 +39,17 @@ def compiled(kernel: Callable[..., object], work: int) -> bool:
 
 def run(kernel: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Call a compiled kernel, and say so if that means waiting for the compiler."""
-    if getattr(kernel, "signatures", None):
+    with waiting(kernel, f"grouping ({getattr(kernel, '__name__', kernel)})", COMPILE_CPU_S):
         return kernel(*args, **kwargs)
-    with announced(f"grouping ({kernel.__name__})", COMPILE_CPU_S):
-        return kernel(*args, **kwargs)
+
+
+def waiting(kernel: Callable[..., object], what: str, cpu_s: int) -> AbstractContextManager[None]:
+    """Call `kernel` in this: the first time it says so if `what` has to be compiled, later it costs nothing."""
+    return _nothing if kernel in _loaded else _first(kernel, what, cpu_s)
+
+
+@contextmanager
+def _first(kernel: Callable[..., object], what: str, cpu_s: int) -> Iterator[None]:
+    with announced(what, cpu_s):
+        yield
+    _loaded.add(kernel)

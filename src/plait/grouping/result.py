@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.grouping.bound import bound_of
-from plait.grouping.candidates import Candidates
 from plait.grouping.rounds import Bucket
 
 
@@ -41,34 +40,22 @@ class Grouping:
         return max(0.0, 1.0 - self.total / self.bound) if self.bound > 0 else 0.0
 
 
-def assembled(jobs: Candidates, buckets: Sequence[Bucket], method: str, why: str, split: int) -> Grouping:
+def assembled(buckets: Sequence[Bucket], method: str, why: str, split: int) -> Grouping:
     """Classes back to jobs, and what is known of each group."""
     found: list[tuple[tuple[int, ...], tuple[int, ...], float, float, float]] = []
     total, bound, kinds = 0.0, 0.0, []
     for bucket in buckets:
-        model = bucket.model
-        values = model.values(bucket.nodes)
-        total += math.fsum(values.value.tolist())
+        worth = bucket.known.worth(bucket.nodes)
+        total += math.fsum(w.value for w in worth)
         most, kind = bound_of(bucket)
         bound += most
         kinds.append(kind)
-        seats = expand(bucket)
-        for g, seated in enumerate(seats):
-            turns = model.turns(bucket.nodes[g], int(values.turn_row[g]))
-            both = sorted(zip(seated, turns, strict=True))
-            start = both[0][1]
-            time = float(values.iteration_s[g])
-            rows = tuple(int(bucket.jobs[position]) for position, _ in both)
-            busy = float(jobs.stage_s[list(rows)].sum()) / (model.resources * time)
-            found.append(
-                (
-                    rows,
-                    tuple((turn - start) % model.resources for _, turn in both),
-                    time,
-                    min(busy, 1.0),
-                    float(values.speedup[g]),
-                )
-            )
+        rows, of_job = bucket.jobs.tolist(), bucket.model.of_job.tolist()
+        for known, seats in zip(worth, expand(bucket), strict=True):
+            positions = sorted(seats)
+            turns, efficiency = bucket.known.seated(tuple([of_job[position] for position in positions]))
+            group = tuple([rows[position] for position in positions])
+            found.append((group, turns, known.iteration_s, efficiency, known.speedup))
     found.sort()
     return Grouping(
         groups=tuple(f[0] for f in found),

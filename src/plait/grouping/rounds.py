@@ -14,6 +14,7 @@ import numpy as np
 from plait.core.arrays import FloatArray, IntArray
 from plait.grouping.cache import GroupingCache
 from plait.grouping.greedy import greedy_matching
+from plait.grouping.known import Known
 from plait.grouping.matching import maximum_weight_matching
 from plait.grouping.model import Model, Node
 
@@ -34,6 +35,7 @@ class Bucket:
     gpus: int
     jobs: IntArray
     model: Model
+    known: Known
     nodes: list[Node]
     method: str = "alone"
     greedy: bool = False
@@ -178,4 +180,4 @@ def classes_of(bucket: Bucket, group: Sequence[int]) -> Node:
 
 
 def _may_be(bucket: Bucket, group: tuple[int, ...]) -> bool:
-    return bool(bucket.model.values([classes_of(bucket, group)]).value[0] > 0.0)
+    return bucket.known.worth([classes_of(bucket, group)])[0].value > 0.0

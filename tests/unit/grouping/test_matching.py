@@ -288,7 +288,6 @@ def test_plain_python():
 def test_small_problems_wait_for_no_compiler_and_many_do_once():
     ones = np.ones((matching.SMALL, matching.SMALL))
     with (
-        mock.patch.object(matching, "has_machine_code", return_value=False),
         mock.patch.object(matching.ready, "compiled", return_value=False) as patience,
         mock.patch.object(matching, "assign", side_effect=AssertionError("compiles")),
     ):
