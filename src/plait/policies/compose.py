@@ -166,6 +166,7 @@ class Composed:
             order=numbers[order],
             levels=None if ranking.levels is None else ranking.levels[order],
             promoted=numbers[ranking.promoted] if len(ranking.promoted) else NO_JOBS,
+            settled=plan.settled and units.settles,
         )
 
     def _valid_until(self, view: View, ranking: Ranking, plan: Plan, until: float) -> float:

@@ -27,7 +27,8 @@ class Units:
     """What is placed as one: a row of the job table and those that share its GPUs.
 
     `order` has one row for each of the `count` units, in the order in which to look for GPUs, then jobs that may
-    have what is left. `turns`: one value a row of the job table.
+    have what is left. `turns`: one value a row of the job table. `settles`: whether a plan in which everybody is alone
+    stays as it is when somebody leaves.
     """
 
     order: IntArray
@@ -35,6 +36,7 @@ class Units:
     companions: Mapping[int, tuple[int, ...]]
     turns: IntArray
     gate: Gate = Gate.BARRIER
+    settles: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,9 @@ class Interleave:
         first = np.array(leads, dtype=np.int64)
         largest_first = first[np.lexsort((place_in_order[first], -jobs.gpus[first]))]
         rest = order[~np.isin(order, chosen)] if len(chosen) < len(order) else order[:0]
-        return Units(np.concatenate([largest_first, rest]), len(first), companions, turns)
+        return Units(
+            np.concatenate([largest_first, rest]), len(first), companions, turns, settles=self.merge == "need"
+        )
 
     def _buckets(self, view: View, room: Room) -> IntArray:
         """A number a job: jobs may share GPUs if theirs are equal; -1 for those that must be alone."""

@@ -82,6 +82,14 @@ def test_merges_only_as_far_as_needed_unless_told_otherwise():
     assert len(plan(jobs, make_policy("muri-s:merge=always"), "1x3")[0].groups) == 1
 
 
+def test_who_groups_always_is_asked_again_when_somebody_leaves():
+    """Nobody shares, for the guard forbids it; others might once the candidates are others."""
+    jobs = [job("a", PURE[0]), job("b", GPU)]
+    assert plan(jobs[:1], make_policy("muri-s"), "1x4")[0].settled
+    assert plan(jobs, make_policy("muri-s"), "1x4")[0].settled
+    assert not plan(jobs, make_policy("muri-s:merge=always,guard=9"), "1x4")[0].settled
+
+
 def test_jobs_of_one_resource_are_split_by_the_guard_and_wait_their_turn():
     jobs = [job(f"g{i}", GPU, work_s=100.0 * (i + 1)) for i in range(3)]
     made, _ = plan(jobs, make_policy("muri-s"))
