@@ -178,9 +178,7 @@ class Interleave:
         first = np.array(leads, dtype=np.int64)
         largest_first = first[np.lexsort((place_in_order[first], -jobs.gpus[first]))]
         rest = order[~np.isin(order, chosen)] if len(chosen) < len(order) else order[:0]
-        return Units(
-            np.concatenate([largest_first, rest]), len(first), companions, turns, settles=self.merge == "need"
-        )
+        return Units(np.concatenate([largest_first, rest]), len(first), companions, turns, settles=self.merge == "need")
 
     def _buckets(self, view: View, room: Room) -> IntArray:
         """A number a job: jobs may share GPUs if theirs are equal; -1 for those that must be alone."""
