@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from rich.table import Table
+
 import plait
 from plait.cli.console import Printer, console
 from plait.cli.outputs import STDOUT, Outputs
@@ -140,8 +142,17 @@ def _finish(cases: list[Case], request: MuriRequest) -> dict[Case, Done]:
 
 
 def _show(outcome: Outcome, printer: Printer) -> None:
-    for table in tables(outcome):
+    squeezed = False
+
+    def fits(table: Table) -> bool:
+        nonlocal squeezed
+        squeezed |= not (fitting := printer.fits(table))
+        return fitting
+
+    for table in tables(outcome, fits):
         printer.print(table)
+    if squeezed:
+        note("a wider terminal shows more columns; --json and --report have all of them")
     for text in outcome.notes:
         note(text)
     note(f"{outcome.runs} runs, {outcome.cpu_s:.1f} CPU seconds when they were made")

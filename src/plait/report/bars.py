@@ -9,6 +9,8 @@ from html import escape
 
 #: Fill patterns by series; the same order as the columns of the tables beside them.
 _FILLS = ("#2b83ba", "#e0692a", "#1f9d76", "#a88a1c", "#7a67d0", "#c0609c")
+#: The value above a bar narrower than this is turned, so that it does not run into the next one's.
+ROOM = 20.0
 _STYLE = (
     ".bars text{font:12px system-ui,sans-serif;fill:#1b2430}.bars .soft{fill:#566274}.bars .title{font-weight:600}"
     ".bars .axis{stroke:#c3cad5}"
@@ -29,15 +31,18 @@ class GroupedBar:
     high: float = math.nan
 
 
-def grouped_bars_svg(title: str, bars: Sequence[GroupedBar], unit: str = "", width: int = 760) -> str:
+def grouped_bars_svg(
+    title: str, bars: Sequence[GroupedBar], unit: str = "", width: int = 760, up_to: float | None = None
+) -> str:
     """Vertical bars from 0. A published value is a line across the bar, a published range a dashed box.
 
-    Groups and series come in order of first appearance.
+    Groups and series come in order of first appearance. `up_to` is what the axis reaches at least, for pictures to
+    be compared with each other.
     """
     groups = list(dict.fromkeys(bar.group for bar in bars))
     series = list(dict.fromkeys(bar.series for bar in bars))
     left, top, bottom, height = 44, 58, 250, 284
-    highest = max((v for b in bars for v in (b.value, b.high) if math.isfinite(v)), default=1.0) or 1.0
+    highest = highest_of(bars) if up_to is None else max(up_to, highest_of(bars))
     step = _step(highest)
     scale = (bottom - top) / (math.ceil(highest / step - 1e-9) * step)
     parts = [_text(8, 16, title, "class='title'")]
@@ -64,6 +69,11 @@ def grouped_bars_svg(title: str, bars: Sequence[GroupedBar], unit: str = "", wid
     return f"{head} role='img'>\n<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n{body}\n</svg>\n"
 
 
+def highest_of(bars: Sequence[GroupedBar]) -> float:
+    """The largest value of bars and marks; 1 if there is none."""
+    return max((v for b in bars for v in (b.value, b.high) if math.isfinite(v)), default=1.0) or 1.0
+
+
 def _bar(bar: GroupedBar, x: float, wide: float, bottom: float, scale: float, fill: str, unit: str) -> list[str]:
     y = bottom - bar.value * scale
     low, high = bottom - bar.low * scale, bottom - bar.high * scale
@@ -79,8 +89,10 @@ def _bar(bar: GroupedBar, x: float, wide: float, bottom: float, scale: float, fi
         parts.append(f"<path class='mark' d='M{x - 2:.1f} {low:.1f}h{wide + 4:.1f}'/>")
     elif known:
         parts.append(f"<rect class='range' x='{x:.1f}' y='{high:.1f}' width='{wide:.1f}' height='{low - high:.1f}'/>")
-    above = min(y, high) if known else y
-    parts.append(_text(x + wide / 2, above - 5, f"{bar.value:.2f}", "text-anchor='middle' style='font-size:10px'"))
+    above, middle = (min(y, high) if known else y) - 5, x + wide / 2
+    upright = f"transform='rotate(-90 {middle:.1f} {above:.1f})' dy='3.5'"
+    lies = "text-anchor='middle'" if wide >= ROOM else upright
+    parts.append(_text(middle, above, f"{bar.value:.2f}", f"{lies} style='font-size:10px'"))
     return parts
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from artifact_traces import rows, write_trace
 from plait.cli import reproduced
+from plait.cli.console import Printer
 from plait.core.errors import InputError
 from plait.reproduce.muri import published as numbers
 
@@ -44,6 +45,18 @@ def test_figures_tables_and_page(plait, data):
     assert not re.search(r"(src|href)=\"(https?:)?//", page)
     assert "equals" not in page.split("Provenance")[0]
     assert "stored by the authors in the artifact" in page
+
+
+def test_a_narrow_terminal_shows_the_columns_most_needed(plait, data, monkeypatch):
+    arguments = ("reproduce", "muri", "--data", data, "--figure", "9", "--work", "w")
+    wide = plait(*arguments)
+    assert all(f" {column} " in wide.out for column in ("ours", "authors'", "off by", "guard on", "plait's world,"))
+    assert "wider terminal" not in wide.err
+    monkeypatch.setattr(Printer, "fits", lambda self, table: len(table.columns) <= 8)
+    narrow = plait(*arguments)
+    assert not any(f" {column} " in narrow.out for column in ("ours", "authors'", "guard on"))
+    assert all(f" {column} " in narrow.out for column in ("off by", "paper", "plait's world,"))
+    assert "a wider terminal shows more columns" in narrow.err
 
 
 def test_the_same_in_plaits_own_world_beside(plait, data):

@@ -46,3 +46,17 @@ def test_unknown_values_leave_a_gap():
 def test_the_tallest_bar_stays_in_the_picture(highest):
     (height,) = heights(drawn(GroupedBar("a", "x", highest)))
     assert 60 < height <= 192.1
+
+
+def test_pictures_to_compare_share_their_axis():
+    (alone,) = heights(drawn(GroupedBar("a", "x", 1.0)))
+    root = ET.fromstring(grouped_bars_svg("", [GroupedBar("a", "x", 1.0)], up_to=4.0))
+    assert heights(root)[0] == pytest.approx(alone / 4, rel=0.01)
+
+
+def test_values_of_thin_bars_are_turned():
+    def turned(groups):
+        root = drawn(*(GroupedBar(str(i), s, 1.0) for i in range(groups) for s in "abcd"))
+        return sum("rotate" in t.get("transform", "") for t in root.iter(f"{SPACE}text"))
+
+    assert (turned(2), turned(12)) == (0, 48)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -37,12 +37,12 @@ class Outcome:
         return {**self.settings, "runs": self.runs, "cpu_s": self.cpu_s, "notes": list(self.notes), **rows}
 
 
-def tables(outcome: Outcome) -> Iterator[Table]:
-    """One table a figure that has rows."""
+def tables(outcome: Outcome, fits: Callable[[Table], bool] = lambda table: True) -> Iterator[Table]:
+    """One table a figure that has rows; a figure's without the columns least needed until it `fits`."""
     for key, figure in FIGURES.items():
         rows = [row for row in outcome.bars if row.figure == key]
         if rows:
-            yield _figure_table(f"Figure {key}: {figure.title.lower()}", rows, figure.note)
+            yield _figure_table(f"Figure {key}: {figure.title.lower()}", rows, figure.note, fits)
     if outcome.noise:
         yield noise_table(outcome.noise)
     if outcome.tables:
@@ -84,32 +84,43 @@ def off(ratio: float | None) -> str:
     return f"{percent:+.2f} %" if percent else "0.00 %"
 
 
-def _figure_table(title: str, rows: Sequence[Row], note: str) -> Table:
-    grid = _grid(title, ("trace", "metric", "bar"), ("ours", "authors'", "off by", "over Muri", "paper", "guard on"))
-    grid.add_column("guard on, over Muri", justify="right")
-    own = any(row.own_ratio is not None for row in rows)
-    if own:
-        grid.add_column("plait's world, over Muri", justify="right")
-    grid.caption = note
-    for i, row in enumerate(rows):
-        same = [r for r in rows if (r.trace, r.metric) == (row.trace, row.metric)]
-        largest = max(r.ours_s for r in same)
-        first = row is same[0]
-        grid.add_row(
-            FIGURES[row.figure].label(row.trace) if first else "",
-            METRICS[row.metric] if first else "",
-            row.bar,
-            seconds(row.ours_s, largest),
-            "" if row.published_s is None else seconds(row.published_s, largest),
-            off(row.ours_to_published),
-            f"{row.ratio:.2f}",
-            paper(row.paper_low, row.paper_high),
-            seconds(row.consistent_s, largest),
-            f"{row.consistent_ratio:.2f}",
-            *([paper(row.own_ratio, row.own_ratio)] if own else []),
-            end_section=i + 1 == len(rows) or row is same[-1],
-        )
+def _figure_table(title: str, rows: Sequence[Row], note: str, fits: Callable[[Table], bool]) -> Table:
+    left_out = set() if any(row.own_ratio is not None for row in rows) else {OWN}
+    for name in ("", *LEAST_NEEDED):
+        left_out.add(name)
+        columns = {text: cell for text, cell in COLUMNS.items() if text not in left_out}
+        grid = _grid(title, ("trace", "metric", "bar"), tuple(columns))
+        grid.caption = note
+        for i, row in enumerate(rows):
+            same = [r for r in rows if (r.trace, r.metric) == (row.trace, row.metric)]
+            largest = max(r.ours_s for r in same)
+            first = row is same[0]
+            grid.add_row(
+                FIGURES[row.figure].label(row.trace) if first else "",
+                METRICS[row.metric] if first else "",
+                row.bar,
+                *(cell(row, largest) for cell in columns.values()),
+                end_section=i + 1 == len(rows) or row is same[-1],
+            )
+        if fits(grid):
+            break
     return grid
+
+
+OWN = "plait's world,\nover Muri"
+#: What a figure's table says of a bar, and how, given the largest value beside it.
+COLUMNS: dict[str, Callable[[Row, float], str]] = {
+    "ours": lambda row, largest: seconds(row.ours_s, largest),
+    "authors'": lambda row, largest: "" if row.published_s is None else seconds(row.published_s, largest),
+    "off by": lambda row, largest: off(row.ours_to_published),
+    "over Muri": lambda row, largest: f"{row.ratio:.2f}",
+    "paper": lambda row, largest: paper(row.paper_low, row.paper_high),
+    "guard on": lambda row, largest: seconds(row.consistent_s, largest),
+    "guard on,\nover Muri": lambda row, largest: f"{row.consistent_ratio:.2f}",
+    OWN: lambda row, largest: paper(row.own_ratio, row.own_ratio),
+}
+#: What goes when there is no room, the first one first; the page and the JSON have all.
+LEAST_NEEDED = ("guard on", "authors'", "ours", "guard on,\nover Muri", "off by")
 
 
 def noise_table(rows: Sequence[NoiseRow]) -> Table:
