@@ -303,7 +303,7 @@ class Naive:
         if suspend:
             job.suspended_on = job.gpus
         job.state, job.gpus, job.end_at, job.fail_at = "off", (), NEVER, NEVER
-        left = tuple(n for n in job.company if n != job.number)
+        left = tuple(n for n in job.company if n != job.number and self.jobs[n].state == "running")
         job.company = ()
         for other in left:
             mate = self.jobs[other]

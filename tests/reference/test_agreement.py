@@ -262,3 +262,53 @@ def test_jobs_that_share_gpus(cluster: str, world: str) -> None:
         rules = replace(SHARING[world], seed=seed)
         agree(specs, Cluster.parse(cluster), make_policy("gandiva:slice_s=10"), counting, rules, [])
     assert shared > 50, "hardly anybody shared"
+
+
+def takers_of_turns(rng: np.random.Generator, cluster: Cluster) -> list[JobSpec]:
+    """Jobs of three kinds that bottleneck on different resources, and some that nobody has profiled."""
+    kinds = [StageProfile.from_sequence(rng.dirichlet(np.full(4, 0.3)).tolist(), 1.0) for _ in range(3)]
+    rows = []
+    for i in range(int(rng.integers(4, 10))):
+        gpus = min(int(rng.choice([1, 1, 2])), cluster.gpus)
+        rows.append(
+            JobSpec(
+                id=f"j{i}",
+                submit_s=float(rng.integers(0, 12)) * 10,
+                gpus=gpus,
+                iterations=float(rng.choice([60, rng.integers(5, 400)])),
+                iteration_s=1.0,
+                profile=None if rng.random() < 0.1 else kinds[int(rng.integers(3))],
+                retries=30,
+            )
+        )
+    return sorted(rows, key=lambda spec: spec.submit_s)
+
+
+TURNS = {
+    "muri-s": 200,
+    "muri-s:merge=always,guard=0.5": 30,
+    "muri-s:merge=always,method=consecutive,guard=off,turns=worst": 300,
+    "muri-l:quantum_s=30,max_jobs=2": 300,
+    "muri-l:order=discretised,objective=speedup": 200,
+    "muri-l:order=themis,method=greedy": 200,
+}
+
+
+@pytest.mark.parametrize("policy", TURNS)
+def test_jobs_that_take_turns(policy: str) -> None:
+    shared = 0
+    for seed in range(60):
+        rng = np.random.default_rng((seed, 0x7142))
+        cluster = Cluster.parse(str(rng.choice(["1x1", "1x2", "2x2", "1x4"])))
+        rules = replace(SHARING[str(rng.choice(list(SHARING)))], seed=seed, sharing=(1.0, 1.2, 1.5, 1.4))
+        changes = random_changes(rng, cluster) if seed % 3 == 1 else []
+        choose = asking(make_policy(policy))
+
+        def counting(run: Naive, choose: Callable[[Naive], Choice] = choose) -> Choice:
+            nonlocal shared
+            choice = choose(run)
+            shared += sum(len(members) > 1 for members, _ in choice.groups)
+            return choice
+
+        agree(takers_of_turns(rng, cluster), cluster, make_policy(policy), counting, rules, changes)
+    assert shared > TURNS[policy], "hardly anybody shared"
