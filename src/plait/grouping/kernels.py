@@ -11,7 +11,7 @@ A group is a sorted list of class numbers, and is always evaluated in that order
 whoever asks. `interleave.py` and `improve.py` hold the plain references.
 
 All in one file on purpose: the compiler's cache notices changes to the file a function is in, not to what it
-calls.
+calls. A part that a kernel calls is compiled once more if other parts call it too, so kernels call parts of their own.
 """
 
 from __future__ import annotations
@@ -125,15 +125,25 @@ def fill_times(
 
 
 @part
-def merge(left: IntArray, right: IntArray, out: IntArray) -> int:
-    """Two sorted groups padded with -1 into one; the number of members, which may be more than fit `out`."""
-    i, j, size = 0, 0, len(left)
-    jobs = 0
+def union_value(
+    rows: FloatArray,
+    left: IntArray,
+    right: IntArray,
+    out: IntArray,
+    floor: float,
+    numbers: FloatArray,
+    shape: IntArray,
+    table: IntArray,
+    first: IntArray,
+) -> float:
+    """Objective of two groups together, 0 if they may not join. Both are padded with -1; they are merged into `out`."""
+    size = len(left)
+    i = j = jobs = 0
     while True:
         more_left = i < size and left[i] >= 0
         more_right = j < size and right[j] >= 0
         if not more_left and not more_right:
-            return jobs
+            break
         if more_left and (not more_right or left[i] <= right[j]):
             out[jobs] = left[i]
             i += 1
@@ -141,6 +151,10 @@ def merge(left: IntArray, right: IntArray, out: IntArray) -> int:
             out[jobs] = right[j]
             j += 1
         jobs += 1
+    if jobs > shape[1]:
+        return 0.0
+    value, speedup = group_value(rows, out, jobs, numbers, shape, table, first)
+    return value if speedup > floor else 0.0
 
 
 @kernel
@@ -161,14 +175,8 @@ def fill_weights(
     group = np.empty(2 * nodes.shape[1], dtype=np.int64)
     for u in range(len(nodes)):
         for v in range(u + 1):
-            jobs = merge(nodes[u], nodes[v], group)
-            value = 0.0
-            if jobs <= shape[1]:
-                value, speedup = group_value(rows, group, jobs, numbers, shape, table, first)
-                if speedup <= floor:
-                    value = 0.0
-            weight[u, v] = value
-            weight[v, u] = value
+            weight[u, v] = union_value(rows, nodes[u], nodes[v], group, floor, numbers, shape, table, first)
+            weight[v, u] = weight[u, v]
 
 
 @part
@@ -191,22 +199,30 @@ def exchanged(group: IntArray, jobs: int, leaves: int, joins: int, out: IntArray
 
 
 @part
-def survey(
+def settle(
     rows: FloatArray,
     group: IntArray,
-    jobs: int,
+    g: int,
+    leaves: int,
+    joins: int,
+    size: IntArray,
     scratch: IntArray,
+    numbers: FloatArray,
     shape: IntArray,
     table: IntArray,
     first: IntArray,
-    numbers: FloatArray,
     known: FloatArray,
 ) -> float:
-    """The value of a group and what bounds it after an exchange: its work on each resource, worth, time without a seat.
+    """Exchange a member of group number g, and see what it is worth then and what bounds it after another.
 
-    The time of what is left of a group is the least that it takes with somebody in that seat; 0 where it says nothing.
+    Seat `leaves` is left and class `joins` comes, -1 for nobody. `known` is the work on each resource, the worth, and
+    the time without each seat: the least that it takes with somebody in that seat; 0 where that says nothing.
     """
     k = shape[0]
+    jobs = exchanged(group, size[g], leaves, joins, scratch)
+    size[g] = jobs
+    for i in range(len(group)):
+        group[i] = scratch[i] if i < jobs else -1
     for r in range(len(known)):
         known[r] = 0.0
     for i in range(jobs):
@@ -332,7 +348,7 @@ def swap_search(
     for g in range(groups):
         while size[g] < most and seats[g, size[g]] >= 0:
             size[g] += 1
-        value[g] = survey(rows, seats[g], size[g], scratch[2], shape, table, first, numbers, known[g])
+        value[g] = settle(rows, seats[g], g, -1, -1, size, scratch[0], numbers, shape, table, first, known[g])
     made = 0
     for turn in range(passes):
         before = made
@@ -362,13 +378,12 @@ def swap_search(
                     continue
                 leaves = seats[a, i] if i < size[a] else -1
                 joins = seats[b, j] if j < size[b] else -1
-                size[a] = exchanged(seats[a], size[a], i, joins, scratch[0])
-                size[b] = exchanged(seats[b], size[b], j, leaves, scratch[1])
-                for at in range(2):
-                    g = b if at else a
-                    for s in range(most):
-                        seats[g, s] = scratch[at, s] if s < size[g] else -1
-                    value[g] = survey(rows, seats[g], size[g], scratch[2], shape, table, first, numbers, known[g])
+                for g in range(a, b + 1, b - a):
+                    seat = i if g == a else j
+                    enters = joins if g == a else leaves
+                    value[g] = settle(
+                        rows, seats[g], g, seat, enters, size, scratch[0], numbers, shape, table, first, known[g]
+                    )
                     changed[g] = visit
                 made += 1
         if made == before:
@@ -383,7 +398,7 @@ def search_room(groups: int, shape: IntArray) -> tuple[IntArray, FloatArray, Flo
     """
     k, most = int(shape[0]), int(shape[1])
     book = np.zeros((2, groups), dtype=np.int64)
-    return book, np.zeros(groups), np.zeros((groups, k + most + 2)), np.zeros((3, most + 1), dtype=np.int64)
+    return book, np.zeros(groups), np.zeros((groups, k + most + 2)), np.zeros((2, most + 1), dtype=np.int64)
 
 
 @kernel
