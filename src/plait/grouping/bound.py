@@ -13,14 +13,18 @@ import math
 
 import numpy as np
 
+from plait.core.arrays import FloatArray
 from plait.grouping import kernels
 from plait.grouping.rounds import MOST_NODES, Bucket
 
 
 def bound_of(bucket: Bucket) -> tuple[float, str]:
     """The smallest bound that is known for a bucket, and its name."""
-    bounds = [(_trivial(bucket), "trivial")]
-    matching = _by_matching(bucket)
+    options = bucket.model.options
+    factors = [options.factor(p) for p in range(1, options.max_jobs + 1)]
+    alone = _alone(bucket, min(1.0, *factors))
+    bounds = [(_trivial(bucket, alone, factors), "trivial")]
+    matching = _by_matching(bucket, alone, factors)
     if matching is not None:
         bounds.append((matching, "matching"))
     if bucket.bound is not None and bucket.bound[0] == len(bucket.nodes):
@@ -28,35 +32,29 @@ def bound_of(bucket: Bucket) -> tuple[float, str]:
     return min(bounds)
 
 
-def _alone(bucket: Bucket) -> np.ndarray:
+def _alone(bucket: Bucket, factor: float) -> FloatArray:
     """The most that one job of each class can add to a group: T >= the sum of its own stages, or it is alone."""
     model = bucket.model
     after = model.rows[:, 3 * model.resources :]
-    inside = after[:, kernels.WORTH] / after[:, kernels.BUSY] / min(1.0, *_factors(bucket))
-    return np.maximum(inside, after[:, kernels.ALONE])
+    inside = after[:, kernels.WORTH] / after[:, kernels.BUSY] / factor
+    best: FloatArray = np.maximum(inside, after[:, kernels.ALONE])
+    return best
 
 
-def _factors(bucket: Bucket) -> list[float]:
-    options = bucket.model.options
-    return [options.factor(p) for p in range(1, options.max_jobs + 1)]
-
-
-def _trivial(bucket: Bucket) -> float:
-    jobs_only = math.fsum((_alone(bucket) * bucket.model.counts).tolist())
-    factors = _factors(bucket)
+def _trivial(bucket: Bucket, alone: FloatArray, factors: list[float]) -> float:
+    jobs_only = math.fsum((alone * bucket.model.counts).tolist())
     if bucket.model.options.objective == "efficiency" and not bucket.model.shared:
         return min(jobs_only, len(bucket.nodes) / min(1.0, *factors))
     return jobs_only
 
 
-def _by_matching(bucket: Bucket) -> float | None:
+def _by_matching(bucket: Bucket, alone: FloatArray, factors: list[float]) -> float | None:
     options = bucket.model.options
     exact = not bucket.greedy and len(bucket.jobs) <= MOST_NODES
     if bucket.pair_weight is None or not exact or not options.monotone(bucket.model.shared) or options.max_jobs < 2:
         return None
-    factors = _factors(bucket)
     worst = max(factors[1] / f for f in factors[1:])
     empty = options.max_jobs * len(bucket.nodes) - len(bucket.jobs)
     odd = min(len(bucket.nodes), empty if options.max_jobs % 2 == 0 else len(bucket.nodes))
-    most = np.sort(np.repeat(_alone(bucket), bucket.model.counts))[::-1][:odd]
+    most = np.sort(np.repeat(alone, bucket.model.counts))[::-1][:odd]
     return bucket.pair_weight * worst + math.fsum(most.tolist())
