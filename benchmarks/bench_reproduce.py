@@ -60,6 +60,7 @@ def figures_of(data: Path, jobs: int | None) -> list[Figure]:
             taken = time.process_time() - begin
             traces = {Path(case.trace).stem for case in cases}
             note = f"{len(cases)} runs, {len(traces)} of {len(FIGURES[key].traces)} traces"
+            note += "" if jobs is None else f", not comparable: {jobs} jobs of each"
             what = f"figure {key}" + (", and in plait's own world" if own else "")
             out.append(Figure(what, taken, 1, days * 86400 / taken, f"{days} days in the artifact's README", note=note))
     return out

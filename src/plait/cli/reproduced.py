@@ -98,9 +98,14 @@ class _Asked:
         self.cases = list(dict.fromkeys(wanted))
         if not self.cases:
             raise InputError(
-                f"nothing to run: {request.data} has none of the files of what was asked for "
-                f"({'; '.join(self.notes)}); they are in github.com/Rivendile/Muri"
+                f"nothing to run: {request.data} has none of the files of what was asked for, such as "
+                f"{self._lacking()}; they are in github.com/Rivendile/Muri, simulator/trace-data and cluster_exp"
             )
+
+    def _lacking(self) -> str:
+        """A file that is missed, by name."""
+        names = [name for figure in self.figures for name in missing(figure, self.folder)]
+        return (names or testbed.missing(self.bed, logs=True) or [f"{NOISE_TRACE}.csv"])[0]
 
     def _there(self, what: str, lacks: bool, names: list[str]) -> bool:
         if lacks:
