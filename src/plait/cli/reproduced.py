@@ -98,14 +98,9 @@ class _Asked:
         self.cases = list(dict.fromkeys(wanted))
         if not self.cases:
             raise InputError(
-                f"nothing to run: {request.data} has none of the files of what was asked for, such as "
-                f"{self._lacking()}; they are in github.com/Rivendile/Muri, simulator/trace-data and cluster_exp"
+                f"nothing to run: {request.data} has none of the files of what was asked for ({self.notes[0]}"
+                f"{'; and so on' if self.notes[1:] else ''}); they are in github.com/Rivendile/Muri"
             )
-
-    def _lacking(self) -> str:
-        """A file that is missed, by name."""
-        names = [name for figure in self.figures for name in missing(figure, self.folder)]
-        return (names or testbed.missing(self.bed, logs=True) or [f"{NOISE_TRACE}.csv"])[0]
 
     def _there(self, what: str, lacks: bool, names: list[str]) -> bool:
         if lacks:
