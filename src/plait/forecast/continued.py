@@ -1,0 +1,56 @@
+"""The simulator, started in the middle of a run instead of at its beginning."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from plait.control.controller import Controller
+from plait.core.errors import InputError
+from plait.core.jobs import JobBatch, Phase
+from plait.core.plan import Group, Groups
+from plait.sim.backend import DONE, RUN, SERVICE, SimulationSettings, Simulator, to_ms
+from plait.sim.overheads import CHECKPOINT, Overheads
+
+
+class Continued(Simulator):
+    """A cluster that is in the state of a controller's books: who runs where, what is done, who waits.
+
+    `truth` has every job of the books by number, with the work and pace that are assumed to be true. What runs goes on
+    without a start-up. The first thing that happens is a decision.
+    """
+
+    def __init__(self, controller: Controller, truth: JobBatch, settings: SimulationSettings) -> None:
+        """Take over the state of `controller` as it is now."""
+        books = controller.books
+        n = books.count
+        if len(truth) != n:
+            raise InputError(f"the books have {n} jobs, the assumptions {len(truth)}; give one row a job")
+        super().__init__(truth, controller.cluster, replace(settings, overheads=Overheads()))
+        columns = {name: column[:n] for name, column in books.columns.items()}
+        self.now = to_ms(max(controller.now_s, 0.0))
+        self.arrived = n
+        self.ended = int((columns["phase"] >= int(Phase.FINISHED)).sum())
+        self.state[:, DONE] = columns["iterations_done"] * self.unit_ms
+        self.state[:, RUN] = columns["run_s"] * 1000
+        self.state[:, SERVICE] = columns["attained_gpu_s"] * 1000
+        self.safe_ms[:] = self.done_ms
+        self.attempts[:] = columns["starts"]
+        over = (columns["phase"] < int(Phase.FINISHED)) & (self.done_ms >= self.total_ms)
+        self.total_ms[over] = self.done_ms[over] + 1.0
+        self._run(running_now(controller))
+        self.cost_ms = np.rint(settings.overheads.for_batch(truth) * 1000)
+        self.saves = bool(self.cost_ms[:, CHECKPOINT].any())
+        self.news_ms = self.now
+
+
+def running_now(controller: Controller) -> Groups:
+    """The groups of a controller without members that have ended since the last decision."""
+    phases = controller.books.columns["phase"]
+    groups = []
+    for group in controller.running:
+        members = tuple(m for m in group.members if phases[m.job] == int(Phase.RUNNING))
+        if members:
+            groups.append(Group(members, group.gpus, group.gate))
+    return Groups.of(groups)

@@ -1,0 +1,371 @@
+"""The service as an object: one method a question, with timeouts, and with retries where asking twice is harmless.
+
+    with Client.at() as plait:
+        job = plait.submit([{"command": ["python", "train.py"]}])[0]
+        plait.job(job["id"])["state"]
+
+Where the service is and who asks comes from PLAIT_URL and PLAIT_TOKEN, else from the files `plait up` leaves in the
+home folder. Every error is a sentence that names the next command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypedDict, TypeVar
+
+try:
+    import httpx
+except ImportError:  # the extra is not there; say so when somebody wants to talk to a service
+    httpx = None  # type: ignore[assignment]
+
+from plait.core.errors import InputError, MissingExtra, PlaitError
+from plait.live.layout import Layout
+
+#: Seconds to connect and to wait for an answer. Logs that are followed wait without limit between lines.
+CONNECT_S, ANSWER_S = 3.0, 30.0
+#: Asked again after these pauses, seconds, with up to as much again at random.
+PAUSES_S = (0.1, 0.3, 1.0)
+
+#: States a job does not leave.
+FINAL = ("finished", "failed", "cancelled")
+
+Json = dict[str, Any]
+C = TypeVar("C", bound="Client")
+
+
+class Submitted(TypedDict):
+    """What a submission answers: the job is stored."""
+
+    id: str
+    number: int
+
+
+class NotRunning(InputError):
+    """No service answers."""
+
+
+class Refused(InputError):
+    """The service answered, and said no; `status` is the HTTP code."""
+
+    def __init__(self, message: str, status: int) -> None:
+        """Say what the service said."""
+        super().__init__(message)
+        self.status = status
+
+
+class ServiceError(PlaitError):
+    """The service answered with an error of its own, or with something that is no answer."""
+
+
+class Client:
+    """One service and one token; use it as a context manager."""
+
+    def __init__(self, url: str, token: str, *, home: Layout | None = None, transport: Any = None) -> None:
+        """Talk to `url` as the owner of `token`; `transport` replaces the network in tests."""
+        if httpx is None:
+            raise MissingExtra("httpx", "live", "talking to the service")
+        self.url, self._home = url.rstrip("/"), home
+        try:
+            self._http = httpx.Client(
+                base_url=self.url,
+                headers={"Authorization": f"Bearer {token}"} if token else {},
+                timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
+                transport=transport,
+                trust_env=False,
+            )
+        except (httpx.InvalidURL, ValueError, TypeError) as error:
+            raise InputError(f"PLAIT_URL is {url!r}: {error}; write e.g. http://127.0.0.1:8642") from error
+
+    @classmethod
+    def at(cls: type[C], home: str | None = None, *, url: str | None = None, token: str | None = None) -> C:
+        """The service of the environment, or of a home folder; raises `NotRunning` if none was started there."""
+        layout = Layout.at(home)
+        url = url or os.environ.get("PLAIT_URL") or service_url(layout)
+        token = token or os.environ.get("PLAIT_TOKEN") or _read_token(layout)
+        return cls(url, token, home=layout)
+
+    def close(self) -> None:
+        """Close connections."""
+        self._http.close()
+
+    def __enter__(self: C) -> C:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close connections."""
+        self.close()
+
+    # -- jobs ---------------------------------------------------------------------------------------------
+
+    def submit(self, jobs: Sequence[Mapping[str, Any]]) -> list[Submitted]:
+        """Submit jobs, all or none; when this returns they are stored. Never repeated by itself."""
+        if len(jobs) == 1:
+            return [self._ask("POST", "/v1/jobs", body=dict(jobs[0]))]
+        answer = self._ask("POST", "/v1/jobs", body={"jobs": [dict(job) for job in jobs]})
+        found: list[Submitted] = answer["jobs"] if isinstance(answer, dict) else answer
+        return found
+
+    def jobs(
+        self, *, state: str | None = None, user: str | None = None, limit: int = 100, offset: int = 0
+    ) -> list[Json]:
+        """Jobs, newest first, as the service lists them."""
+        answer = self._ask("GET", "/v1/jobs", state=state, user=user, limit=limit, offset=offset)
+        found: list[Json] = answer["jobs"] if isinstance(answer, dict) else answer
+        return found
+
+    def job(self, job: str) -> Json:
+        """Everything about one job."""
+        return self._object("GET", f"/v1/jobs/{_segment(job)}")
+
+    def cancel(self, job: str) -> Json:
+        """Take a job back; doing it twice is the same as once."""
+        return self._object("DELETE", f"/v1/jobs/{_segment(job)}", again=True)
+
+    def explain(self, job: str) -> Json:
+        """Why it waits, or how it shares."""
+        return self._object("GET", f"/v1/jobs/{_segment(job)}/explain")
+
+    def job_events(self, job: str) -> list[Json]:
+        """What happened to one job, oldest first."""
+        return self._list("events", f"/v1/jobs/{_segment(job)}/events")
+
+    def logs(self, job: str, *, rank: int = 0, offset: int = 0, limit: int = 65_536) -> Json:
+        """Part of a log: {text, offset, size}."""
+        return self._object("GET", f"/v1/jobs/{_segment(job)}/logs", rank=rank, offset=offset, limit=limit)
+
+    def follow(self, job: str, *, rank: int = 0, offset: int = 0) -> Iterator[str]:
+        """The log as it grows, until the job has ended; a connection that breaks goes on where it was."""
+        path = f"/v1/jobs/{_segment(job)}/logs"
+        failed = 0
+        while True:
+            try:
+                with self._http.stream(
+                    "GET",
+                    path,
+                    params={"rank": rank, "offset": offset, "follow": 1},
+                    timeout=httpx.Timeout(None, connect=CONNECT_S),
+                ) as answer:
+                    if answer.status_code >= 400:
+                        answer.read()
+                        self._refuse(answer)
+                    for kind, data in _sent_events(answer.iter_lines()):
+                        failed = 0
+                        if kind == "end":
+                            return
+                        if kind == "error":
+                            raise ServiceError(str(data.get("message", data)))
+                        text = str(data.get("text", ""))
+                        offset = int(data.get("next", data.get("offset", offset) + len(text.encode())))
+                        if text:
+                            yield text
+            except httpx.HTTPError as error:
+                failed += 1
+                if failed > len(PAUSES_S):
+                    raise self._gone(error) from error
+                time.sleep(PAUSES_S[failed - 1])
+            else:
+                if self.job(job)["state"] in FINAL:
+                    return
+
+    # -- the cluster --------------------------------------------------------------------------------------
+
+    def status(self) -> Json:
+        """The service in a few figures."""
+        return self._object("GET", "/v1/status")
+
+    def state(self) -> Json:
+        """Everything a forward simulation needs."""
+        return self._object("GET", "/v1/state")
+
+    def nodes(self) -> list[Json]:
+        """The nodes and what they are doing."""
+        return self._list("nodes", "/v1/nodes")
+
+    def drain(self, node: str) -> Json:
+        """Give a node no new work, and stop what runs there after a checkpoint."""
+        return self._object("POST", f"/v1/nodes/{_segment(node)}/drain", again=True)
+
+    def resume(self, node: str) -> Json:
+        """Let a drained node work again."""
+        return self._object("POST", f"/v1/nodes/{_segment(node)}/resume", again=True)
+
+    def policy(self) -> Json:
+        """The policy that decides."""
+        return self._object("GET", "/v1/policy")
+
+    def set_policy(self, policy: str) -> Json:
+        """Let another policy decide from now on."""
+        return self._object("PUT", "/v1/policy", body={"policy": policy}, again=True)
+
+    def events(self, after: int = 0, limit: int = 1000) -> list[Json]:
+        """The event log after this number: [{seq, at_s, event, commands}]."""
+        return self._list("events", "/v1/events", after=after, limit=limit)
+
+    def all_events(self, after: int = 0) -> Iterator[Json]:
+        """The whole event log, page by page."""
+        while page := self.events(after):
+            yield from page
+            after = int(page[-1]["seq"])
+
+    def backup(self, path: str) -> Json:
+        """Write a consistent copy of the store on the machine of the service."""
+        return self._object("POST", "/v1/backup", body={"path": path})
+
+    # -- people -------------------------------------------------------------------------------------------
+
+    def tokens(self) -> list[Json]:
+        """The tokens, without their secrets."""
+        return self._list("tokens", "/v1/tokens")
+
+    def create_token(self, user: str, role: str, project: str | None = None) -> Json:
+        """A new token; its secret is shown only in this answer."""
+        body = {"user": user, "role": role} | ({"project": project} if project else {})
+        return self._object("POST", "/v1/tokens", body=body)
+
+    def revoke_token(self, token: str) -> Json:
+        """A token that counts no more."""
+        return self._object("DELETE", f"/v1/tokens/{_segment(token)}", again=True)
+
+    def projects(self) -> list[Json]:
+        """The projects with their quotas and shares."""
+        return self._list("projects", "/v1/projects")
+
+    def set_project(self, name: str, quota_gpus: int | None = None, weight: float | None = None) -> Json:
+        """Make a project, or change it."""
+        body: Json = {"name": name}
+        if quota_gpus is not None:
+            body["quota_gpus"] = quota_gpus
+        if weight is not None:
+            body["weight"] = weight
+        return self._object("POST", "/v1/projects", body=body)
+
+    def delete_project(self, name: str) -> Json:
+        """Take a project away."""
+        return self._object("DELETE", f"/v1/projects/{_segment(name)}", again=True)
+
+    # -- how it is asked ----------------------------------------------------------------------------------
+
+    def _object(self, method: str, path: str, *, body: Json | None = None, again: bool = False, **query: Any) -> Json:
+        answer = self._ask(method, path, body=body, again=again, **query)
+        if not isinstance(answer, dict):
+            raise ServiceError(f"{method} {path}: the service answered {str(answer)[:80]!r}, not an object")
+        return answer
+
+    def _list(self, name: str, path: str, **query: Any) -> list[Json]:
+        answer = self._ask("GET", path, **query)
+        found = answer.get(name) if isinstance(answer, dict) else answer
+        if not isinstance(found, list):
+            raise ServiceError(f"GET {path}: the service answered {str(answer)[:80]!r}, not a list")
+        return found
+
+    def _ask(self, method: str, path: str, *, body: Json | None = None, again: bool = False, **query: Any) -> Any:
+        """One question; those that change nothing (or are marked `again`) are repeated when no answer comes."""
+        repeat = again or method == "GET"
+        params = {name: value for name, value in query.items() if value is not None}
+        for attempt in range(len(PAUSES_S) + 1):
+            last = attempt == len(PAUSES_S) or not repeat
+            try:
+                answer = self._http.request(method, path, json=body, params=params)
+            except httpx.HTTPError as error:
+                if last:
+                    raise self._gone(error) from error
+            else:
+                if answer.status_code not in (502, 503, 504) or last:
+                    return self._read(answer)
+            time.sleep(PAUSES_S[attempt] * (1 + random.random()))
+        raise AssertionError("not reached")
+
+    def _read(self, answer: httpx.Response) -> Any:
+        if answer.status_code >= 400:
+            self._refuse(answer)
+        if answer.status_code == 204 or not answer.content:
+            return {}
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise ServiceError(f"{self.url} is not a plait service: it answered {answer.text[:80]!r}") from error
+
+    def _refuse(self, answer: httpx.Response) -> None:
+        try:
+            problem = answer.json()["error"]
+            message = str(problem["message"])
+            if problem.get("field"):
+                message = f"{problem['field']}: {message}"
+            if problem.get("next"):
+                message += f"; {problem['next']}"
+        except (ValueError, KeyError, TypeError):
+            message = f"{self.url} answered {answer.status_code}: {answer.text[:200]}"
+        if answer.status_code >= 500:
+            raise ServiceError(f"the service failed: {message}; `plait status` shows its log file")
+        if answer.status_code == 401 and "token" not in message:
+            message += "; give a valid token in PLAIT_TOKEN (`plait token create` makes one)"
+        raise Refused(message, answer.status_code)
+
+    def _gone(self, error: Exception) -> NotRunning:
+        where = "" if self._home is None else f" (home {self._home.home})"
+        if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
+            return NotRunning(f"{self.url} does not answer within {ANSWER_S:g} s; look at it with: plait status")
+        return NotRunning(f"no service answers at {self.url}{where}; start it with: plait up")
+
+
+def service_url(layout: Layout) -> str:
+    """Where the service of this home folder listens; raises `NotRunning` if there is none."""
+    data = read_service_file(layout)
+    if data is None:
+        raise NotRunning(f"no service runs in {layout.home}; start it with: plait up")
+    return str(data["url"])
+
+
+def read_service_file(layout: Layout) -> Json | None:
+    """What the service says about itself; None if it is not there or cut off."""
+    try:
+        data = json.loads(layout.service_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) and "url" in data else None
+
+
+def _read_token(layout: Layout) -> str:
+    try:
+        return layout.token_file.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise InputError(
+            f"no token: PLAIT_TOKEN is not set and {layout.token_file} cannot be read ({error.strerror}); "
+            "start a service with: plait up, or ask its administrator for a token"
+        ) from error
+
+
+def _segment(name: str) -> str:
+    """A name as one segment of a path, whatever is in it."""
+    from urllib.parse import quote
+
+    text = quote(name, safe="")
+    if not text or text in (".", ".."):
+        raise InputError(f"{name!r} is not a name; `plait ls` lists jobs, `plait nodes` nodes")
+    return text
+
+
+def _sent_events(lines: Iterator[str]) -> Iterator[tuple[str, Json]]:
+    """Server-sent events as (kind, data)."""
+    kind, data = "message", ""
+    for line in lines:
+        if line.startswith("event:"):
+            kind = line[6:].strip()
+        elif line.startswith("data:"):
+            data += line[5:].strip()
+        elif not line:
+            if data or kind != "message":
+                try:
+                    value = json.loads(data or "{}")
+                except ValueError:
+                    value = {"text": data}
+                yield kind, value if isinstance(value, dict) else {"text": str(value)}
+            kind, data = "message", ""

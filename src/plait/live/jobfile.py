@@ -1,0 +1,170 @@
+"""Job files: YAML or TOML, checked against the published schema before anything is sent.
+
+The schema (`job.schema.json` beside this module, printed by `plait submit --schema`) is the one description of what
+a job may say. The checker here knows the part of JSON Schema that it uses and names the field that is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from plait.core.errors import InputError, MissingExtra, suggest
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "null": (type(None),),
+}
+_UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+#: Fields that hold bytes; files and options may write 4G or 512Mi.
+BYTES = ("gpu_memory", "memory")
+
+
+def schema_text() -> str:
+    """The published JSON Schema of a job, as it ships."""
+    return (resources.files("plait.live") / "job.schema.json").read_text(encoding="utf-8")
+
+
+def schema() -> dict[str, Any]:
+    """The published JSON Schema of a job."""
+    found: dict[str, Any] = json.loads(schema_text())
+    return found
+
+
+def check(job: Any, where: str) -> dict[str, Any]:
+    """The job, with sizes in bytes; raises `InputError` naming `where` and the field that does not fit the schema.
+
+    >>> check({"command": ["python", "train.py"], "memory": "4G"}, "job.yaml")["memory"]
+    4000000000
+    """
+    if isinstance(job, dict):
+        job = {k: _bytes(v, f"{where}: {k}") if k in BYTES and isinstance(v, str) else v for k, v in job.items()}
+    _check(job, schema(), where, "")
+    checked: dict[str, Any] = job
+    return checked
+
+
+def read_jobs(path: str | Path) -> list[dict[str, Any]]:
+    """The jobs of a file: one job, a list of jobs, or `jobs:` with a list; by its ending `.toml`, `.json` or YAML.
+
+    Raises `InputError` naming file and field; `MissingExtra` for YAML without PyYAML.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InputError(f"cannot read the job file {path}: {reason}") from error
+    data = _parse(text, file)
+    several = data.get("jobs") if isinstance(data, dict) and set(data) == {"jobs"} else data
+    if isinstance(several, list):
+        if not several:
+            raise InputError(f"{path} has no jobs in it")
+        return [check(job, f"{path}: job {i}") for i, job in enumerate(several, start=1)]
+    return [check(data, str(path))]
+
+
+def parse_bytes(text: str, what: str) -> int:
+    """Bytes of `512Mi`, `4G`, `1e9`; decimal without an `i`, as units of the SI are.
+
+    >>> parse_bytes("512Mi", "--memory")
+    536870912
+    """
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]i?)?b?\s*", text, flags=re.IGNORECASE)
+    try:
+        if match is None:
+            raise ValueError
+        return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+    except ValueError:
+        raise InputError(f"{what} is {text!r}; write bytes or a size such as 512Mi or 4G") from None
+
+
+def _bytes(value: str, where: str) -> int:
+    return parse_bytes(value, where)
+
+
+def _parse(text: str, file: Path) -> Any:
+    suffix = file.suffix.lower()
+    try:
+        if suffix == ".toml":
+            return tomllib.loads(text)
+        if suffix == ".json":
+            return json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{file}: not {suffix[1:].upper()}: {error}") from error
+    try:
+        import yaml
+    except ImportError:
+        raise MissingExtra("PyYAML", "live", f"reading {file}") from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        problem = " ".join(str(error).split())
+        raise InputError(f"{file}: not YAML: {problem}") from error
+
+
+# -- the part of JSON Schema that the published schema uses ------------------------------------------------
+
+
+def _check(value: Any, rule: Mapping[str, Any], where: str, field: str) -> None:
+    name = f"{where}: {field}" if field else where
+    if "enum" in rule and value not in rule["enum"]:
+        hint = suggest(str(value), [str(v) for v in rule["enum"]])
+        raise InputError(f"{name} is {value!r}; {hint}")
+    if "type" in rule:
+        wanted = rule["type"] if isinstance(rule["type"], list) else [rule["type"]]
+        kinds = tuple(kind for w in wanted for kind in _TYPES[w])
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise InputError(f"{name} is {value!r:.80}, needs {' or '.join(wanted)}" + _quotes(value, wanted))
+    if isinstance(value, (int, float)):
+        _check_number(value, rule, name)
+    elif isinstance(value, str) and len(value) > rule.get("maxLength", len(value)):
+        raise InputError(f"{name} has {len(value)} characters; at most {rule['maxLength']} fit")
+    elif isinstance(value, list):
+        if len(value) < rule.get("minItems", 0):
+            raise InputError(f"{name} is empty; give at least {rule['minItems']}")
+        for i, item in enumerate(value):
+            _check(item, rule.get("items", {}), where, f"{field}[{i}]")
+    elif isinstance(value, dict):
+        _check_object(value, rule, where, field)
+
+
+def _check_number(value: float, rule: Mapping[str, Any], name: str) -> None:
+    low, above, high = rule.get("minimum"), rule.get("exclusiveMinimum"), rule.get("maximum")
+    if value != value or value in (float("inf"), -float("inf")):
+        raise InputError(f"{name} is {value}, needs a finite number")
+    if low is not None and value < low:
+        raise InputError(f"{name} is {value}, needs at least {low}")
+    if above is not None and value <= above:
+        raise InputError(f"{name} is {value}, needs more than {above}")
+    if high is not None and value > high:
+        raise InputError(f"{name} is {value}, needs at most {high}")
+
+
+def _check_object(value: Mapping[str, Any], rule: Mapping[str, Any], where: str, field: str) -> None:
+    known, others = rule.get("properties", {}), rule.get("additionalProperties", True)
+    for key, item in value.items():
+        inner = f"{field}.{key}" if field else str(key)
+        if key in known:
+            _check(item, known[key], where, inner)
+        elif others is False:
+            raise InputError(f"{where}: unknown field {inner!r}; {suggest(str(key), known)}")
+        elif isinstance(others, Mapping):
+            _check(item, others, where, inner)
+    missing = [key for key in rule.get("required", ()) if key not in value]
+    if missing:
+        raise InputError(f"{where}: {missing[0]} is missing; `plait submit --schema` shows what a job may say")
+
+
+def _quotes(value: Any, wanted: list[str]) -> str:
+    """YAML and TOML read 1 and true as they are; a text needs quotes."""
+    return f'; write it in quotes: "{value}"' if wanted == ["string"] and isinstance(value, (int, float)) else ""

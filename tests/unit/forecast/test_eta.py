@@ -1,0 +1,102 @@
+"""The queue played forward: from the middle of a run the simulator must go on as it would have gone."""
+
+import math
+
+import numpy as np
+import pytest
+
+from plait.control.controller import Controller
+from plait.control.messages import JobSubmitted, ProgressReported, ReplanDue
+from plait.control.snapshot import restore, snapshot
+from plait.core.cluster import Cluster
+from plait.core.jobs import JobBatch, JobSpec
+from plait.forecast import eta
+from plait.forecast.continued import Continued, running_now
+from plait.forecast.eta import Interval, forecast, pace_s
+from plait.policies.catalog import make_policy
+from plait.sim.backend import SimulationSettings
+
+
+def at_work(policy="fifo", now_s=50.0, cluster="1x2", **changes):
+    """Two GPUs: job 0 runs (100 s of 1 s each) since 0, at `now_s`; jobs 1 and 2 want both GPUs for 40 s."""
+    controller = Controller(make_policy(policy), Cluster.parse(cluster))
+    jobs = [
+        JobSpec(id="a", gpus=2, **{"iterations": 100, "iteration_s": 1.0, **changes}),
+        JobSpec(id="b", gpus=2, iterations=40, iteration_s=1.0),
+        JobSpec(id="c", gpus=2, iterations=40, iteration_s=1.0),
+    ]
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of(jobs)))
+    controller.handle(ReplanDue(0.0))
+    figures = [np.array([v]) for v in (now_s, 2 * now_s, now_s, 1.0)]
+    controller.handle(ProgressReported(now_s, np.array([0]), *figures))
+    return controller
+
+
+def again(controller, policy="fifo"):
+    data = snapshot(controller)
+    return lambda: restore(data, make_policy(policy))
+
+
+def test_a_run_goes_on_where_it_was(monkeypatch):
+    monkeypatch.setattr(eta, "PACE_NOISE", 0.0)
+    found = forecast(again(at_work()), runs=3)
+    assert found.now_s == 50.0
+    assert found.etas[0].start is None
+    assert found.etas[0].end == Interval(50.0, 50.0)
+    assert found.etas[1].start == Interval(50.0, 50.0)
+    assert found.etas[1].end == Interval(90.0, 90.0)
+    assert found.etas[2].end == Interval(130.0, 130.0)
+
+
+def test_what_is_not_known_makes_an_interval_around_what_is_expected():
+    found = forecast(again(at_work()), runs=20, seed=1)
+    end = found.etas[2].end
+    assert end.low_s < 130 < end.high_s
+    assert end.low_s > 0.75 * 130
+    assert end.high_s < 1.25 * 130
+    assert found == forecast(again(at_work()), runs=20, seed=1)
+
+
+def test_jobs_that_did_not_say_their_work_are_taken_to_be_typical():
+    found = forecast(again(at_work(iterations=None, iteration_s=None)), runs=10)
+    end = found.etas[0].end
+    low, high = eta.WORK_FACTORS
+    assert low * eta.TYPICAL_S * 0.7 < end.low_s < end.high_s < high * eta.TYPICAL_S * 1.4
+    assert any("did not say" in text for text in found.assumptions)
+
+
+def test_starts_cost_what_was_measured(monkeypatch):
+    monkeypatch.setattr(eta, "PACE_NOISE", 0.0)
+    found = forecast(again(at_work()), runs=1, start_up_s=5.0)
+    assert found.etas[0].end == Interval(50.0, 50.0)  # it runs: no start-up
+    assert found.etas[2].end == Interval(140.0, 140.0)
+
+
+def test_a_job_that_never_ends_in_a_run_has_no_end():
+    assert Interval.of([3.0, math.inf]).to_json() == [3.0, None]
+
+
+def test_nothing_waits_nothing_is_foreseen():
+    controller = Controller(make_policy("fifo"), Cluster.parse("1x2"))
+    controller.handle(ReplanDue(7.0))
+    found = forecast(again(controller))
+    assert found.etas == {}
+    assert found.now_s == 7.0
+
+
+def test_groups_are_taken_over_without_those_that_ended():
+    controller = at_work()
+    backend = Continued(controller, JobBatch.of([controller.books.spec(i) for i in range(3)]), SimulationSettings())
+    assert backend.is_running.tolist() == [1, 0, 0]
+    assert backend.done_ms.tolist() == [50_000, 0, 0]
+    controller.books.columns["phase"][0] = 2
+    assert len(running_now(controller)) == 0
+
+
+def test_the_pace_of_a_job_is_measured_else_seen_else_that_of_others():
+    columns = {
+        "iteration_s": np.array([2.0, math.nan, math.nan]),
+        "iterations_done": np.array([5.0, 10.0, 0.0]),
+        "run_s": np.array([10.0, 40.0, 0.0]),
+    }
+    assert pace_s(columns, 3).tolist() == pytest.approx([2.0, 4.0, 3.0])
