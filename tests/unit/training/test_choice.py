@@ -1,0 +1,109 @@
+"""The gate of a group: the table of measured mixes, what rules a gate out, and that more work never takes less time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.errors import InputError
+from plait.training.choice import barrier_round_s, best_turns, choose_gate
+
+M4 = [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)]
+M2 = [(2, 0.5, 1, 0.5), (0.5, 1, 2, 0.5)]
+G4 = [(0.5, 0.5, 2, 0.5)] * 4
+
+rows = st.lists(st.tuples(*[st.floats(0.01, 10)] * 4), min_size=2, max_size=4)
+
+
+@pytest.mark.parametrize(
+    ("mix", "gate", "barrier_s", "bound_s", "tokens_s"),
+    [(M4, "barrier", 5.0, 5.0, 5.5), (M2, "tokens", 4.5, 3.0, 3.167), (G4, "tokens", 8.0, 8.0, 8.2)],
+)
+def test_the_measured_mixes(mix, gate, barrier_s, bound_s, tokens_s):
+    found = choose_gate(mix)
+    assert (found.gate, found.barrier_s, found.bound_s) == (gate, barrier_s, bound_s)
+    expected = 1.02 * barrier_s if gate == "barrier" else tokens_s
+    assert found.iteration_s == pytest.approx([expected] * len(mix), rel=1e-3)
+    assert not found.exclusive
+
+
+def test_turns_may_be_two_slots_apart():
+    assert barrier_round_s(M2, (0, 1)) == 5.5
+    assert best_turns(M2) == ((0, 2), 4.5)
+
+
+def test_jobs_of_unequal_length_do_not_go_in_lock_step():
+    short, long = (1.0, 0.1, 0.1, 0.1), (0.1, 0.1, 0.1, 2.4)
+    assert choose_gate([short, long], prefetch=False).gate == "tokens"
+    equal = choose_gate([(2.4, 0.1, 0.1, 0.1), long], prefetch=False, token_cost=1.0)
+    assert equal.gate == "barrier"
+    with_slow = choose_gate([(2.4, 0.1, 0.1, 0.1), long], [6.0, 2.7], prefetch=False, token_cost=1.0)
+    assert with_slow.gate == "tokens"
+    assert "iterations differ" in with_slow.reason
+
+
+def test_several_processes_need_the_gang_rule():
+    assert choose_gate(M4, worlds=[2, 1, 1, 1]).gate == "barrier"
+    alone = choose_gate(M4, worlds=[2, 1, 1, 1], gang_rule=False)
+    assert alone.exclusive
+    assert "several processes" in alone.reason
+    assert choose_gate(M4, worlds=[1, 1, 1, 1], gang_rule=False).gate == "barrier"
+
+
+def test_a_job_without_yield_points_is_no_partner_of_a_much_shorter_one():
+    pair = [(0.2, 0.0, 0.1, 0.0), (0.2, 0.1, 2.0, 0.1)]
+    assert choose_gate(pair).gate == "tokens"
+    held = choose_gate(pair, yields=[True, False])
+    assert held.exclusive
+    assert "yield points" in held.reason
+    assert choose_gate(pair, yields=[False, True]).gate == "tokens"
+
+
+def test_jobs_that_want_the_same_thing_run_one_after_the_other():
+    found = choose_gate([(0, 0, 1, 0), (0, 0, 1, 0)])
+    assert found.exclusive
+    assert found.gate == "none"
+    assert found.iteration_s == (1, 1)
+    assert choose_gate([(1, 1, 1, 1)]).exclusive
+
+
+def test_a_resource_of_many_slots_is_no_bottleneck():
+    cpu_bound = [(0, 1, 0.2, 0), (0, 1, 0.2, 0)]
+    assert choose_gate(cpu_bound).bound_s == 2
+    roomy = choose_gate(cpu_bound, capacities=(1, 2, 1, 1))
+    assert roomy.bound_s == 1
+    assert roomy.gain > 1.8
+
+
+def test_more_jobs_than_resources_take_tokens():
+    found = choose_gate([(0.2, 0.2, 0.2, 0.2)] * 5)
+    assert found.gate == "tokens"
+    assert len(found.turns) == 5
+
+
+@given(rows, st.integers(0, 3), st.floats(0.01, 5))
+def test_more_work_never_takes_less_time(mix, resource, more):
+    before = choose_gate(mix)
+    longer = [(*row[:resource], row[resource] + more, *row[resource + 1 :]) for row in mix]
+    after = choose_gate(longer)
+    assert after.barrier_s >= before.barrier_s
+    assert after.bound_s >= before.bound_s
+
+
+@given(rows)
+def test_no_resource_is_promised_twice(mix):
+    found = choose_gate(mix)
+    if not found.exclusive:
+        for r in range(4):
+            used = sum(row[r] / t for row, t in zip(mix, found.iteration_s, strict=True))
+            assert used <= 1 + 1e-6
+        assert found.gain >= 1.05
+
+
+@pytest.mark.parametrize("bad", [[(1, 2, 3)], [(0, 0, 0, 0)], [(1, -1, 0, 0)], [(float("nan"), 1, 1, 1)], []])
+def test_impossible_stage_times_are_refused(bad):
+    with pytest.raises(InputError):
+        choose_gate(bad)
+    with pytest.raises(InputError, match="iteration_s"):
+        choose_gate(M2, [1.0])
