@@ -1,0 +1,33 @@
+"""Players at a gate, and a group to put them in; everything is gone after the test."""
+
+from __future__ import annotations
+
+import pytest
+from players import Player
+
+from plait.training.gates import Member, make_group
+
+
+@pytest.fixture
+def play():
+    """Start a process of a job in a group; it is ended after the test."""
+    started: list[Player] = []
+
+    def start(group, job, rank=0):
+        started.append(Player(group, job, rank))
+        return started[-1]
+
+    yield start
+    for player in started:
+        player.end()
+
+
+@pytest.fixture
+def group(tmp_path):
+    """A group of jobs 1, 2, ... with turns 0, 1, ..."""
+
+    def make(gate, members=3, *, version=1, **options):
+        jobs = [Member(1 + i, i) for i in range(members)] if isinstance(members, int) else members
+        return make_group(tmp_path / "g", gate, jobs, version=version, **options)
+
+    return make

@@ -1,0 +1,252 @@
+"""Tokens between processes: one at a time, in order, by quantum, and nothing is lost when somebody dies or stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+from players import Watch, until
+
+from plait.core.resources import Resource
+from plait.training.gates import GateError, GateTimeout, Member, TokenGate, make_group, open_gate, remove_group
+
+GPU, CPU = "2", "1"
+
+
+def test_never_two_at_once(group, play, tmp_path):
+    players = [play(group("tokens"), job) for job in (1, 2, 3)]
+    for p in players:
+        p.say(f"work 100 {tmp_path}")
+    assert [p.hear() for p in players] == ["met 0"] * 3
+
+
+def test_first_come_first_served(group, play):
+    made = group("tokens")
+    watch = Watch(made)
+    a, b, c = (play(made, job) for job in (1, 2, 3))
+    assert a.ask(f"enter {GPU}") == "in 2"
+    c.say(f"enter {GPU}")
+    until(lambda: watch.waiting(2) == 1)
+    b.say(f"enter {GPU}")
+    until(lambda: watch.waiting(2) == 2)
+    assert b.quiet()
+    assert c.quiet()
+    a.say(f"leave {GPU}")
+    assert c.hear() == "in 2"
+    assert b.quiet()
+    c.say(f"leave {GPU}")
+    assert b.hear() == "in 2"
+
+
+def test_other_resources_are_not_in_the_way(group, play):
+    made = group("tokens")
+    a, b = play(made, 1), play(made, 2)
+    assert a.ask(f"enter {GPU}") == "in 2"
+    assert b.ask(f"enter {CPU}") == "in 1"
+
+
+def test_the_kernel_frees_what_a_killed_holder_had(group, play):
+    made = group("tokens")
+    watch = Watch(made)
+    a, b = play(made, 1), play(made, 2)
+    a.ask(f"enter {GPU}")
+    b.say(f"enter {GPU}")
+    until(lambda: watch.waiting(2) == 1)
+    a.kill()
+    assert b.hear() == "in 2"
+
+
+def test_a_child_that_outlives_a_killed_holder_does_not_keep_the_token(group, play):
+    made = group("tokens")
+    a, b = play(made, 1), play(made, 2)
+    a.ask(f"enter {GPU}")
+    assert a.ask("fork") == "forked"
+    b.say(f"enter {GPU}")
+    a.kill()
+    assert b.hear() == "in 2"
+
+
+def test_a_killed_waiter_is_taken_out_of_the_line(group, play):
+    made = group("tokens")
+    watch = Watch(made)
+    a, b, c = (play(made, job) for job in (1, 2, 3))
+    a.ask(f"enter {GPU}")
+    b.say(f"enter {GPU}")
+    until(lambda: watch.waiting(2) == 1)
+    c.say(f"enter {GPU}")
+    until(lambda: watch.waiting(2) == 2)
+    b.kill()
+    a.say(f"leave {GPU}")
+    assert c.hear() == "in 2"
+    assert watch.waiting(2) == 0
+
+
+def test_a_stopped_waiter_is_overtaken_and_comes_later(group, play):
+    made = group("tokens")
+    watch = Watch(made)
+    a, b, c = (play(made, job) for job in (1, 2, 3))
+    a.ask(f"enter {GPU}")
+    b.say(f"enter {GPU}")
+    until(lambda: watch.waiting(2) == 1)
+    b.signal(signal.SIGSTOP)
+    c.say(f"enter {GPU}")
+    until(lambda: watch.waiting(2) == 2)
+    a.say(f"leave {GPU}")
+    assert c.hear() == "in 2"
+    b.signal(signal.SIGCONT)
+    c.say(f"leave {GPU}")
+    assert b.hear() == "in 2"
+
+
+def test_a_stopped_holder_makes_waits_run_out_with_its_name(group, play):
+    made = group("tokens")
+    a, b = play(made, 1), play(made, 2)
+    a.ask(f"enter {GPU}")
+    a.signal(signal.SIGSTOP)
+    said = b.ask(f"enter {GPU} 0.05")
+    assert said.startswith(f"timeout {a.process.pid} ")
+    assert "GPU in group g; held by job 1" in said
+    a.signal(signal.SIGCONT)
+    a.say(f"leave {GPU}")
+    assert b.ask(f"enter {GPU}") == "in 2"
+
+
+def test_a_used_up_quantum_goes_to_whoever_waits(group, play):
+    made = group("tokens", quantum_s=1e-6)
+    watch = Watch(made)
+    a, b = play(made, 1), play(made, 2)
+    a.ask(f"enter {GPU}")
+    assert a.ask("yield") == "yields 0", "nobody waits"
+    b.say(f"enter {GPU}")
+    until(lambda: watch.waiting(2) == 1)
+    a.say("yield")
+    assert b.hear() == "in 2"
+    until(lambda: watch.waiting(2) == 1)
+    assert a.quiet()
+    b.say(f"leave {GPU}")
+    assert a.hear() == "yields 1"
+
+
+def test_a_quantum_that_lasts_is_kept(group, play):
+    made = group("tokens", quantum_s=1e6)
+    watch = Watch(made)
+    a, b = play(made, 1), play(made, 2)
+    a.ask(f"enter {GPU}")
+    b.say(f"enter {GPU}")
+    until(lambda: watch.waiting(2) == 1)
+    assert a.ask("yield") == "yields 0"
+    assert b.quiet()
+
+
+def test_as_many_as_there_are_slots(group, play):
+    made = group("tokens", capacities=(1, 2, 1, 1))
+    watch = Watch(made)
+    a, b, c = (play(made, job) for job in (1, 2, 3))
+    assert a.ask(f"enter {CPU}") == "in 1"
+    assert b.ask(f"enter {CPU}") == "in 1"
+    c.say(f"enter {CPU}")
+    until(lambda: watch.waiting(1) == 1)
+    assert c.quiet()
+    b.say(f"leave {CPU}")
+    assert c.hear() == "in 1"
+
+
+def test_threads_of_a_job_queue_each_for_itself(group):
+    gate = TokenGate(group("tokens", 1), 0)
+    watch, order = Watch(gate._page.group), []
+
+    def worker(name):
+        gate.enter(Resource.CPU)
+        order.append(name)
+        gate.leave(Resource.CPU)
+
+    gate.enter(Resource.CPU)
+    threads = []
+    for name in "abc":
+        threads.append(threading.Thread(target=worker, args=(name,)))
+        threads[-1].start()
+        until(lambda: watch.waiting(1) == len(threads))
+    assert order == []
+    gate.leave(Resource.CPU)
+    for t in threads:
+        t.join()
+    assert order == ["a", "b", "c"]
+    assert gate.stats.stages == [0, 4, 0, 0]
+
+
+def test_a_forked_worker_does_not_have_what_its_parent_has(group):
+    gate = TokenGate(group("tokens", 1), 0)
+    gate.enter(Resource.CPU)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            gate.enter(Resource.CPU, 0.01)
+        except GateTimeout as error:
+            os._exit(7 if error.holder_pid == os.getppid() else 8)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    gate.leave(Resource.CPU)
+
+
+def test_stages_nest_only_upwards(group):
+    gate = TokenGate(group("tokens", 1), 0)
+    gate.enter(Resource.GPU)
+    gate.enter(Resource.NETWORK)
+    gate.leave(Resource.NETWORK)
+    with pytest.raises(GateError, match="CPU inside one on GPU"):
+        gate.enter(Resource.CPU)
+    gate.leave(Resource.GPU)
+    gate.enter(Resource.CPU)
+    gate.leave(Resource.CPU)
+
+
+def test_a_newer_plan_lets_everybody_of_the_old_one_through(group, play):
+    made = group("tokens")
+    watch = Watch(made)
+    a, b = play(made, 1), play(made, 2)
+    a.ask(f"enter {GPU}")
+    b.say(f"enter {GPU}")
+    until(lambda: watch.waiting(2) == 1)
+    newer = group("tokens", 2, version=2)
+    assert b.hear() == "in 2"
+    assert b.ask("kind") == "none"
+    assert a.ask(f"leave {GPU}") == "out 2"
+    assert play(newer, 1).ask("kind") == "tokens"
+    stale = open_gate({"group": made.control(1)})
+    assert stale.kind == "none"
+    assert "version 1 is gone" in stale.reason
+
+
+def test_files_that_vanish_leave_jobs_running(group, play, tmp_path):
+    made = group("tokens")
+    watch = Watch(made)
+    a, b = play(made, 1), play(made, 2)
+    a.ask(f"enter {GPU}")
+    b.say(f"enter {GPU}")
+    until(lambda: watch.waiting(2) == 1)
+    remove_group(made.folder)
+    assert b.hear() == "in 2"
+    assert a.ask(f"leave {GPU}") == "out 2"
+    assert a.ask(f"enter {CPU}") == "in 1"
+    assert not made.folder.exists()
+
+
+def test_only_one_process_is_a_member(group, play):
+    made = group("tokens")
+    a = play(made, 1)
+    twin = play(made, 1)
+    assert twin.ask("kind") == "none"
+    a.kill()
+    assert play(made, 1).ask("kind") == "tokens"
+
+
+def test_close_gives_everything_back(group):
+    made = make_group(group("tokens").folder, "tokens", [Member(1, 0), Member(2, 1)], version=2)
+    a, b = TokenGate(made, 0), TokenGate(made, 1)
+    a.enter(Resource.GPU)
+    a.close()
+    a.close()
+    b.enter(Resource.GPU, 1.0)
+    assert (a.kind, b.kind) == ("none", "tokens")
