@@ -7,7 +7,7 @@
     {"what": "forget", "key": [...]}                     the service has noted its end
     {"what": "refuse", ...}                              for people
 
-Read once, at the start of an agent, and then written anew without what no longer matters.
+Read at the start of an agent; written anew then, and when it has grown, without what no longer matters.
 """
 
 from __future__ import annotations

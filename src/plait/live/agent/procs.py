@@ -118,6 +118,12 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+def children(parent: int) -> list[int]:
+    """Processes whose parent this is; dead ones not yet collected are left out."""
+    stats = ((pid, _stat(pid)) for pid in pids())
+    return [pid for pid, fields in stats if fields is not None and fields[0] not in b"ZX" and int(fields[1]) == parent]
+
+
 def marked(mark: str) -> list[int]:
     """Processes whose environment was made for this attempt, whoever their parent is by now."""
     wanted = f"{MARK}={mark}".encode()

@@ -1,0 +1,151 @@
+"""One process of one attempt of a job on this node: starting, running, stopping, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from plait.live.agent import procs
+from plait.live.agent.journal import Key
+from plait.live.agent.pages import PageReader
+from plait.live.agent.procs import Process
+from plait.live.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, Run, Seen
+from plait.training.page import STOP_GRACEFULLY, STOP_NOW
+
+#: What the runner is given beyond the grace before the agent ends everything itself.
+RUNNER_PATIENCE_S = 10.0
+
+
+@dataclass
+class Attempt:
+    """A process and what is known of it. `folder` is that of its rank."""
+
+    run: Run
+    folder: Path
+    mark: str
+    state: str = STARTING
+    process: Process | None = None
+    pidfd: int = -1
+    pid: int = 0
+    exit_code: int | None = None
+    reason: str | None = None
+    stop_reason: str | None = None
+    kill_at: float | None = None
+    began_boot_s: float = 0.0
+    ended_boot_s: float = 0.0
+    group_version: tuple[str, int] | None = None
+    page: PageReader | None = field(default=None, repr=False)
+
+    @property
+    def key(self) -> Key:
+        """(job, epoch, rank)."""
+        return self.run.job, self.run.epoch, self.run.rank
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has a process."""
+        return self.state in (RUNNING, STOPPING)
+
+    def began(self, process: Process) -> None:
+        """Its runner is this process."""
+        self.process, self.state = process, RUNNING
+        self.began_boot_s = procs.boot_s() - process.age_s
+        self.pidfd = process.open() or -1
+        self.page = PageReader(self.folder / "page.bin")
+
+    def stop(self, grace_s: float, reason: str | None) -> None:
+        """Ask it to end; after `grace_s` seconds it is killed, at once if that is 0. Asking again can only hurry it."""
+        if self.state == ENDED:
+            return
+        if self.state == STARTING:
+            self.end(PREEMPTED, reason or "stopped before it started")
+            return
+        kill_at = time.monotonic() + grace_s + RUNNER_PATIENCE_S
+        if self.kill_at is not None and kill_at >= self.kill_at:
+            return
+        self.state, self.kill_at, self.stop_reason = STOPPING, kill_at, self.stop_reason or reason
+        if self.page is not None:
+            self.page.stop(STOP_GRACEFULLY if grace_s > 0 else STOP_NOW)
+        with contextlib.suppress(OSError):  # a full disk: the runner knows the usual grace
+            procs.write_json(self.folder / "stop.json", {"grace_s": grace_s})
+        if self.process is not None:
+            self.process.send(signal.SIGTERM if grace_s > 0 else signal.SIGUSR1)
+
+    def overdue(self) -> bool:
+        """Whether its runner has had its time and the agent has to end it."""
+        return self.state == STOPPING and self.kill_at is not None and time.monotonic() >= self.kill_at
+
+    def end(self, exit_code: int | None, reason: str | None, ended_boot_s: float | None = None) -> None:
+        """It is over; its last progress is kept."""
+        self.state, self.exit_code, self.reason = ENDED, exit_code, reason
+        self.ended_boot_s = procs.boot_s() if ended_boot_s is None else ended_boot_s
+        if self.page is not None:
+            self.page.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+    def collect(self, strays: Callable[[], set[int]], reap: Callable[[], None]) -> None:
+        """Its runner has ended: find out how, and let nothing of it live on."""
+        record = procs.read_json(self.folder / "exit.json")
+        if record is None:
+            # The runner was killed. Its child got SIGKILL from the kernel; the rest is looked for.
+            procs.kill_until_none(lambda: strays() | set(procs.marked(self.mark)), reap)
+            record = procs.read_json(self.folder / "exit.json") or self._unknown_end()
+        code, reason, boot = record.get("exit_code"), record.get("reason"), record.get("ended_boot_s")
+        same_boot = record.get("boot") == procs.boot_id() and isinstance(boot, float)
+        self.end(
+            code if isinstance(code, int) else None,
+            (reason if isinstance(reason, str) else None) or (self.stop_reason if code == PREEMPTED else None),
+            boot if same_boot and isinstance(boot, float) else None,
+        )
+
+    def _unknown_end(self) -> dict[str, object]:
+        """Nobody saw the exit code; write down what is known, so that it stays the answer."""
+        if self.process is not None and self.process.boot != procs.boot_id():
+            reason = "the machine was restarted while it ran"
+        elif self.state == STOPPING and self.overdue():
+            reason = "did not end within its grace, and neither did its runner; killed"
+        else:
+            reason = "its runner was killed from outside, and with it the process"
+        record: dict[str, object] = {
+            "exit_code": -signal.SIGKILL,
+            "reason": reason,
+            "ended_boot_s": procs.boot_s(),
+            "boot": procs.boot_id(),
+        }
+        with contextlib.suppress(OSError):
+            procs.write_json(self.folder / "exit.json", record, durable=True)
+        return record
+
+    def update(self, run: Run) -> None:
+        """Take over what may change while it runs: who it shares with, how it is to be stopped."""
+        self.run = replace(self.run, group=run.group, stop=run.stop, grace_s=run.grace_s)
+
+    def seen(self) -> Seen:
+        """What the service is told of it."""
+        if self.alive and self.pid == 0:
+            claim = procs.read_json(self.folder / "runner.json") or {}
+            child = claim.get("child")
+            self.pid = child if isinstance(child, int) else 0
+        progress = vars(self.page.read()) if self.page is not None else {}
+        now = procs.boot_s()
+        over = self.state == ENDED
+        held_s = (self.ended_boot_s if over else now) - self.began_boot_s if self.process is not None else 0.0
+        return Seen(
+            job=self.run.job,
+            epoch=self.run.epoch,
+            rank=self.run.rank,
+            state=self.state,
+            pid=self.pid,
+            exit_code=self.exit_code,
+            reason=self.reason,
+            held_s=max(0.0, held_s),
+            ended_s_ago=max(0.0, now - self.ended_boot_s) if over else 0.0,
+            **progress,
+        )

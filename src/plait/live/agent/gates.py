@@ -1,0 +1,102 @@
+"""The files of the groups that have members on this node, and what each process is told of its group.
+
+Several agents may run on one machine and have members of the same group; each leaves its name in the group's folder,
+and the last one takes the folder away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from plait.live.agent import procs
+from plait.live.agent.attempt import Attempt
+from plait.live.layout import Layout, make_private
+from plait.live.wire import ENDED, GroupInfo
+from plait.training.group import Group, GroupError, Member, make_group, remove_group
+
+_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class Gates:
+    """Group folders as the agent `node` needs them."""
+
+    def __init__(self, layout: Layout, node: str, log: Callable[..., None]) -> None:
+        """Nothing is made before it is needed."""
+        self.folder, self._mine, self._log = layout.gates, f"agent-{node}", log
+
+    def tell(self, attempt: Attempt) -> None:
+        """Make what the attempt's group needs and tell its process, if that is new to it."""
+        group = attempt.run.group
+        wanted = (group.id, group.version)
+        if attempt.group_version == wanted:
+            return
+        attempt.group_version = wanted
+        known = procs.read_json(attempt.folder / "control.json") or {}
+        entry = self._entry(attempt)
+        if known.get("epoch") == attempt.run.epoch and known.get("group") == entry:
+            return
+        number = known.get("version")
+        version = (number if isinstance(number, int) else 0) + 1
+        procs.write_json(
+            attempt.folder / "control.json", {"version": version, "epoch": attempt.run.epoch, "group": entry}
+        )
+        if attempt.page is not None:
+            attempt.page.control(version)
+
+    def _entry(self, attempt: Attempt) -> dict[str, Any] | None:
+        """The entry "group" of control.json; None if there can be no gate, which lets the job run without one."""
+        run, info = attempt.run, attempt.run.group
+        try:
+            if not _SAFE.fullmatch(info.id):
+                raise GroupError(f"group {info.id!r} is no name for a folder")
+            if info.gate == "none" or len(info.members) < 2:
+                members = tuple(Member(m.job, m.turn, m.world) for m in info.members) or (
+                    Member(run.job, 0, run.world),
+                )
+                return Group(self.folder / info.id, "none", info.version, members, info.quantum_s).control(
+                    run.job, run.rank
+                )
+            return self._made(info).control(run.job, run.rank)
+        except (GroupError, OSError) as error:
+            self._log("no gate", job=run.job, group=info.id, why=str(error))
+            return None
+
+    def _made(self, info: GroupInfo) -> Group:
+        with self._locked():
+            group = make_group(
+                self.folder / info.id, info.gate, info.members, version=info.version, quantum_s=info.quantum_s
+            )
+            (self.folder / info.id / self._mine).touch(mode=0o600)
+        return group
+
+    def clear(self, attempts: Iterable[Attempt]) -> None:
+        """Take away the folders of groups that have no member here, unless another agent's name is in them."""
+        needed = {a.run.group.id for a in attempts if a.state != ENDED}
+        for folder in self._named():
+            if folder.name in needed:
+                continue
+            with self._locked():
+                with contextlib.suppress(OSError):
+                    (folder / self._mine).unlink()
+                if not any(folder.glob("agent-*")):
+                    remove_group(folder)
+
+    def _named(self) -> list[Path]:
+        """Groups that this agent has its name in."""
+        return [path.parent for path in self.folder.glob(f"*/{self._mine}")]
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        make_private(self.folder)
+        fd = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)

@@ -1,0 +1,126 @@
+"""Starting one process of a job: its folder, its environment, its runner."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+
+import plait
+from plait.live.agent import procs
+from plait.live.agent.runner import HELD_BACK
+from plait.live.layout import Layout, job_name, make_private
+from plait.live.wire import Run
+from plait.training.page import Page
+
+_SOURCE = str(Path(plait.__file__).parents[1])
+#: A folder whose sitecustomize hooks torch when a job imports it.
+HOOK = Path(plait.__file__).parent / "training" / "hook"
+#: Of the agent's own environment, not for jobs.
+_PRIVATE = ("PLAIT_TOKEN", "PLAIT_URL", "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID")
+
+
+def mark_of(layout: Layout, run: Run) -> str:
+    """The name by which processes of this rank are known on this machine, different for every home folder."""
+    home = hashlib.sha256(str(layout.home).encode()).hexdigest()[:12]
+    return f"{home}:{job_name(run.job)}:{run.epoch}:{run.rank}"
+
+
+def environment(run: Run, layout: Layout, cuda: list[int] | None, threads: int) -> dict[str, str]:
+    """All variables of the job's process: the agent's, then the user's, then those nobody may change.
+
+    `cuda` maps the node's GPU numbers to the machine's; None = CPU slots, of `threads` threads each unless the user
+    says otherwise.
+    """
+    env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
+    env |= {"PYTHONUNBUFFERED": "1"} | ({"OMP_NUM_THREADS": str(threads)} if cuda is None else {}) | run.env
+    paths = [str(HOOK), *filter(None, [env.get("PYTHONPATH")])]
+    visible = "" if cuda is None else ",".join(str(cuda[gpu]) for gpu in run.gpus)
+    port = run.master_port or (_free_port() if run.world == 1 else 0)
+    return env | {
+        procs.MARK: mark_of(layout, run),
+        "PLAIT_JOB": job_name(run.job),
+        "PLAIT_EPOCH": str(run.epoch),
+        "PLAIT_RUN_DIR": str(layout.rank(run.job, run.epoch, run.rank)),
+        "PLAIT_JOB_DIR": str(layout.job(run.job)),
+        "PLAIT_HOME": str(layout.home),
+        "PLAIT_CHECKPOINT_S": f"{run.checkpoint_s:g}",
+        "CUDA_VISIBLE_DEVICES": visible,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's order, which the numbers are from
+        "PYTHONPATH": os.pathsep.join(paths),
+        "RANK": str(run.rank),
+        "WORLD_SIZE": str(run.world),
+        "LOCAL_RANK": str(run.local_rank),
+        "LOCAL_WORLD_SIZE": str(run.local_world),
+        "MASTER_ADDR": run.master_addr,
+        "MASTER_PORT": str(port),
+    }
+
+
+def _free_port() -> int:
+    """A port for a job of one process, which nobody else needs to know beforehand."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def prepare(run: Run, layout: Layout) -> Path:
+    """The folder of this rank with its page; raises OSError if the disk refuses."""
+    for folder in (layout.job(run.job), layout.job(run.job) / "checkpoints"):
+        make_private(folder)
+    folder = make_private(layout.rank(run.job, run.epoch, run.rank))
+    Page.create(folder / "page.bin").close()
+    return folder
+
+
+def spawn(run: Run, layout: Layout, env: dict[str, str]) -> int:
+    """Start the runner and hand it its task; its pid. Raises OSError.
+
+    posix_spawn and not subprocess: the runner must be born with its signals held back and in a session of its own, and
+    nothing of it is tied to a Python object of the agent.
+    """
+    folder = layout.rank(run.job, run.epoch, run.rank)
+    task = {
+        "folder": str(folder),
+        "argv": run.argv,
+        "cwd": run.workdir or str(layout.job(run.job)),
+        "env": env,
+        "mark": env[procs.MARK],
+        "grace_s": run.grace_s,
+        "log_bytes": run.log_bytes,
+        "memory_bytes": run.memory_bytes,
+    }
+    own = {"PATH": os.defpath, "LC_ALL": "C.UTF-8", "PYTHONPATH": _SOURCE, procs.MARK: env[procs.MARK]}
+    read, write = os.pipe2(os.O_CLOEXEC)
+    try:
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-S", "-P", "-m", "plait.live.agent.runner"],
+            own,
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, read, 0),
+                (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 2, str(folder / "runner.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+            ],
+            setsid=True,
+            setsigmask=HELD_BACK,
+        )
+        os.close(read)
+        read = -1
+        with contextlib.suppress(BrokenPipeError):  # it died at once; that is noticed as any death is
+            _write_all(write, json.dumps(task).encode())
+        return pid
+    finally:
+        for fd in (read, write):
+            if fd >= 0:
+                os.close(fd)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,219 @@
+"""The agent's connection to the service: two threads that tell what is seen and take in what should be.
+
+One keeps a question open (the service answers when there is something new, else within a second: that is the heartbeat
+too); the other tells at once when something changed here. Addresses and token are read anew at each reconnect, so a
+service that comes back elsewhere is found.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import ssl
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from plait.live.wire import Assignment, Observed, WireError, from_json, to_json
+
+PATH = "/agent/v1/sync"
+_CONNECT_S, _READ_S = 3.0, 10.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_HEARTBEAT_S = 1.0
+_MOST_BYTES = 64 << 20
+
+
+class Unreachable(Exception):
+    """The service did not answer, or not as one does; says why."""
+
+
+class Link:
+    """Talks to the service until closed.
+
+    `address()` gives URL and token or raises OSError or ValueError; `observe(wait_s)` what to tell;
+    `obey(answer, told)` takes in an answer and says whether it was accepted (a leader of the past is not, and does not count as contact).
+    """
+
+    def __init__(
+        self,
+        address: Callable[[], tuple[str, str]],
+        observe: Callable[[float], Observed],
+        obey: Callable[[Assignment, Observed], bool],
+        lost: Callable[[Observed], None],
+        log: Callable[..., None],
+    ) -> None:
+        """Nothing is sent before `start`."""
+        self._address, self._observe, self._obey, self._lost, self._log = address, observe, obey, lost, log
+        #: Monotonic times: of the last good answer, and of the beginning of the last try that failed.
+        self.contact = time.monotonic()
+        self.failed = 0.0
+        self.ever = False
+        self._good = threading.Event()
+        self._changed = threading.Event()
+        self._closed = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._guard, args=(body,), name=body.__name__, daemon=True)
+            for body in (self._poll, self._push)
+        ]
+
+    def start(self) -> None:
+        """Begin to talk."""
+        for thread in self._threads:
+            thread.start()
+
+    def wake(self) -> None:
+        """Something changed here: tell it now."""
+        self._changed.set()
+
+    def close(self) -> None:
+        """Stop talking; does not wait for an answer that is under way."""
+        self._closed.set()
+        self._changed.set()
+
+    def tell_once(self) -> None:
+        """A last word, if somebody listens."""
+        connection = _Connection(self._address)
+        try:
+            self._exchange(connection, 0.0)
+        except Unreachable:
+            return
+        finally:
+            connection.close()
+
+    def _guard(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except BaseException:
+            # A thread that dies silently would leave an agent that looks alive; a dead one is restarted, and re-adopts.
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(70)
+
+    def _poll(self) -> None:
+        connection = _Connection(self._address)
+        pause_s = _FIRST_PAUSE_S
+        said = ""
+        while not self._closed.is_set():
+            began = time.monotonic()
+            try:
+                news = self._exchange(connection, _HEARTBEAT_S)
+            except Unreachable as error:
+                self._good.clear()
+                self.failed = began
+                if str(error) != said:
+                    said = str(error)
+                    self._log("unreachable", why=said)
+                self._closed.wait(pause_s * random.uniform(0.5, 1.0))
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                continue
+            if said:
+                self._log("reached again")
+            pause_s, said = _FIRST_PAUSE_S, ""
+            self._good.set()
+            if time.monotonic() - began < 0.1:
+                self._closed.wait(0.02 if news else 0.2)  # also with a service that never holds back its answers
+        connection.close()
+
+    def _push(self) -> None:
+        connection = _Connection(self._address)
+        while not self._closed.is_set():
+            self._changed.wait()
+            if self._closed.is_set() or not self._good.wait(0.5):
+                continue  # the other thread tells it all as soon as it can
+            self._changed.clear()
+            try:
+                self._exchange(connection, 0.0)
+            except Unreachable:
+                self._good.clear()
+                self._changed.set()
+        connection.close()
+
+    def _exchange(self, connection: _Connection, wait_s: float) -> bool:
+        """One question and its answer; whether the answer held something new."""
+        told = self._observe(wait_s)
+        try:
+            answer = connection.ask(told)
+        except Unreachable:
+            self._lost(told)
+            raise
+        news = answer.version > told.reached or answer.term > told.term or bool(answer.ask)
+        if not self._obey(answer, told):
+            raise Unreachable(f"the leader of term {answer.term} was replaced by one of a higher term")
+        self.contact, self.ever = time.monotonic(), True
+        return news
+
+
+class _Connection:
+    """A kept-open HTTP connection, made again after any trouble."""
+
+    def __init__(self, address: Callable[[], tuple[str, str]]) -> None:
+        self._address = address
+        self._http: http.client.HTTPConnection | None = None
+        self._token = ""
+        self._prefix = ""
+
+    def ask(self, told: Observed) -> Assignment:
+        """Send what is seen, read what should be; raises `Unreachable`."""
+        fresh = self._http is None
+        try:
+            return self._try(told)
+        except (ConnectionError, http.client.RemoteDisconnected) as error:
+            self.close()
+            if fresh:
+                raise Unreachable(_why(error)) from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            self.close()
+            raise Unreachable(_why(error)) from None
+        try:  # a kept-open connection may have been closed meanwhile: once more on a new one
+            return self._try(told)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            self.close()
+            raise Unreachable(_why(error)) from None
+
+    def _try(self, told: Observed) -> Assignment:
+        link = self._open()
+        body = json.dumps(to_json(told)).encode()
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        link.request("POST", self._prefix + PATH, body, headers)
+        response = link.getresponse()
+        data = response.read(_MOST_BYTES)
+        if response.status != 200:
+            raise ValueError(f"the service answered {response.status}: {data[:300].decode(errors='replace')}")
+        try:
+            return from_json(Assignment, json.loads(data))
+        except WireError as error:
+            raise ValueError(f"the service's answer is no assignment: {error}") from None
+
+    def _open(self) -> http.client.HTTPConnection:
+        if self._http is None:
+            url, self._token = self._address()
+            parts = urlsplit(url)
+            host, self._prefix = parts.hostname or "127.0.0.1", parts.path.rstrip("/")
+            if parts.scheme == "https":
+                context = ssl.create_default_context(cafile=os.environ.get("PLAIT_CA") or None)
+                link: http.client.HTTPConnection = http.client.HTTPSConnection(
+                    host, parts.port, timeout=_CONNECT_S, context=context
+                )
+            elif parts.scheme == "http":
+                link = http.client.HTTPConnection(host, parts.port, timeout=_CONNECT_S)
+            else:
+                raise ValueError(f"url {url!r} is neither http nor https")
+            link.connect()
+            link.sock.settimeout(_READ_S)
+            self._http = link
+        return self._http
+
+    def close(self) -> None:
+        """Close the connection if there is one."""
+        if self._http is not None:
+            self._http.close()
+            self._http = None
+
+
+def _why(error: Exception) -> str:
+    return str(error) or type(error).__name__

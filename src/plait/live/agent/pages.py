@@ -1,0 +1,102 @@
+"""What a job's process says of itself, read from its page; nothing in it is trusted to be finite or to make sense."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from plait.live.wire import Profile
+from plait.training.page import GATES, Page, PageError
+
+#: Stage seconds are means over at least so many iterations, if there were as many.
+_WINDOW_STEPS = 20
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The fields of a `wire.Seen` that come from a page."""
+
+    steps: float = 0.0
+    step_s: float | None = None
+    stage_s: list[float] | None = None
+    total_steps: float | None = None
+    gate: str = "none"
+    checkpoint_steps: float | None = None
+    checkpoint_age_s: float | None = None
+    profile: Profile | None = None
+    skew: float | None = None
+
+
+class PageReader:
+    """The agent's end of one page: reads progress, writes the words that are the agent's."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the page; without one (damaged by the job, disk gone) progress stays unknown."""
+        self._page: Page | None = None
+        with contextlib.suppress(PageError):
+            self._page = Page.open(path, mapped=False)
+        self._samples: deque[tuple[float, tuple[float, ...]]] = deque()
+        self._last = Progress()
+
+    def stop(self, flag: int) -> None:
+        """Ask the process to stop (1 after a checkpoint, 2 now)."""
+        self._write("stop", flag)
+
+    def control(self, version: int) -> None:
+        """Say that control.json is new."""
+        self._write("control_version", version)
+
+    def _write(self, name: str, value: int) -> None:
+        if self._page is not None:
+            with contextlib.suppress(OSError):
+                setattr(self._page, name, value)
+
+    def read(self) -> Progress:
+        """The newest progress; the last one known once the page is closed."""
+        page = self._page
+        if page is None:
+            return self._last
+        steps = _above_zero(page.number("steps")) or 0.0
+        at = _above_zero(page.number("checkpoint_time"))
+        gate, measured = page.gate, page.profile
+        profile = measured and Profile(list(measured.stage_s), measured.iteration_s, measured.samples)
+        self._last = Progress(
+            steps=steps,
+            step_s=_above_zero(page.number("step_s")),
+            stage_s=self._stage_s(steps, page.seconds("busy_s")),
+            total_steps=_above_zero(page.number("total_iterations")),
+            gate=GATES[gate] if 0 <= gate < len(GATES) else GATES[0],
+            checkpoint_steps=page.number("checkpoint_steps") if at else None,
+            checkpoint_age_s=max(0.0, time.time() - at) if at else None,
+            profile=profile,
+            skew=page.number("skew"),
+        )
+        return self._last
+
+    def _stage_s(self, steps: float, busy_s: tuple[float, ...]) -> list[float] | None:
+        """Mean busy seconds of an iteration by resource over the last iterations; None if nothing was measured."""
+        samples = self._samples
+        if samples and steps < samples[-1][0]:
+            samples.clear()
+        if not samples or steps > samples[-1][0]:
+            samples.append((steps, busy_s))
+        while len(samples) > 2 and steps - samples[1][0] >= _WINDOW_STEPS:
+            samples.popleft()
+        if len(samples) < 2 or not any(busy_s):
+            return None
+        (first, before), (last, after) = samples[0], samples[-1]
+        return [max(0.0, b - a) / (last - first) for a, b in zip(before, after, strict=True)]
+
+    def close(self) -> None:
+        """Read a last time and let go of the file."""
+        if self._page is not None:
+            self.read()
+            self._page.close()
+            self._page = None
+
+
+def _above_zero(value: float | None) -> float | None:
+    return value if value is not None and value > 0 else None
