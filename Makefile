@@ -48,7 +48,7 @@ imports: $(VENV)/.dev
 doctest: $(VENV)/.dev
 	$(BIN)/python -m pytest --doctest-modules src/plait
 
-bench: $(VENV)/.dev ## speed, as ratios (about fifteen minutes; see benchmarks/README.md)
+bench: $(VENV)/.dev ## speed, as ratios (about twenty minutes; see benchmarks/README.md)
 	$(BIN)/python benchmarks/run.py
 
 docs: $(VENV)/.docs ## the documentation as a site in site/
