@@ -36,7 +36,7 @@ WORK_FACTORS = (0.3, 3.0)
 TYPICAL_S = 300.0
 #: The interval: this share of the runs lies below its beginning, and above its end.
 TAIL = 0.1
-#: How much taking turns costs beside the model of it (runtime measurements: bound x 1.10 for tokens, 1.02 for barriers).
+#: How much taking turns costs beside the model of it (measured: 1.10 of the bound for tokens, 1.02 for barriers).
 TURNS_COST = (1.0, 1.1, 1.1, 1.1)
 
 
@@ -169,7 +169,7 @@ def _assumptions(controller: Controller, runs: int, start_up_s: float) -> tuple[
     silent = int(np.isnan(columns["iterations"][active]).sum())
     unmeasured = int(np.isnan(columns["iteration_s"][active]).sum())
     out = [
-        f"{runs} runs of the queue as it is now under {describe(controller.policy)}; nobody else submits, nothing fails",
+        f"{runs} runs of the queue as it is, under {describe(controller.policy)}; nobody else submits, nothing fails",
         f"iterations take {PACE_NOISE:.0%} more or less than measured; a start costs {start_up_s:.1f} s",
     ]
     if silent:

@@ -1,0 +1,107 @@
+"""The live event log, read back: the same fold as the service's, with every decision compared.
+
+A log of the live cluster has the controller's events and the service's own notes; `State` takes both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from plait.control.history import History
+from plait.control.messages import Event, from_json, to_json
+from plait.control.metrics import RunResult, measure
+from plait.core.errors import InputError
+from plait.live.state import Entry, State
+
+#: Types of the log that are the service's notes, not events of the controller.
+NOTES = frozenset(State()._notes)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One entry of the log: its number, what happened, what the controller commanded then (as JSON)."""
+
+    seq: int
+    entry: Entry
+    commands: list[dict[str, Any]]
+
+    @property
+    def event(self) -> Event | None:
+        """The controller's event; None for a note."""
+        return None if isinstance(self.entry, dict) else self.entry
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where the replay decides otherwise: what the log says, and what comes out now."""
+
+    seq: int
+    at_s: float
+    recorded: dict[str, Any] | None
+    derived: dict[str, Any] | None
+
+    def __str__(self) -> str:
+        """Both, the recorded one first."""
+        return (
+            f"entry {self.seq}, {self.at_s:g} s: the log says {self.recorded or 'nothing'}, "
+            f"now it is {self.derived or 'nothing'}"
+        )
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The state at the end of the log (or at the difference), and what became of the jobs."""
+
+    state: State
+    history: History | None
+    entries: int
+    difference: Difference | None
+
+    def result(self, **labels: Any) -> RunResult:
+        """Figures of the whole run; `InputError` if no node ever joined."""
+        if self.state.controller is None or self.history is None:
+            raise InputError("the log has no nodes in it: nothing ran")
+        return measure(self.state.controller, self.history, **{"policy": self.state.policy_text, **labels})
+
+
+def read_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+    """The rows of `GET /v1/events`; raises `InputError` for one that is not of this version."""
+    for row in rows:
+        data = row["event"]
+        entry: Any = dict(data) if data.get("type") in NOTES else from_json(data)
+        yield Row(int(row["seq"]), entry, list(row.get("commands") or ()))
+
+
+def replay(
+    rows: Iterable[Row], *, compare: bool = True, observe: Callable[[State, Row], None] | None = None
+) -> Replayed:
+    """Fold the log from its beginning; stops at the first decision that differs from the recorded one.
+
+    `observe` sees the state after each entry.
+    """
+    state, history, count = State(), None, 0
+    for row in rows:
+        derived = [to_json(command) for command in state.apply(row.entry)]
+        count += 1
+        if compare and derived != row.commands:
+            return Replayed(state, history, count, _difference(row, derived))
+        if observe is not None:
+            observe(state, row)
+        if state.controller is not None:
+            if history is None:
+                history = History(state.controller)  # from the first node on
+            elif row.event is not None:
+                history(row.event, tuple(from_json(command) for command in derived))  # type: ignore[misc]
+    return Replayed(state, history, count, None)
+
+
+def _difference(row: Row, derived: list[dict[str, Any]]) -> Difference:
+    at_s = row.entry["at_s"] if isinstance(row.entry, dict) else row.entry.at_s
+    for i in range(max(len(derived), len(row.commands))):
+        ours = derived[i] if i < len(derived) else None
+        theirs = row.commands[i] if i < len(row.commands) else None
+        if ours != theirs:
+            return Difference(row.seq, float(at_s), theirs, ours)
+    raise AssertionError("not reached: something differs")

@@ -1,0 +1,118 @@
+"""Who uses which resource when, in one interleaved iteration: the Gantt of stages, as SVG without scripts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from plait.core.resources import Resource
+from plait.report.files import write_text
+
+COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#e15759", "#76b7b2", "#edc948", "#9c755f")
+WIDTH, LEFT, ROW, TOP = 860, 90, 30, 26
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """One job in a group: its name, turn, and seconds on each resource."""
+
+    name: str
+    turn: int
+    stage_s: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class StageGroup:
+    """A group to draw: a heading, sentences below it, and its jobs."""
+
+    title: str
+    notes: tuple[str, ...]
+    rows: tuple[StageRow, ...]
+
+
+def slots(rows: Sequence[StageRow]) -> list[float]:
+    """Seconds of each slot: in slot `s` the job with turn `t` is on resource `(s + t) mod k` (Muri, formula (3)).
+
+    >>> slots([StageRow("a", 0, (1, 2, 0, 0)), StageRow("b", 1, (0, 3, 1, 0))])
+    [3, 2, 0, 0]
+    """
+    k = len(Resource)
+    return [max(row.stage_s[(s + row.turn) % k] for row in rows) for s in range(k)]
+
+
+def stages_svg(rows: Sequence[StageRow]) -> str:
+    """One iteration of the group: a line a resource, a bar a stage, slots between thin lines."""
+    k, length = len(Resource), slots(rows)
+    total = sum(length) or 1.0
+    scale = (WIDTH - LEFT - 10) / total
+    height = TOP + k * ROW + 24
+    out = [
+        f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" font-size="12" '
+        'font-family="sans-serif" xmlns="http://www.w3.org/2000/svg">'
+    ]
+    for r in Resource:
+        y = TOP + int(r) * ROW
+        out.append(f'<text x="{LEFT - 8}" y="{y + 19}" text-anchor="end" fill="currentColor">{r.name.lower()}</text>')
+    at = float(LEFT)
+    for s in range(k):
+        out.append(
+            f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{TOP - 4}" y2="{TOP + k * ROW}" stroke="currentColor" '
+            'stroke-opacity=".3"/>'
+        )
+        used: dict[int, float] = {}
+        for i, row in enumerate(rows):
+            resource = (s + row.turn) % k
+            width = row.stage_s[resource] * scale
+            if width <= 0:
+                continue
+            x = at + used.get(resource, 0.0)
+            used[resource] = used.get(resource, 0.0) + width
+            y = TOP + resource * ROW + 3
+            what = f"{row.name}: {Resource(resource).name.lower()} {1000 * row.stage_s[resource]:.1f} ms"
+            out.append(
+                f'<rect x="{x:.1f}" y="{y}" width="{max(width, 1):.1f}" height="{ROW - 6}" rx="2" '
+                f'fill="{COLOURS[i % len(COLOURS)]}"><title>{escape(what)}</title></rect>'
+            )
+            if width > 9 * len(row.name):
+                out.append(f'<text x="{x + 4:.1f}" y="{y + 16}" fill="#fff">{escape(row.name)}</text>')
+        at += length[s] * scale
+    out.append(f'<text x="{LEFT}" y="{height - 8}" fill="currentColor">0</text>')
+    end = f"{1000 * total:.1f} ms"
+    out.append(f'<text x="{WIDTH - 10}" y="{height - 8}" text-anchor="end" fill="currentColor">{end}</text></svg>')
+    return "\n".join(out)
+
+
+def stages_page(groups: Sequence[StageGroup], title: str) -> str:
+    """A page that needs nothing else: each group's iteration, a legend, and what was predicted and measured."""
+    parts = [
+        "<!doctype html><html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>{escape(title)}</title><style>body{{font-family:sans-serif;max-width:{WIDTH + 40}px;margin:2em auto;"
+        "padding:0 1em;color-scheme:light dark;color:CanvasText;background:Canvas}svg{max-width:100%;height:auto}"
+        ".key{display:inline-block;margin-right:1.2em}.key i{display:inline-block;width:.9em;height:.9em;"
+        f"border-radius:2px;margin-right:.35em}}</style></head><body><h1>{escape(title)}</h1>"
+        "<p>One iteration of each group of jobs that took turns on the same GPUs, drawn from the stage times measured "
+        "while each job was alone. Between two lines every job is on another resource.</p>"
+    ]
+    for group in groups:
+        parts.append(f"<h2>{escape(group.title)}</h2>")
+        if all(math.isfinite(v) for row in group.rows for v in row.stage_s):
+            parts.append(stages_svg(group.rows))
+        else:
+            parts.append("<p>Not all stage times of this group were measured.</p>")
+        keys = (
+            f'<span class=key><i style="background:{COLOURS[i % len(COLOURS)]}"></i>{escape(row.name)}</span>'
+            for i, row in enumerate(group.rows)
+        )
+        parts.append("<p>" + "".join(keys) + "</p>")
+        parts += [f"<p>{escape(text)}</p>" for text in group.notes]
+    if not groups:
+        parts.append("<p>No jobs took turns in this run.</p>")
+    return "\n".join(parts) + "</body></html>\n"
+
+
+def write_stages(groups: Sequence[StageGroup], path: str | Path, title: str = "Stages") -> None:
+    """Write the page."""
+    write_text(path, stages_page(groups, title))
