@@ -69,6 +69,7 @@ class Agent:
         self.epochs = self.journal.memory.epochs
         self.attempts: dict[Key, Attempt] = {}
         self.replies: list[Reply] = []
+        self._refused: set[int] = set()
         self.selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.selector.register(self._wake_read, selectors.EVENT_READ)
@@ -169,7 +170,9 @@ class Agent:
         """Take in what should be; False if its leader was replaced. Told twice or late, it changes nothing."""
         with self.lock:
             if answer.term < self.term:
-                self._note({"what": "refuse", "term": answer.term, "because": f"term {self.term} was seen"})
+                if answer.term not in self._refused:
+                    self._refused.add(answer.term)
+                    self._note({"what": "refuse", "term": answer.term, "because": f"term {self.term} was seen"})
                 return False
             if answer.term > self.term:
                 if not self._note({"what": "term", "term": answer.term}):
@@ -349,10 +352,10 @@ class Agent:
         """Neither the process nor its runner ended in time (stopped, or stuck): kill both and all below them."""
         process = attempt.process
         if process is not None:
+            below = {Process.of(pid) for pid in procs.descendants(process.pid)} - {None}
             process.send(signal.SIGKILL)
-            below = procs.descendants(process.pid)
             procs.kill_until_none(
-                lambda: {pid for pid in below if procs.start_time(pid)} | set(procs.marked(attempt.mark)),
+                lambda: {p.pid for p in below if p is not None and p.alive} | set(procs.marked(attempt.mark)),
                 self._reap,
                 2.0,
             )
@@ -409,8 +412,9 @@ class Agent:
         self._stop_jobs |= number == signal.SIGUSR1 or self.settings.stop_jobs
 
     def _wait(self) -> None:
-        due = [a.kill_at - time.monotonic() for a in list(self.attempts.values()) if a.kill_at and a.alive]
-        events = self.selector.select(max(0.0, min([_TICK_S, *due])))
+        now = time.monotonic()
+        due = [a.kill_at - now for a in list(self.attempts.values()) if a.alive and a.kill_at and a.kill_at > now]
+        events = self.selector.select(min([_TICK_S, *due]))
         with self.lock:
             for key, _ in events:
                 if key.fd == self._wake_read:
@@ -428,7 +432,7 @@ class Agent:
         with self.lock:
             for attempt in list(self.attempts.values()):
                 attempt.stop(min(attempt.run.grace_s, self.settings.stop_grace_s), "the cluster is being shut down")
-        while any(a.alive for a in self.attempts.values()):
+        while any(a.alive for a in list(self.attempts.values())):
             self._wait()
 
 

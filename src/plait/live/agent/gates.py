@@ -56,12 +56,9 @@ class Gates:
             if not _SAFE.fullmatch(info.id):
                 raise GroupError(f"group {info.id!r} is no name for a folder")
             if info.gate == "none" or len(info.members) < 2:
-                members = tuple(Member(m.job, m.turn, m.world) for m in info.members) or (
-                    Member(run.job, 0, run.world),
-                )
-                return Group(self.folder / info.id, "none", info.version, members, info.quantum_s).control(
-                    run.job, run.rank
-                )
+                members = tuple(Member(m.job, m.turn, m.world) for m in info.members)
+                alone = members or (Member(run.job, 0, run.world),)
+                return Group(self.folder / info.id, "none", info.version, alone).control(run.job, run.rank)
             return self._made(info).control(run.job, run.rank)
         except (GroupError, OSError) as error:
             self._log("no gate", job=run.job, group=info.id, why=str(error))

@@ -12,16 +12,19 @@ Read at the start of an agent; written anew then, and when it has grown, without
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from plait.live.agent.procs import Process
-from plait.live.wire import Run, WireError, from_json, to_json
+from plait.live.wire import Run, from_json, to_json
 
 Key = tuple[int, int, int]
+_REWRITE_BYTES = 4 << 20
 
 
 @dataclass
@@ -51,26 +54,41 @@ class Journal:
         """Read what is there, write it anew, and open it for more; raises OSError if the disk refuses."""
         self.path = path
         self.memory = read(path)
-        part = path.with_suffix(".part")
+        self._file: FileIO | None = None
+        self._rewrite()
+
+    def _rewrite(self) -> None:
+        """Replace the file by one that holds what is remembered, and go on in that."""
+        part = self.path.with_suffix(".part")
         with open(part, "w", encoding="utf-8") as file:
             os.fchmod(file.fileno(), 0o600)
-            file.writelines(_line(entry) for entry in _entries(self.memory))
+            file.writelines(_line(entry) for entry in entries_of(self.memory))
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, path)
-        _sync_folder(path.parent)
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        os.replace(part, self.path)
+        _sync_folder(self.path.parent)
+        old, self._file = self._file, open(self.path, "ab", buffering=0)  # noqa: SIM115
+        if old is not None:
+            old.close()
+        self._rewrite_at = max(_REWRITE_BYTES, 4 * os.path.getsize(self.path))
 
     def append(self, *entries: dict[str, Any]) -> None:
         """Write entries and wait for the disk. A line cut short by a full disk is skipped when it is read."""
         if not entries:
             return
+        assert self._file is not None
         self._file.write(b"\n" + "".join(_line(entry) for entry in entries).encode())
         os.fsync(self._file.fileno())
+        for entry in entries:
+            _take(self.memory, entry)
+        if self._file.tell() > self._rewrite_at:
+            with contextlib.suppress(OSError):  # a full disk: later, then
+                self._rewrite()
 
     def close(self) -> None:
         """Let go of the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def read(path: Path) -> Memory:
@@ -115,7 +133,8 @@ def _take(memory: Memory, entry: dict[str, Any]) -> None:
             del memory.attempts[job, epoch, rank]
 
 
-def _entries(memory: Memory) -> list[dict[str, Any]]:
+def entries_of(memory: Memory) -> list[dict[str, Any]]:
+    """The shortest journal that says the same."""
     entries: list[dict[str, Any]] = [{"what": "term", "term": memory.term}]
     if memory.epochs:
         entries.append({"what": "epochs", "epochs": memory.epochs})
@@ -162,6 +181,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-__all__ = ["Journal", "Key", "Memory", "Remembered", "WireError", "began", "end", "forget", "read", "start"]

@@ -38,6 +38,8 @@ def environment(run: Run, layout: Layout, cuda: list[int] | None, threads: int) 
     """
     env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
     env |= {"PYTHONUNBUFFERED": "1"} | ({"OMP_NUM_THREADS": str(threads)} if cuda is None else {}) | run.env
+    # `python` is found where nobody activated an environment, and nothing of the user's is hidden by it.
+    env["PATH"] = os.pathsep.join([env.get("PATH", os.defpath), str(Path(sys.executable).parent)])
     paths = [str(HOOK), *filter(None, [env.get("PYTHONPATH")])]
     visible = "" if cuda is None else ",".join(str(cuda[gpu]) for gpu in run.gpus)
     port = run.master_port or (_free_port() if run.world == 1 else 0)

@@ -36,7 +36,8 @@ class Link:
     """Talks to the service until closed.
 
     `address()` gives URL and token or raises OSError or ValueError; `observe(wait_s)` what to tell;
-    `obey(answer, told)` takes in an answer and says whether it was accepted (a leader of the past is not, and does not count as contact).
+    `obey(answer, told)` takes in an answer and says whether it was accepted (one of
+    a leader of the past is not, and does not count as contact).
     """
 
     def __init__(

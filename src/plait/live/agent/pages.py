@@ -62,7 +62,7 @@ class PageReader:
         steps = _above_zero(page.number("steps")) or 0.0
         at = _above_zero(page.number("checkpoint_time"))
         gate, measured = page.gate, page.profile
-        profile = measured and Profile(list(measured.stage_s), measured.iteration_s, measured.samples)
+        profile = Profile(list(measured.stage_s), measured.iteration_s, measured.samples) if measured else None
         self._last = Progress(
             steps=steps,
             step_s=_above_zero(page.number("step_s")),

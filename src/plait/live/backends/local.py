@@ -1,0 +1,258 @@
+"""Agents on this machine: one process a node, in sessions of their own, so that they outlive the service.
+
+    backend = LocalBackend(layout, nodes=2, gpus_per_node=4)
+    backend.start()                     # takes over agents that already run, starts the others
+    asyncio.create_task(backend.watch())
+    backend.stop(jobs=True)
+
+A node is a share of the machine's GPUs or, where there are none, so many slots of CPU. Several nodes on one machine
+behave as several machines would, which is what tests and demonstrations need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from plait.core.errors import InputError
+from plait.live.agent import procs
+from plait.live.agent.attempt import RUNNER_PATIENCE_S
+from plait.live.agent.monitor import Gpu, Nvml, cores
+from plait.live.agent.procs import Process
+from plait.live.layout import Layout, make_private
+
+_MOST_LOG_BYTES = 5_000_000
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine is: its GPUs as the driver names them, CPU cores that may be used, whether agents can run."""
+
+    gpus: tuple[Gpu, ...]
+    cores: float
+    problem: str | None = None
+
+
+def detect() -> Machine:
+    """Look at this machine; `problem` says why agents cannot run on it, if so."""
+    if not sys.platform.startswith("linux"):
+        return Machine((), float(os.cpu_count() or 1), f"agents need Linux, this is {sys.platform}; use a container")
+    problem = None if hasattr(os, "pidfd_open") else "agents need Linux 5.3 or newer (pidfd_open)"
+    return Machine(tuple(Nvml().gpus()), cores(), problem)
+
+
+@dataclass(frozen=True)
+class LocalNode:
+    """A node of this machine. `cuda`: the machine's numbers of its GPUs, None for slots; `pid` None = no agent."""
+
+    name: str
+    gpus: int
+    cuda: tuple[int, ...] | None
+    pid: int | None = None
+
+
+def divide(machine: Machine, nodes: int | None, gpus_per_node: int | None, cuda: bool | None) -> list[LocalNode]:
+    """The nodes to be: all GPUs in equal parts, or slots (2 nodes of 4 unless said otherwise).
+
+    `cuda` None takes GPUs where there are any. Raises InputError for more GPUs than there are.
+
+    >>> [n.cuda for n in divide(Machine((Gpu(0, "a", 1.0), Gpu(1, "a", 1.0)), 8.0), 2, None, None)]
+    [(0,), (1,)]
+    >>> divide(Machine((), 8.0), None, 1, None)[1]
+    LocalNode(name='n1', gpus=1, cuda=None, pid=None)
+    """
+    for value, what in ((nodes, "nodes"), (gpus_per_node, "GPUs a node")):
+        if value is not None and not 1 <= value <= 1024:
+            raise InputError(f"{value} {what}; needs 1 to 1024")
+    there = len(machine.gpus)
+    if not (there > 0 if cuda is None else cuda):
+        return [LocalNode(f"n{i}", gpus_per_node or 4, None) for i in range(nodes or 2)]
+    nodes = nodes or 1
+    each = gpus_per_node or there // nodes
+    if each < 1 or nodes * each > there:
+        raise InputError(
+            f"{nodes} nodes of {max(each, 1)} GPUs; this machine has {there}. Give fewer, or --fake for slots of CPU"
+        )
+    numbers = [gpu.index for gpu in machine.gpus]
+    return [LocalNode(f"n{i}", each, tuple(numbers[i * each : (i + 1) * each])) for i in range(nodes)]
+
+
+class LocalBackend:
+    """Starts, watches and stops the agents of this machine's nodes."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        nodes: int | None = None,
+        gpus_per_node: int | None = None,
+        cuda: bool | None = None,
+        *,
+        stop_grace_s: float = 10.0,
+    ) -> None:
+        """Nothing is started yet; raises InputError if the machine cannot be divided so, or cannot run agents."""
+        machine = detect()
+        if machine.problem:
+            raise InputError(machine.problem)
+        self.layout, self.stop_grace_s = layout, stop_grace_s
+        self.nodes = {node.name: node for node in divide(machine, nodes, gpus_per_node, cuda)}
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self._next_s: dict[str, tuple[float, float]] = {}
+
+    def start(self) -> list[str]:
+        """Agents for all nodes; those that run already are kept. The names of nodes whose agent was started now.
+
+        Agents of nodes that are no more are ended with their jobs; one of another size is replaced, its jobs go on.
+        """
+        for name in self._known():
+            record = procs.read_json(self.layout.node(name) / "agent.json") or {}
+            node = self.nodes.get(name)
+            if node is None:
+                self._end([name], jobs=True)
+            elif self._runs(name) and (record.get("gpus"), record.get("cuda")) != (
+                node.gpus,
+                None if node.cuda is None else list(node.cuda),
+            ):
+                self._end([name], jobs=False)
+        return [name for name in self.nodes if self.ensure_node_agent(name)]
+
+    def ensure_node_agent(self, name: str) -> bool:
+        """Start the agent of a node unless it runs; whether it was started."""
+        if self._runs(name):
+            return False
+        node = self.nodes[name]
+        folder = make_private(self.layout.node(name))
+        size = ["--gpus", str(node.gpus)] if node.cuda is None else ["--cuda", ",".join(map(str, node.cuda))]
+        command = [sys.executable, "-m", "plait.live.agent", "--home", str(self.layout.home), "--node", name, *size]
+        with _log_of(folder) as log:
+            self._started[name] = subprocess.Popen(
+                [*command, "--stop-grace", f"{self.stop_grace_s:g}"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.layout.home,
+                start_new_session=True,
+            )
+        return True
+
+    def check(self) -> list[str]:
+        """Start agents that died, later each time if they die again soon; the nodes of those started."""
+        restarted = []
+        for name in self.nodes:
+            now = time.monotonic()
+            at, pause_s = self._next_s.get(name, (0.0, _FIRST_PAUSE_S))
+            if now >= at and self.ensure_node_agent(name):
+                soon = now - at < 2 * _LONGEST_PAUSE_S
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if soon else _FIRST_PAUSE_S
+                self._next_s[name] = (now + pause_s, pause_s)
+                restarted.append(name)
+        return restarted
+
+    async def watch(self, every_s: float = 0.5) -> None:
+        """Check for ever; to be cancelled."""
+        while True:
+            await asyncio.to_thread(self.check)
+            await asyncio.sleep(every_s)
+
+    def list_nodes(self) -> list[LocalNode]:
+        """All nodes, with the pid of the agent where there is one."""
+        return [
+            LocalNode(node.name, node.gpus, node.cuda, process.pid if (process := self._agent(name)) else None)
+            for name, node in self.nodes.items()
+        ]
+
+    def wait_ready(self, timeout_s: float = 10.0) -> bool:
+        """Whether all agents run, within so many seconds."""
+        until = time.monotonic() + timeout_s
+        while not all(self._agent(name) for name in self.nodes):
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def stop(self, jobs: bool) -> None:
+        """End all agents of this home; with `jobs` their jobs too (gracefully), else those go on to be taken back."""
+        self._end(sorted({*self.nodes, *self._known()}), jobs)
+
+    def _known(self) -> list[str]:
+        folder = self.layout.home / "nodes"
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        return sorted(name for name in names if re.fullmatch(r"n\d+", name))
+
+    def _agent(self, name: str) -> Process | None:
+        """The running agent of a node that has said so."""
+        record = procs.read_json(self.layout.node(name) / "agent.json") or {}
+        pid, start, boot = record.get("pid"), record.get("start_time"), record.get("boot")
+        if not (isinstance(pid, int) and isinstance(start, int) and isinstance(boot, str)):
+            return None
+        process = Process(pid, start, boot)
+        return process if process.alive else None
+
+    def _runs(self, name: str) -> bool:
+        started = self._started.get(name)
+        if started is not None and started.poll() is None:
+            return True
+        return _is_locked(self.layout.node(name) / "agent.lock")
+
+    def _end(self, names: list[str], jobs: bool) -> None:
+        """Signal, wait, and kill those that do not end (their jobs' runners are found by the next agent)."""
+        until = time.monotonic() + (self.stop_grace_s + RUNNER_PATIENCE_S if jobs else 0.0) + 5.0
+        for name in names:
+            process = self._agent(name)
+            started = self._started.get(name)
+            if process is None and started is not None and started.poll() is None:
+                self.wait_for(name)  # it is being born
+                process = self._agent(name)
+            if process is not None:
+                process.send(signal.SIGCONT)
+                process.send(signal.SIGUSR1 if jobs else signal.SIGTERM)
+        for name in names:
+            while self._runs(name):
+                if time.monotonic() > until:
+                    process = self._agent(name)
+                    if process is not None:
+                        process.send(signal.SIGKILL)
+                    elif name in self._started:
+                        self._started[name].kill()
+                time.sleep(0.01)
+            started = self._started.pop(name, None)
+            if started is not None:
+                started.wait()
+
+    def wait_for(self, name: str, timeout_s: float = 5.0) -> None:
+        """Wait until an agent has said that it runs, or has ended."""
+        until = time.monotonic() + timeout_s
+        while self._agent(name) is None and self._runs(name) and time.monotonic() < until:
+            time.sleep(0.01)
+
+
+def _log_of(folder: Path) -> IO[bytes]:
+    """agent.log to write to, put aside when it has grown."""
+    path = folder / "agent.log"
+    if path.exists() and path.stat().st_size > _MOST_LOG_BYTES:
+        path.replace(folder / "agent.log.1")
+    return open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether an agent holds the lock of a node."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
