@@ -38,9 +38,10 @@ class Phase(IntEnum):
     CANCELLED = 4
 
 
-#: phase -> phases it may go to. Anything else is a bug and raises.
+#: phase -> phases it may go to. Anything else is a bug and raises. A waiting job finishes if it does its last iteration
+#: while it is being stopped.
 TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
-    Phase.WAITING: frozenset({Phase.RUNNING, Phase.FAILED, Phase.CANCELLED}),
+    Phase.WAITING: frozenset({Phase.RUNNING, Phase.FINISHED, Phase.FAILED, Phase.CANCELLED}),
     Phase.RUNNING: frozenset({Phase.WAITING, Phase.FINISHED, Phase.FAILED, Phase.CANCELLED}),
     Phase.FINISHED: frozenset(),
     Phase.FAILED: frozenset(),

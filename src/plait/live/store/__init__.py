@@ -1,1 +1,6 @@
-"""What the service remembers: the log of events and decisions, and views of it."""
+"""The store: an append-only log that is the truth, snapshots to start from, and tables to look things up in."""
+
+from plait.live.store.schema import Entry, Token
+from plait.live.store.store import Store, StoreError
+
+__all__ = ["Entry", "Store", "StoreError", "Token"]

@@ -1,0 +1,115 @@
+"""From the state to what each agent is told. Assignments are derived, never kept: a restart makes the same ones."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from plait.live.attempts import Attempt, JobRecord, NodeRecord, Rank
+from plait.live.reconcile import GRACEFUL
+from plait.live.wire import Ask, Assignment, GroupInfo, Mate, Run, to_json
+
+if TYPE_CHECKING:
+    from plait.live.engine import Engine
+
+
+class Assigner:
+    """Assignments by node, with versions that grow when what they say changes."""
+
+    def __init__(self, engine: Engine) -> None:
+        """For this engine."""
+        self._engine = engine
+        self._runs: dict[str, list[Run]] = {}
+        self._fresh = False
+        self._stops: dict[tuple[str, int, int, int], int] = {}
+
+    def changed(self) -> None:
+        """Something was committed: look again before the next answer."""
+        self._fresh = False
+
+    def version(self, node: str) -> int:
+        """The version of a node's assignment as of the last commit; 0 for an unknown node."""
+        self._refresh()
+        record = self._engine.state.nodes.get(node)
+        return 0 if record is None else record.version
+
+    def assignment(self, node: str, ask: Sequence[Ask] = ()) -> Assignment:
+        """What should run on a node."""
+        self._refresh()
+        engine = self._engine
+        version = engine.state.nodes[node].version
+        return Assignment(engine.term, version, engine.options.lease_s, self._runs.get(node, []), [], list(ask))
+
+    def stopped_at(self, node: str, reached: int) -> Iterator[tuple[int, int, int]]:
+        """Processes (job, epoch, rank) that an agent which reached this version was told to stop."""
+        for (name, number, epoch, rank), version in list(self._stops.items()):
+            job = self._engine.state.jobs.get(number)
+            attempt = job.live if job else None
+            if attempt is None or attempt.epoch != epoch or attempt.ranks[rank].ended:
+                del self._stops[name, number, epoch, rank]
+            elif name == node and version <= reached:
+                yield number, epoch, rank
+
+    def _refresh(self) -> None:
+        if self._fresh:
+            return
+        self._fresh = True
+        engine = self._engine
+        runs: dict[str, list[Run]] = defaultdict(list)
+        for number in sorted(engine.live - engine.unfenced):
+            job = engine.state.jobs.get(number)
+            attempt = job.live if job else None
+            if job is None or attempt is None:
+                continue
+            for i, rank in enumerate(attempt.ranks):
+                if not rank.ended:
+                    runs[rank.node].append(self._run(job, attempt, i, rank))
+        self._runs = dict(runs)
+        for record in engine.state.nodes.values():
+            self._renumber(record)
+
+    def _renumber(self, record: NodeRecord) -> None:
+        runs = self._runs.get(record.id, [])
+        digest = json.dumps([to_json(run) for run in runs]) if runs else ""
+        if digest != record.digest or not record.version:
+            record.digest = digest
+            record.version = max(record.version + 1, self._engine.state.seq)
+        for run in runs:
+            if run.stop:
+                self._stops.setdefault((record.id, run.job, run.epoch, run.rank), record.version)
+
+    def _run(self, job: JobRecord, attempt: Attempt, index: int, rank: Rank) -> Run:
+        request, options = job.request, self._engine.options
+        world = len(attempt.ranks)
+        same_node = [i for i, r in enumerate(attempt.ranks) if r.node == rank.node]
+        lead = self._engine.state.nodes[attempt.ranks[0].node]
+        graceful = attempt.stop is None or attempt.stop in GRACEFUL
+        return Run(
+            job=job.number,
+            epoch=attempt.epoch,
+            rank=index,
+            world=world,
+            argv=list(request["command"]),
+            gpus=[rank.gpu],
+            group=self._group(job, attempt),
+            workdir=request.get("workdir") or "",
+            env=dict(request.get("env") or {}),
+            stop=attempt.stop is not None,
+            grace_s=options.grace_s if graceful else options.kill_grace_s,
+            local_rank=same_node.index(index),
+            local_world=len(same_node),
+            master_addr=lead.address,
+            master_port=attempt.port,
+            checkpoint_s=float(request.get("checkpoint_s") or 60.0),
+            memory_bytes=float(request.get("memory") or 0.0) / world,
+            total_steps=request.get("iterations"),
+        )
+
+    def _group(self, job: JobRecord, attempt: Attempt) -> GroupInfo:
+        groups = self._engine.state.groups
+        if attempt.stop is None and groups.of_job.get(job.number) == attempt.gpus:
+            return groups.by_gpus[attempt.gpus]
+        # It is on its way out: it waits for nobody's turn, and others wait for its GPUs.
+        return GroupInfo(f"left-{job.number}-{attempt.epoch}", members=[Mate(job.number, 0, len(attempt.ranks))])

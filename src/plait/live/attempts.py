@@ -1,0 +1,199 @@
+"""What the service remembers about jobs, their attempts and nodes: plain records that go to JSON and back.
+
+Fields marked *seen* are what agents last said. They are not in the log: after a restart the agents say them again.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from plait.live.wire import PREEMPTED, NodeInfo, Seen, Usage
+
+#: How a process may end that was told to: by the signals of an agent, or as a shell reports them.
+TOLD_TO_END = frozenset({-signal.SIGTERM, -signal.SIGKILL, -signal.SIGINT, -signal.SIGHUP, 130, 137, 143})
+
+#: Exit codes of what never ran: unknown, not executable, not found.
+NOT_STARTED = (None, 126, 127)
+#: Faults of an attempt that nobody asked to stop.
+FAILED, START, REQUEUE = "failed", "start", "requeue"
+
+
+@dataclass(slots=True)
+class Rank:
+    """One process of an attempt: its node, the node's number of its GPU, and how it ended."""
+
+    node: str
+    gpu: int
+    ended: bool = False
+    exit_code: int | None = None
+    reason: str | None = None
+    seen: Seen | None = None
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One try to run a job on these GPUs (numbers of the cluster).
+
+    `stop`: why it was told to stop, None if it was not. `fault` and `cause`: what went wrong first, by itself.
+    """
+
+    job: int
+    epoch: int
+    gpus: tuple[int, ...]
+    ranks: list[Rank]
+    began_s: float
+    port: int = 0
+    stop: str | None = None
+    fault: str = ""
+    cause: str = ""
+    ended_s: float | None = None
+    outcome: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it is expected any more."""
+        return self.ended_s is not None
+
+    @property
+    def held_s(self) -> float:
+        """Seconds its GPUs have been held, as far as seen."""
+        return max((r.seen.held_s for r in self.ranks if r.seen), default=0.0)
+
+    @property
+    def steps(self) -> float | None:
+        """Iterations since the beginning of the job; None if nobody has said."""
+        known = [r.seen.steps for r in self.ranks if r.seen and r.seen.steps > 0]
+        return max(known) if known else None
+
+    @property
+    def lead(self) -> Seen | None:
+        """What was last seen of rank 0."""
+        return self.ranks[0].seen
+
+    def end(self, rank: int, exit_code: int | None, reason: str | None, started: bool) -> None:
+        """Note the end of a process and, if it is the first thing to go wrong, what that means."""
+        gone = self.ranks[rank]
+        gone.ended, gone.exit_code, gone.reason = True, exit_code, reason
+        if self.fault or exit_code == 0:
+            return
+        if self.stop is not None:
+            if exit_code is not None and exit_code != PREEMPTED and exit_code not in TOLD_TO_END:
+                self.fault = FAILED
+        elif not started and exit_code in NOT_STARTED:
+            self.fault = START
+        elif exit_code is None:
+            self.fault = REQUEUE
+        else:
+            self.fault = REQUEUE if exit_code == PREEMPTED else FAILED
+        if self.fault:
+            self.cause = describe_end(rank, len(self.ranks), exit_code, reason, started)
+
+    def to_json(self) -> dict[str, Any]:
+        """All but what was seen."""
+        ranks = [[r.node, r.gpu, r.ended, r.exit_code, r.reason] for r in self.ranks]
+        return {
+            "job": self.job, "epoch": self.epoch, "gpus": list(self.gpus), "ranks": ranks, "began_s": self.began_s,
+            "port": self.port, "stop": self.stop, "fault": self.fault, "cause": self.cause, "ended_s": self.ended_s,
+            "outcome": self.outcome,
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Attempt:
+        """The attempt that `to_json` wrote."""
+        row = dict(data)
+        row["ranks"] = [Rank(*values) for values in row["ranks"]]
+        row["gpus"] = tuple(row["gpus"])
+        return cls(**row)
+
+
+def describe_end(rank: int, world: int, exit_code: int | None, reason: str | None, started: bool) -> str:
+    """How a process ended, in words.
+
+    >>> describe_end(1, 2, -9, None, True)
+    'rank 1 was killed by SIGKILL'
+    """
+    who = f"rank {rank}" if world > 1 else "its process"
+    if not started and exit_code in NOT_STARTED:
+        what = f"{who} could not be started"
+    elif exit_code is None:
+        what = f"{who} vanished"
+    elif exit_code < 0:
+        try:
+            what = f"{who} was killed by {signal.Signals(-exit_code).name}"
+        except ValueError:
+            what = f"{who} was killed by signal {-exit_code}"
+    elif exit_code == PREEMPTED:
+        what = f"{who} asked to be started again (exit code {PREEMPTED})"
+    else:
+        what = f"{who} ended with exit code {exit_code}"
+    return f"{what}: {reason}" if reason else what
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """A job that has not ended, or of which something still runs.
+
+    `held_s`, `held_gpu_s`: service of attempts that are over. `requeues`, `launch_failures`: in a row, without an
+    iteration in between (`mark` is the iteration at the last one).
+    """
+
+    number: int
+    request: dict[str, Any]
+    owner: str
+    project: str
+    created_s: float
+    admitted: bool = False
+    cancelled: bool = False
+    epoch: int = 0
+    held_s: float = 0.0
+    held_gpu_s: float = 0.0
+    requeues: int = 0
+    launch_failures: int = 0
+    mark: float = 0.0
+    reason: str = ""
+    attempt: Attempt | None = None
+    shown: str = ""
+
+    @property
+    def live(self) -> Attempt | None:
+        """The attempt that is not over, if there is one."""
+        return self.attempt if self.attempt is not None and not self.attempt.over else None
+
+    def to_json(self) -> dict[str, Any]:
+        """All but what is derived."""
+        out = {name: getattr(self, name) for name in self.__slots__ if name not in ("attempt", "shown")}
+        return {**out, "attempt": self.attempt.to_json() if self.attempt else None}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> JobRecord:
+        """The record that `to_json` wrote."""
+        row = dict(data)
+        row["attempt"] = Attempt.from_json(row["attempt"]) if row["attempt"] else None
+        return cls(**row)
+
+
+@dataclass(slots=True)
+class NodeRecord:
+    """A node: what it has, whether it takes work, and (*seen*) when and by which agent process it was last heard."""
+
+    id: str
+    drained: bool = False
+    lost: bool = False
+    info: NodeInfo | None = None
+    agent: str = ""
+    agents: set[str] = field(default_factory=set)
+    heard_s: float = 0.0
+    address: str = "127.0.0.1"
+    usage: Usage = field(default_factory=Usage)
+    reached: int = 0
+    version: int = 0
+    digest: str = ""
+    suspect: bool = False
+
+    @property
+    def state(self) -> str:
+        """In one word."""
+        return "lost" if self.lost else "suspect" if self.suspect else "drained" if self.drained else "ready"

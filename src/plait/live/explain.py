@@ -1,0 +1,213 @@
+"""Why a job waits, and what would start it now; how a running job fares beside those it shares GPUs with.
+
+What would start it is found by asking the policy itself about the same cluster with one thing changed: another size of
+the job, or without somebody who holds GPUs. Nothing of that is decided or written down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from plait.core.errors import PlaitError
+from plait.core.jobs import JobTable, Phase
+from plait.core.policy import View
+from plait.core.resources import Resource
+from plait.live import views
+from plait.live.attempts import Attempt, JobRecord
+from plait.live.layout import job_name
+
+if TYPE_CHECKING:
+    from plait.control.controller import Controller
+    from plait.live.engine import Engine
+
+#: Blockers that are named, and questions asked to the policy at most.
+BLOCKERS, QUESTIONS = 8, 8
+
+
+def explain(engine: Engine, number: int, now: float) -> dict[str, Any]:
+    """Everything known about why an unfinished job is where it is; `LookupError` for one that has ended."""
+    job = engine.state.jobs.get(number)
+    if job is None:
+        raise LookupError(f"job {job_name(number)} has ended; `plait show {job_name(number)}` says how")
+    state = views.shown_state(engine, job)
+    out: dict[str, Any] = {"id": job_name(number), "number": number, "state": state, "policy": engine.state.policy_text}
+    attempt = job.live
+    if attempt is not None:
+        out.update(_running(engine, job, attempt))
+        if attempt.stop is not None:
+            out["summary"] = f"told to stop: {attempt.cause or attempt.stop}"
+    if attempt is None or engine.state.phase(job) is Phase.WAITING:
+        out.update(_waiting(engine, job, now))
+    if job.reason:
+        out["last_trouble"] = job.reason
+    return out
+
+
+# -- waiting ------------------------------------------------------------------------------------------
+
+
+def _waiting(engine: Engine, job: JobRecord, now: float) -> dict[str, Any]:
+    state, controller = engine.state, engine.state.controller
+    out: dict[str, Any] = {
+        "summary": views.waiting_reason(engine, job),
+        "decision": {"seq": state.decision_seq, "at_s": state.decision_s if math.isfinite(state.decision_s) else None},
+        "blockers": [],
+        "would_start": [],
+    }
+    if controller is None or not job.admitted:
+        return out
+    columns = controller.books.columns
+    if columns["phase"][job.number] == int(Phase.RUNNING):
+        out["summary"] = _starting(engine, job)
+        return out
+    waiting = [n for n in controller.active.tolist() if columns["phase"][n] == int(Phase.WAITING)]
+    ranks = columns["rank"]
+    out["position"] = 1 + sum((ranks[n], n) < (ranks[job.number], job.number) for n in waiting)
+    out["waiting"] = len(waiting)
+    out["waited_s"] = now - float(columns["pending_since_s"][job.number])
+    out["blockers"] = _blockers(engine, controller, job)
+    out["would_start"] = _would_start(engine, controller, job, [b["number"] for b in out["blockers"]], now)
+    return out
+
+
+def _starting(engine: Engine, job: JobRecord) -> str:
+    wanted = engine.state.wanted(job)
+    if job.live is not None:
+        return "its last attempt has to end first"
+    controller = engine.state.controller
+    if wanted and controller is not None:
+        names = {controller.cluster.nodes[int(n)].id for n in controller.cluster.gpu_node[list(wanted)]}
+        silent = sorted(n for n in names if engine.state.nodes[n].suspect or engine.state.nodes[n].lost)
+        if silent:
+            return f"has GPUs, but node {', '.join(silent)} has not been heard of lately"
+    return "has GPUs and starts"
+
+
+def _blockers(engine: Engine, controller: Controller, job: JobRecord) -> list[dict[str, Any]]:
+    """Jobs ahead that hold GPUs, those that came last in the order first: they would be the first to yield."""
+    columns = controller.books.columns
+    rank = int(columns["rank"][job.number])
+    found = []
+    for number, gpus in engine.state.groups.of_job.items():
+        if columns["slot"][number] >= 0 and (int(columns["rank"][number]) <= rank or rank >= 1 << 60):
+            found.append((int(columns["rank"][number]), number, gpus))
+    out = []
+    for _, number, gpus in sorted(found, reverse=True)[:BLOCKERS]:
+        other = engine.state.jobs[number]
+        left = _seconds_left(engine, other)
+        shares = [job_name(m.job) for m in engine.state.groups.by_gpus[gpus].members if m.job != number]
+        text = f"{job_name(number)} of {other.owner} has {len(gpus)} GPU{'s' * (len(gpus) > 1)}"
+        text += f", shared with {', '.join(shares)}" if shares else ""
+        text += f", and {left:.0f} s to go" if left is not None else ""
+        out.append({"id": job_name(number), "number": number, "gpus": len(gpus), "left_s": left, "text": text})
+    return out
+
+
+def _seconds_left(engine: Engine, job: JobRecord) -> float | None:
+    attempt = job.live
+    lead = attempt.lead if attempt else None
+    total = job.request.get("iterations") or (lead.total_steps if lead else None)
+    if lead is None or not total or not lead.step_s:
+        return None
+    return max(float(total) - lead.steps, 0.0) * lead.step_s
+
+
+def _would_start(
+    engine: Engine, controller: Controller, job: JobRecord, blockers: list[int], now: float
+) -> list[dict[str, Any]]:
+    """Changes after which the policy would start the job at once."""
+    out: list[dict[str, Any]] = []
+    asked = 0
+    size = int(job.request.get("gpus") or 1)
+    while size > 1 and asked < QUESTIONS // 2:
+        size, asked = size // 2, asked + 1
+        if _starts(engine, controller, job.number, now, gpus=size):
+            text = f"with {size} GPU{'s' * (size > 1)} it would start now"
+            out.append({"change": "gpus", "gpus": size, "text": text})
+            break
+    gone: list[int] = []
+    for number in blockers:
+        if asked == QUESTIONS:
+            break
+        gone.append(number)
+        asked += 1
+        if _starts(engine, controller, job.number, now, without=gone):
+            alone = len(gone) > 1 and _starts(engine, controller, job.number, now, without=[number])
+            names = [number] if alone else gone
+            text = f"if {', '.join(job_name(n) for n in names)} ended, it would start now"
+            out.append({"change": "ended", "jobs": [job_name(n) for n in names], "text": text})
+            break
+    return out
+
+
+def _starts(
+    engine: Engine, controller: Controller, number: int, now: float, *, gpus: int | None = None,
+    without: Collection[int] = (),
+) -> bool:  # fmt: skip
+    """Whether the policy would run the job now if it were of this size, or these jobs had ended."""
+    columns = dict(controller.books.columns)
+    if gpus is not None:
+        for name in ("gpus", "min_gpus", "max_gpus"):
+            columns[name] = columns[name].copy()
+            columns[name][number] = gpus
+    active = controller.active[~np.isin(controller.active, list(without))]
+    table = JobTable(columns, active, now, controller.competing, controller.books)
+    try:
+        plan = controller.policy.decide(View(now, controller.cluster, table, controller.running))
+    except (PlaitError, ArithmeticError, LookupError, ValueError):
+        return False  # a policy that fails here fails in its decisions too, and the status says so
+    return bool(np.isin(number, plan.groups.jobs))
+
+
+# -- running ------------------------------------------------------------------------------------------
+
+
+def _running(engine: Engine, job: JobRecord, attempt: Attempt) -> dict[str, Any]:
+    controller = engine.state.controller
+    assert controller is not None
+    columns, lead = controller.books.columns, attempt.lead
+    group = engine.state.groups.by_gpus.get(attempt.gpus) if attempt.stop is None else None
+    shares = [] if group is None else [m.job for m in group.members if m.job != job.number]
+    out: dict[str, Any] = {
+        "epoch": attempt.epoch,
+        "gpus": [{"node": r.node, "gpu": r.gpu} for r in attempt.ranks],
+        "gate": lead.gate if lead else (group.gate if group else "none"),
+        "shares_with": [job_name(n) for n in shares],
+    }
+    solo_s = float(columns["iteration_s"][job.number])
+    solo = columns["stage_s"][job.number]
+    measured = lead.stage_s if lead and lead.stage_s and len(lead.stage_s) == len(Resource) else None
+    stages = {
+        r.name.lower(): {
+            "now_s": measured[r] if measured else None,
+            "alone_s": None if math.isnan(solo[r]) else float(solo[r]),
+        }
+        for r in Resource
+    }
+    whole = {"now_s": lead.step_s if lead else None, "alone_s": None if math.isnan(solo_s) else solo_s}
+    out["stages"] = {**stages, "iteration": whole}
+    if lead and lead.step_s and not math.isnan(solo_s):
+        out["slowdown"] = lead.step_s / solo_s
+        out["contended"] = _contended(stages, bool(shares))
+    unseen = [f"rank {i} on {r.node}" for i, r in enumerate(attempt.ranks) if r.seen is None and not r.ended]
+    if unseen and attempt.stop is None:
+        out["summary"] = f"assigned; the agent has not reported {', '.join(unseen)} yet"
+    elif any(r.seen and r.seen.state == "starting" for r in attempt.ranks):
+        out["summary"] = "starts as soon as its GPUs are free"
+    left = _seconds_left(engine, job)
+    if left is not None:
+        out["left_s"] = left
+    return out
+
+
+def _contended(stages: Mapping[str, Mapping[str, float | None]], shared: bool) -> str | None:
+    """The resource whose stage grew most against alone; None if the job has its GPUs for itself."""
+    pairs = [(name, s["now_s"], s["alone_s"]) for name, s in stages.items()]
+    grown = [(now - alone, name) for name, now, alone in pairs if now is not None and alone]
+    if not shared or not grown or max(grown)[0] <= 0:
+        return None
+    return str(max(grown)[1])

@@ -1,0 +1,38 @@
+"""The engine's numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Options:
+    """Seconds unless named otherwise.
+
+    round_s         decide at most this often
+    suspect_s       a node silent for so long gets no new work
+    lost_s          ... is lost: its jobs wait again and may be replaced, under a new epoch
+    lease_s         an agent without contact for so long stops its work
+    settle_s        a job too large for the cluster waits so long for more nodes before it is refused
+    progress_s      note progress at least this often while jobs run
+    grace_s         for a checkpoint when a job is preempted
+    kill_grace_s    ... when it is cancelled or has failed
+    first_port, ports    master ports of gangs
+    requeues        exits asking for a new start (75) in a row without an iteration, before they count as failures
+    launch_tries    failed starts in a row, before they count as failures
+    snapshot_weight entries of the log between snapshots; decisions count more, as they take longer to repeat
+    """
+
+    round_s: float = 1.0
+    suspect_s: float = 3.0
+    lost_s: float = 15.0
+    lease_s: float = 600.0
+    settle_s: float = 10.0
+    progress_s: float = 10.0
+    grace_s: float = 60.0
+    kill_grace_s: float = 10.0
+    first_port: int = 29_500
+    ports: int = 500
+    requeues: int = 20
+    launch_tries: int = 3
+    snapshot_weight: float = 2000.0

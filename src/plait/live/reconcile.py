@@ -1,0 +1,143 @@
+"""What runs is made what should run: attempts begin, are told to stop, and end.
+
+One job has at most one attempt that is not over. A new one begins when every process of the last one has ended, or is
+on a lost node and the epoch keeps it from committing anything. A failure of one process stops the whole gang.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from plait.control.messages import JobFailed, JobFinished, LaunchFailed
+from plait.core.jobs import Phase
+from plait.live.attempts import FAILED, REQUEUE, START, Attempt, JobRecord
+
+if TYPE_CHECKING:
+    from plait.live.engine import Engine
+
+#: Why an attempt was told to stop although it could have gone on with a checkpoint.
+GRACEFUL = frozenset({"preempted", "moved", "drained"})
+
+
+def reconcile(engine: Engine, now: float) -> None:
+    """One pass over jobs that run or should."""
+    state = engine.state
+    for number in sorted(engine.live):
+        job = state.jobs[number]
+        attempt = job.live
+        if attempt is None:
+            engine.live.discard(number)
+            continue
+        wanted = state.wanted(job)
+        if attempt.stop is None:
+            why = _why_stop(engine, job, attempt, wanted)
+            if why:
+                engine.do({"type": "StopAsked", "at_s": now, "job": number, "epoch": attempt.epoch, "why": why})
+        if _may_close(engine, job, attempt, wanted):
+            _close(engine, job, attempt, now)
+    for number, gpus in list(state.groups.of_job.items()):
+        job = state.jobs[number]
+        if job.live is None and state.wanted(job) == gpus and not _troubled(engine, gpus):
+            _begin(engine, job, gpus, now)
+
+
+def _why_stop(engine: Engine, job: JobRecord, attempt: Attempt, wanted: tuple[int, ...] | None) -> str:
+    if attempt.fault:
+        return attempt.fault
+    if wanted == attempt.gpus:
+        return ""
+    if wanted is not None:
+        return "moved"
+    if engine.state.phase(job) is Phase.CANCELLED:
+        return "cancelled"
+    nodes = [engine.state.nodes[r.node] for r in attempt.ranks if not r.ended]
+    return "lost" if any(n.lost for n in nodes) else "drained" if any(n.drained for n in nodes) else "preempted"
+
+
+def _may_close(engine: Engine, job: JobRecord, attempt: Attempt, wanted: tuple[int, ...] | None) -> bool:
+    """All have ended; or some are on lost nodes, and there is a replacement or nobody waits for them."""
+    nodes = engine.state.nodes
+    if not all(r.ended or nodes[r.node].lost for r in attempt.ranks):
+        return False
+    if all(r.ended for r in attempt.ranks) or engine.state.phase(job) > Phase.RUNNING:
+        return True
+    return attempt.fault != "" or (wanted is not None and not _troubled(engine, wanted))
+
+
+def _outcome(attempt: Attempt) -> str:
+    if all(r.ended and r.exit_code == 0 for r in attempt.ranks):
+        return "finished"
+    named = {FAILED: "failed", START: "start failed", REQUEUE: "requeued"}
+    if attempt.fault:
+        return named[attempt.fault]
+    if not all(r.ended for r in attempt.ranks):
+        return "lost"
+    return "cancelled" if attempt.stop == "cancelled" else "preempted"
+
+
+def _close(engine: Engine, job: JobRecord, attempt: Attempt, now: float) -> None:
+    engine.report_progress(now, [job.number])
+    outcome = _outcome(attempt)
+    steps = attempt.steps or 0.0
+    ago = min((r.seen.ended_s_ago for r in attempt.ranks if r.seen), default=0.0)
+    engine.do(
+        {
+            "type": "AttemptOver", "at_s": now, "job": job.number, "epoch": attempt.epoch, "outcome": outcome,
+            "held_s": attempt.held_s, "steps": steps,
+        }
+    )  # fmt: skip
+    engine.live.discard(job.number)
+    phase, jobs = engine.state.phase(job), np.array([job.number])
+    if phase > Phase.RUNNING:
+        return
+    if outcome == "finished":
+        end_s = max(now - max(ago, 0.0), attempt.began_s)
+        engine.do(JobFinished(now, jobs, np.array([end_s])))
+    elif outcome == "failed":
+        engine.do(JobFailed(now, jobs, attempt.cause))
+    elif outcome in ("start failed", "requeued"):
+        options = engine.options
+        if job.launch_failures >= options.launch_tries or job.requeues > options.requeues:
+            engine.do(JobFailed(now, jobs, attempt.cause))
+        elif phase is Phase.RUNNING:
+            engine.do(LaunchFailed(now, jobs, attempt.cause))
+
+
+def _troubled(engine: Engine, gpus: tuple[int, ...]) -> bool:
+    """Whether a node of these GPUs has not been heard of lately."""
+    controller = engine.state.controller
+    assert controller is not None
+    cluster = controller.cluster
+    nodes = {cluster.nodes[int(n)].id for n in cluster.gpu_node[list(gpus)]}
+    return any(engine.state.nodes[n].suspect or engine.state.nodes[n].lost for n in nodes)
+
+
+def _begin(engine: Engine, job: JobRecord, gpus: tuple[int, ...], now: float) -> None:
+    controller = engine.state.controller
+    assert controller is not None
+    cluster = controller.cluster
+    ranks = []
+    for gpu in sorted(gpus):
+        node = int(cluster.gpu_node[gpu])
+        ranks.append([cluster.nodes[node].id, gpu - int(cluster.first_gpu[node])])
+    engine.do(
+        {
+            "type": "AttemptBegan", "at_s": now, "job": job.number, "epoch": job.epoch + 1, "gpus": list(gpus),
+            "ranks": ranks, "port": _port(engine) if len(gpus) > 1 else 0,
+        }
+    )  # fmt: skip
+    engine.live.add(job.number)
+    engine.unfenced.add(job.number)
+
+
+def _port(engine: Engine) -> int:
+    """A master port that no other gang has; one just freed comes last, so that it has time to close."""
+    taken = {attempt.port for n in engine.live if (attempt := engine.state.jobs[n].live)}
+    first, count = engine.options.first_port, engine.options.ports
+    for i in range(count):
+        port = first + (engine.state.ports_given + i) % count
+        if port not in taken:
+            return port
+    return first + engine.state.ports_given % count

@@ -1,0 +1,87 @@
+"""From what a user asked for to the `JobSpec` that the policies see."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from plait.core.errors import InputError
+from plait.core.jobs import JobClass, JobSpec
+from plait.core.resources import Resource, StageProfile
+from plait.live.layout import job_name
+
+#: measured once, used for later jobs of the same kind: key -> {"stage_s", "iteration_s", "skew"}
+Learnt = Mapping[str, Mapping[str, Any]]
+
+
+def profile_key(request: Mapping[str, Any], kind: str) -> str:
+    """What jobs must have in common to share a profile: model (or command and folder), processes, GPU kind."""
+    model = request.get("model")
+    if not model:
+        same = json.dumps([request.get("workdir"), request["command"]])
+        model = "command-" + hashlib.sha256(same.encode()).hexdigest()[:16]
+    return f"{model}|{request.get('gpus', 1)}|{kind}"
+
+
+def known_profile(request: Mapping[str, Any], kinds: Iterable[str], learnt: Learnt) -> Mapping[str, Any]:
+    """What earlier jobs of this kind taught; empty if nothing."""
+    for kind in kinds:
+        found = learnt.get(profile_key(request, kind))
+        if found is not None:
+            return found
+    return {}
+
+
+def given_profile(request: Mapping[str, Any]) -> StageProfile | None:
+    """The profile that the user wrote down, if any; `InputError` for one that cannot be."""
+    given = request.get("profile")
+    if not given:
+        return None
+    stages = {r.name.lower(): float(given.get(r.name.lower()) or 0.0) for r in Resource}
+    return StageProfile.of(iteration_s=given.get("iteration_s"), **stages)
+
+
+def spec_of(
+    number: int,
+    request: Mapping[str, Any],
+    *,
+    owner: str,
+    project: str,
+    submit_s: float,
+    weight: float = 1.0,
+    kinds: Iterable[str] = (),
+    learnt: Learnt | None = None,
+) -> JobSpec:
+    """The spec of a request. What the user says about profile and skew goes before what was measured earlier.
+
+    Raises `InputError` for a job that cannot run anywhere.
+    """
+    found = known_profile(request, kinds, learnt or {})
+    profile = given_profile(request)
+    if profile is None and found.get("stage_s"):
+        profile = StageProfile.from_sequence(found["stage_s"], found["iteration_s"])
+    skew = request.get("skew")
+    name = str(request.get("class") or "guaranteed").upper()
+    if name not in JobClass.__members__:
+        raise InputError(f"class is {request['class']!r}, needs guaranteed or opportunistic")
+    return JobSpec(
+        id=job_name(number),
+        submit_s=submit_s,
+        gpus=int(request.get("gpus") or 1),
+        iterations=request.get("iterations"),
+        user=owner,
+        group=project,
+        model=request.get("model") or "",
+        profile=profile,
+        job_class=JobClass[name],
+        gpu_memory_bytes=float(request.get("gpu_memory") or 0.0),
+        cpus=float(request.get("cpus") or 0.0),
+        memory_bytes=float(request.get("memory") or 0.0),
+        skew=found.get("skew") if skew is None else skew,
+        deadline_s=request.get("deadline_s"),
+        priority=float(request.get("priority") or 0.0),
+        weight=weight,
+        retries=int(request["retries"]) if request.get("retries") is not None else 3,
+    )

@@ -1,0 +1,168 @@
+"""Tables of the store, the same on SQLite and PostgreSQL, and the rows that others see.
+
+log         what happened, in order, with what the controller commanded: the truth
+log_jobs    which jobs an entry of the log is about
+snapshots   everything known after an entry, so that a restart need not read the whole log
+jobs, attempts, nodes    views for listing, written in the transaction of the entries that change them
+tokens, projects, meta   who may ask, quotas and weights, and the store's own facts
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+)
+
+HEAD = "0001"
+
+metadata = MetaData()
+
+meta = Table("meta", metadata, Column("key", String(64), primary_key=True), Column("value", Text, nullable=False))
+
+log = Table(
+    "log",
+    metadata,
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("at_s", Float, nullable=False),
+    Column("type", String(32), nullable=False),
+    Column("entry", Text, nullable=False),
+    Column("commands", Text, nullable=False),
+)
+
+log_jobs = Table(
+    "log_jobs",
+    metadata,
+    Column("job", BigInteger, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    PrimaryKeyConstraint("job", "seq"),
+)
+
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("body", LargeBinary, nullable=False),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("name", Text, nullable=False),
+    Column("owner", String(128), nullable=False),
+    Column("project", String(128), nullable=False),
+    Column("model", Text, nullable=False),
+    Column("gpus", Integer, nullable=False),
+    Column("class", String(16), nullable=False),
+    Column("iterations", Float),
+    Column("state", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("created_s", Float, nullable=False),
+    Column("started_s", Float),
+    Column("ended_s", Float),
+    Column("steps", Float, nullable=False),
+    Column("run_s", Float, nullable=False),
+    Column("held_gpu_s", Float, nullable=False),
+    Column("starts", Integer, nullable=False),
+    Column("preemptions", Integer, nullable=False),
+    Column("failures", Integer, nullable=False),
+    Column("exit_code", Integer),
+    Column("command", Text, nullable=False),
+    Column("nodes", Text, nullable=False),
+    Column("request", Text, nullable=False),
+    Index("jobs_by_state", "state", "number"),
+    Index("jobs_by_owner", "owner", "number"),
+)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("job", BigInteger, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("began_s", Float, nullable=False),
+    Column("ended_s", Float),
+    Column("outcome", String(32), nullable=False),
+    Column("cause", Text, nullable=False),
+    Column("ranks", Text, nullable=False),
+    PrimaryKeyConstraint("job", "epoch"),
+)
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("id", String(128), primary_key=True),
+    Column("state", String(16), nullable=False),
+    Column("info", Text, nullable=False),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("hash", String(64), primary_key=True),
+    Column("id", String(16), nullable=False, unique=True),
+    Column("user", String(128), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("project", String(128), nullable=False),
+    Column("created_s", Float, nullable=False),
+    Column("revoked", Boolean, nullable=False, default=False),
+)
+
+projects = Table(
+    "projects",
+    metadata,
+    Column("name", String(128), primary_key=True),
+    Column("gpu_quota", Integer),
+    Column("weight", Float, nullable=False),
+)
+
+#: every table, those first that a restored store needs first
+ALL = (meta, log, log_jobs, snapshots, jobs, attempts, nodes, tokens, projects)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row of the log; `entry` and `commands` are JSON text, `jobs` whom it is about."""
+
+    seq: int
+    at_s: float
+    type: str
+    entry: str
+    commands: str = "[]"
+    jobs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Who a token stands for; the token itself is known only to its holder."""
+
+    hash: str
+    id: str
+    user: str
+    role: str
+    project: str = "default"
+    created_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Views:
+    """Rows to be written beside log entries: jobs, attempts, nodes, projects (None = gone) by key."""
+
+    jobs: list[dict[str, Any]] = field(default_factory=list)
+    attempts: list[dict[str, Any]] = field(default_factory=list)
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    projects: dict[str, dict[str, Any] | None] = field(default_factory=dict)

@@ -1,0 +1,395 @@
+"""One writer, many readers, one transaction for everything that an operation changes.
+
+    store = Store.open("sqlite:////home/me/.plait/plait.db")
+    store.commit(entries, views, snapshot)
+    snapshot, tail = store.load()
+
+SQLite runs in WAL mode with `synchronous=NORMAL`: a killed process loses nothing that was committed, and only a
+machine that loses power may lose the last moments. Two services never write to one store: a lock beside the SQLite
+file, an advisory lock in PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import IO, Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from plait.core.errors import InputError, MissingExtra
+from plait.live.store import schema
+from plait.live.store.migrate import migrate, version
+from plait.live.store.schema import Entry, Token, Views
+
+_BUSY_S = 10
+_KEPT_SNAPSHOTS = 2
+_LOCK_KEY = 0x706C616974  # "plait"
+
+
+class StoreError(InputError):
+    """The store cannot be opened, read or written; the message says which and what to do."""
+
+
+class Store:
+    """The service's memory on disk; `Store.open` makes one."""
+
+    def __init__(self, engine: sa.Engine, readers: sa.Engine, lock: IO[bytes] | sa.Connection | None) -> None:
+        """Take open engines; the tables are there."""
+        self._engine, self._readers, self._lock = engine, readers, lock
+        self._insert = {
+            table.name: sa.insert(table) for table in (schema.log, schema.log_jobs, schema.snapshots, schema.tokens)
+        }
+        self._upsert = {
+            table.name: _upsert(engine.dialect.name, table) for table in (schema.jobs, schema.attempts, schema.nodes)
+        }
+
+    @classmethod
+    def open(cls, url: str | Path, *, exclusive: bool = True) -> Store:
+        """Open or make the store at a URL (`sqlite:///file`, `postgresql://...`) or a path of an SQLite file.
+
+        `exclusive`: refuse if another service writes to it. Raises `StoreError` with one sentence.
+        """
+        parsed = _parse(url)
+        lock: IO[bytes] | sa.Connection | None = None
+        try:
+            if parsed.get_backend_name() == "sqlite":
+                lock = _lock_file(parsed) if exclusive else None
+                engine, readers = _sqlite(parsed)
+            else:
+                engine = readers = sa.create_engine(parsed, pool_pre_ping=True)
+                lock = _lock_server(engine) if exclusive else None
+            with engine.connect() as connection:
+                found = version(connection)
+                if found is not None and found > schema.HEAD:
+                    raise StoreError(
+                        f"store {parsed!r} was written by a newer plait (tables of version {found}, this one knows "
+                        f"{schema.HEAD}); upgrade plait or restore a backup"
+                    )
+            with engine.begin() as connection:
+                migrate(connection)
+                _first_facts(connection)
+        except (SQLAlchemyError, OSError) as error:
+            _unlock(lock)
+            raise StoreError(f"cannot open the store {parsed!r}: {_short(error)}") from error
+        except StoreError:
+            _unlock(lock)
+            raise
+        except ImportError as error:
+            raise MissingExtra("psycopg", "postgres", "a store on PostgreSQL") from error
+        return cls(engine, readers, lock)
+
+    # -- writing --------------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        entries: Sequence[Entry],
+        views: Views | None = None,
+        snapshot: tuple[int, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Append to the log, update the views, and keep a snapshot (state after the entry of that number)."""
+        try:
+            with self._engine.begin() as connection:
+                if entries:
+                    rows = [
+                        {"seq": e.seq, "at_s": e.at_s, "type": e.type, "entry": e.entry, "commands": e.commands}
+                        for e in entries
+                    ]
+                    connection.execute(self._insert["log"], rows)
+                    about = [{"job": job, "seq": e.seq} for e in entries for job in sorted(set(e.jobs))]
+                    if about:
+                        connection.execute(self._insert["log_jobs"], about)
+                if views is not None:
+                    self._write(connection, views)
+                if snapshot is not None:
+                    self._keep(connection, *snapshot)
+        except SQLAlchemyError as error:
+            raise StoreError(f"cannot write to the store: {_short(error)}") from error
+
+    def _write(self, connection: sa.Connection, views: Views) -> None:
+        for name, rows in (("jobs", views.jobs), ("attempts", views.attempts), ("nodes", views.nodes)):
+            if rows:
+                connection.execute(self._upsert[name], rows)
+        table = schema.projects
+        for name, project in views.projects.items():
+            connection.execute(sa.delete(table).where(table.c.name == name))
+            if project is not None:
+                connection.execute(sa.insert(table), {"name": name, **project})
+
+    def _keep(self, connection: sa.Connection, seq: int, state: Mapping[str, Any]) -> None:
+        body = zlib.compress(json.dumps(state, separators=(",", ":"), allow_nan=False).encode(), 1)
+        table = schema.snapshots
+        connection.execute(sa.delete(table).where(table.c.seq == seq))
+        connection.execute(self._insert["snapshots"], {"seq": seq, "body": body})
+        newest = connection.execute(
+            sa.select(table.c.seq).order_by(table.c.seq.desc()).limit(_KEPT_SNAPSHOTS)
+        ).scalars()
+        connection.execute(sa.delete(table).where(table.c.seq < min(newest)))
+
+    def next_term(self) -> int:
+        """A number larger than any before it, for a service that begins to lead."""
+        table = schema.meta
+        with self._engine.begin() as connection:
+            term = int(connection.execute(sa.select(table.c.value).where(table.c.key == "term")).scalar() or 0) + 1
+            connection.execute(sa.update(table).where(table.c.key == "term").values(value=str(term)))
+        return term
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """A connection that sees one consistent state."""
+        try:
+            with self._readers.connect() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise StoreError(f"cannot read the store: {_short(error)}") from error
+
+    @property
+    def made_at(self) -> float:
+        """When the store was made, seconds since 1970: the origin of its time."""
+        with self.reading() as connection:
+            query = sa.select(schema.meta.c.value).where(schema.meta.c.key == "made_at")
+            return float(connection.execute(query).scalar_one())
+
+    def load(self) -> tuple[dict[str, Any] | None, Iterator[Entry]]:
+        """The newest snapshot (None if there is none) and the entries of the log after it."""
+        table = schema.snapshots
+        with self.reading() as connection:
+            row = connection.execute(sa.select(table).order_by(table.c.seq.desc()).limit(1)).first()
+        if row is None:
+            return None, self.entries()
+        return json.loads(zlib.decompress(row.body)), self.entries(after=row.seq)
+
+    def entries(self, after: int = 0, limit: int | None = None, job: int | None = None) -> Iterator[Entry]:
+        """Entries of the log after a number, in order; of one job only, if asked."""
+        table, about = schema.log, schema.log_jobs
+        query = sa.select(table).where(table.c.seq > after).order_by(table.c.seq)
+        if job is not None:
+            query = query.join(about, about.c.seq == table.c.seq).where(about.c.job == job)
+        if limit is not None:
+            query = query.limit(limit)
+        with self.reading() as connection:
+            for row in connection.execution_options(yield_per=2000).execute(query):
+                yield Entry(row.seq, row.at_s, row.type, row.entry, row.commands)
+
+    def jobs(
+        self, *, states: Sequence[str] = (), owner: str | None = None, limit: int = 1000, offset: int = 0
+    ) -> list[dict[str, Any]]:
+        """Rows of jobs, newest first, without the requests."""
+        table = schema.jobs
+        query = sa.select(*(c for c in table.c if c.name != "request"))
+        if states:
+            query = query.where(table.c.state.in_(states))
+        if owner is not None:
+            query = query.where(table.c.owner == owner)
+        query = query.order_by(table.c.number.desc()).limit(limit).offset(offset)
+        with self.reading() as connection:
+            result = connection.execute(query)
+            names = tuple(result.keys())
+            return [dict(zip(names, row, strict=True)) for row in result]
+
+    def job(self, number: int) -> dict[str, Any] | None:
+        """One job with its request and its attempts, or None."""
+        with self.reading() as connection:
+            row = connection.execute(sa.select(schema.jobs).where(schema.jobs.c.number == number)).first()
+            if row is None:
+                return None
+            job = dict(row._mapping)
+            tries = connection.execute(
+                sa.select(schema.attempts).where(schema.attempts.c.job == number).order_by(schema.attempts.c.epoch)
+            )
+            job["request"] = json.loads(job["request"])
+            job["attempts"] = [{**dict(t._mapping), "ranks": json.loads(t.ranks)} for t in tries]
+        return job
+
+    def counts(self) -> dict[str, int]:
+        """Jobs by state."""
+        table = schema.jobs
+        with self.reading() as connection:
+            rows = connection.execute(sa.select(table.c.state, sa.func.count()).group_by(table.c.state))
+            return {state: int(count) for state, count in rows}
+
+    # -- tokens ---------------------------------------------------------------------------------------
+
+    def tokens(self) -> list[Token]:
+        """All tokens that are valid."""
+        table = schema.tokens
+        names = [f.name for f in fields(Token)]
+        query = sa.select(*(table.c[n] for n in names)).where(table.c.revoked == sa.false()).order_by(table.c.created_s)
+        with self.reading() as connection:
+            return [Token(*row) for row in connection.execute(query)]
+
+    def add_token(self, token: Token) -> None:
+        """Remember a token by its hash."""
+        row = {f.name: getattr(token, f.name) for f in fields(Token)}
+        try:
+            with self._engine.begin() as connection:
+                connection.execute(self._insert["tokens"], {**row, "revoked": False})
+        except SQLAlchemyError as error:
+            raise StoreError(f"cannot write to the store: {_short(error)}") from error
+
+    def revoke_token(self, name: str) -> bool:
+        """Forget a token by its id; False if there is none."""
+        table = schema.tokens
+        with self._engine.begin() as connection:
+            done = connection.execute(
+                sa.update(table).where(table.c.id == name, table.c.revoked == sa.false()).values(revoked=True)
+            )
+        return done.rowcount > 0
+
+    def backup(self, target: str | Path) -> Path:
+        """Write a consistent copy of an SQLite store to a new file, while it is in use."""
+        path = Path(target).expanduser().resolve()
+        if self._engine.dialect.name != "sqlite":
+            raise StoreError("a store on PostgreSQL is copied by its own means: pg_dump")
+        part = path.with_name(path.name + ".part")
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            part.unlink(missing_ok=True)
+            os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            with self._readers.connect() as source, closing(sqlite3.connect(part)) as copy:
+                source.connection.driver_connection.backup(copy)  # type: ignore[union-attr]
+            os.replace(part, path)
+        except FileExistsError as error:
+            raise StoreError(f"{path} is there already; give another name") from error
+        except (OSError, sqlite3.Error, SQLAlchemyError) as error:
+            raise StoreError(f"cannot write the backup {path}: {_short(error)}") from error
+        return path
+
+    def close(self) -> None:
+        """Let others open it."""
+        _unlock(self._lock)
+        self._lock = None
+        self._readers.dispose()
+        self._engine.dispose()
+
+
+def _parse(url: str | Path) -> sa.URL:
+    text = str(url)
+    if "://" not in text:
+        text = f"sqlite:///{Path(text).expanduser().resolve()}"
+    try:
+        parsed = sa.make_url(text)
+    except ArgumentError as error:
+        raise StoreError(
+            f"cannot read the store's URL {text!r}; write sqlite:///file or postgresql://host/db"
+        ) from error
+    backend = parsed.get_backend_name()
+    if backend == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg")
+    if backend != "sqlite":
+        raise StoreError(f"cannot store on {backend!r}; write sqlite:///file or postgresql://host/db")
+    if not parsed.database or parsed.database == ":memory:":
+        raise StoreError("the store needs a file: sqlite:///file")
+    return parsed
+
+
+def _sqlite(url: sa.URL) -> tuple[sa.Engine, sa.Engine]:
+    path = Path(str(url.database))
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not path.exists():
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    options = {"check_same_thread": False, "timeout": _BUSY_S}
+    writer = sa.create_engine(url, connect_args=options, poolclass=sa.StaticPool)
+    readers = sa.create_engine(url, connect_args=options, pool_size=4, max_overflow=8)
+    for engine, begin in ((writer, "BEGIN IMMEDIATE"), (readers, "BEGIN")):
+        sa.event.listen(engine, "connect", _prepare)
+        sa.event.listen(engine, "begin", lambda connection, words=begin: connection.exec_driver_sql(words))
+    return writer, readers
+
+
+def _prepare(connection: Any, record: object) -> None:
+    connection.isolation_level = None  # plait says BEGIN itself
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"busy_timeout={_BUSY_S * 1000}", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _lock_file(url: sa.URL) -> IO[bytes]:
+    path = Path(str(url.database))
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = open(path.with_name(path.name + ".lock"), "wb")  # noqa: SIM115 - held as long as the store
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise StoreError(f"the store {path} is in use by another service; stop that one first: plait down") from None
+    return lock
+
+
+def _lock_server(engine: sa.Engine) -> sa.Connection:
+    connection = engine.connect()
+    taken = connection.execute(sa.select(sa.func.pg_try_advisory_lock(_LOCK_KEY))).scalar()
+    connection.commit()  # the lock belongs to the session, not to the transaction
+    if not taken:
+        connection.close()
+        raise StoreError(f"the store {engine.url!r} is in use by another service; stop that one first")
+    return connection
+
+
+def _unlock(lock: IO[bytes] | sa.Connection | None) -> None:
+    if isinstance(lock, sa.Connection):
+        lock.invalidate()  # closes the session, and with it the lock
+    if lock is not None:
+        lock.close()
+
+
+def _first_facts(connection: sa.Connection) -> None:
+    table = schema.meta
+    if connection.execute(sa.select(table.c.value).where(table.c.key == "made_at")).scalar() is None:
+        connection.execute(
+            sa.insert(table), [{"key": "made_at", "value": repr(time.time())}, {"key": "term", "value": "0"}]
+        )
+
+
+def _upsert(dialect: str, table: sa.Table) -> Any:
+    if dialect == "sqlite":
+        from sqlalchemy.dialects.sqlite import insert
+    else:
+        from sqlalchemy.dialects.postgresql import insert  # type: ignore[assignment]
+    statement = insert(table)
+    keys = list(table.primary_key.columns)
+    changed = {c.name: statement.excluded[c.name] for c in table.c if not c.primary_key}
+    return statement.on_conflict_do_update(index_elements=keys, set_=changed)
+
+
+def _short(error: Exception) -> str:
+    cause = getattr(error, "orig", None) or error
+    return str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
+
+
+def restore_backup(source: str | Path, target: str | Path) -> None:
+    """Put a backup in the place of an SQLite store that no service uses; the old one stays as `<target>.old`."""
+    path = Path(target).expanduser().resolve()
+    lock = _lock_file(sa.make_url(f"sqlite:///{path}"))
+    try:
+        with closing(sqlite3.connect(f"{Path(source).expanduser().resolve().as_uri()}?mode=ro", uri=True)) as backup:
+            sound = backup.execute("PRAGMA integrity_check").fetchone()[0]
+            backup.execute("SELECT count(*) FROM log").fetchone()
+            if sound != "ok":
+                raise StoreError(f"{source} is damaged: {sound}")
+            part = path.with_name(path.name + ".part")
+            part.unlink(missing_ok=True)
+            os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            with closing(sqlite3.connect(part)) as copy:
+                backup.backup(copy)
+        if path.exists():
+            with closing(sqlite3.connect(path)) as old:
+                old.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            os.replace(path, path.with_name(path.name + ".old"))
+        for extra in ("-wal", "-shm"):
+            path.with_name(path.name + extra).unlink(missing_ok=True)
+        os.replace(part, path)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"{source} is not a backup of a store: {error}") from error
+    finally:
+        _unlock(lock)

@@ -1,0 +1,240 @@
+"""The state as rows of tables and as JSON for people: jobs, attempts, nodes, the cluster in a few numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from plait.core.jobs import Phase
+from plait.live.attempts import Attempt, JobRecord, NodeRecord
+from plait.live.layout import job_name
+from plait.live.store.schema import Views
+from plait.live.wire import RUNNING
+
+if TYPE_CHECKING:
+    from plait.live.engine import Engine
+
+#: All states a job is shown in.
+STATES = ("waiting", "starting", "running", "stopping", "unreachable", "finished", "failed", "cancelled")
+
+
+def shown_state(engine: Engine, job: JobRecord) -> str:
+    """What users see: the controller's phase, and what the processes are really doing."""
+    phase, attempt = engine.state.phase(job), job.live
+    if attempt is not None:
+        nodes = [engine.state.nodes[r.node] for r in attempt.ranks if not r.ended]
+        if any(n.lost or n.suspect for n in nodes):
+            return "unreachable"
+        if attempt.stop is not None:
+            return "stopping"
+        running = all(r.ended or (r.seen is not None and r.seen.state == RUNNING) for r in attempt.ranks)
+        return "running" if running else "starting"
+    if phase is Phase.RUNNING:
+        return "starting"
+    return phase.name.lower()
+
+
+def waiting_reason(engine: Engine, job: JobRecord) -> str:
+    """Why a waiting job waits: the words of the last decision, or why there was none yet."""
+    controller = engine.state.controller
+    if controller is None:
+        return "no node has joined yet"
+    if not job.admitted:
+        return f"does not fit the nodes there are; more may join until {engine.options.settle_s:.0f} s after the last"
+    reason = controller.plan.reasons.get(job.number)
+    if reason:
+        return str(reason)
+    return "the next decision will place it" if controller.changed else "the policy did not choose it"
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None or math.isnan(value) else float(value)
+
+
+def job_row(engine: Engine, job: JobRecord) -> dict[str, Any]:
+    """A job as the table `jobs` has it."""
+    request, attempt = job.request, job.attempt
+    row: dict[str, Any] = {
+        "number": job.number,
+        "name": request.get("name") or "",
+        "owner": job.owner,
+        "project": job.project,
+        "model": request.get("model") or "",
+        "gpus": int(request.get("gpus") or 1),
+        "class": request.get("class") or "guaranteed",
+        "iterations": request.get("iterations"),
+        "state": shown_state(engine, job),
+        "reason": job.reason,
+        "epoch": job.epoch,
+        "created_s": job.created_s,
+        "started_s": None,
+        "ended_s": None,
+        "steps": 0.0,
+        "run_s": job.held_s,
+        "held_gpu_s": job.held_gpu_s,
+        "starts": 0,
+        "preemptions": 0,
+        "failures": 0,
+        "exit_code": None,
+        "command": shlex.join(request["command"])[:200],
+        "nodes": " ".join(dict.fromkeys(r.node for r in attempt.ranks)) if attempt else "",
+        "request": json.dumps(request, separators=(",", ":")),
+    }
+    if attempt is not None and attempt.over:
+        row["exit_code"] = next((r.exit_code for r in attempt.ranks if r.exit_code), attempt.ranks[0].exit_code)
+    if job.admitted and engine.state.controller is not None:
+        columns, n = engine.state.controller.books.columns, job.number
+        row["started_s"], row["ended_s"] = _number(columns["first_start_s"][n]), _number(columns["end_s"][n])
+        row["steps"] = float(columns["iterations_done"][n])
+        row["run_s"] = max(job.held_s, float(columns["run_s"][n]))
+        row["held_gpu_s"] = max(job.held_gpu_s, float(columns["attained_gpu_s"][n]))
+        for name in ("starts", "preemptions", "failures"):
+            row[name] = int(columns[name][n])
+        if columns["phase"][n] == int(Phase.FAILED):
+            row["reason"] = str(columns["reason"][n])
+    if row["state"] == "finished":
+        row["reason"] = ""
+    return row
+
+
+def attempt_row(attempt: Attempt) -> dict[str, Any]:
+    """An attempt as the table `attempts` has it."""
+    ranks = [
+        {"node": r.node, "gpu": r.gpu, "exit_code": r.exit_code, "reason": r.reason, "ended": r.ended}
+        for r in attempt.ranks
+    ]
+    return {
+        "job": attempt.job,
+        "epoch": attempt.epoch,
+        "began_s": attempt.began_s,
+        "ended_s": attempt.ended_s,
+        "outcome": attempt.outcome,
+        "cause": attempt.cause or attempt.stop or "",
+        "ranks": json.dumps(ranks, separators=(",", ":")),
+    }
+
+
+def changed(engine: Engine, nodes: Iterable[str], projects: Mapping[str, dict[str, Any] | None]) -> Views:
+    """Rows of everything that looks different since the last commit."""
+    state, out = engine.state, Views(projects=dict(projects))
+    for number in sorted(state.touched):
+        job = state.jobs.get(number)
+        if job is None:
+            continue
+        out.jobs.append(job_row(engine, job))
+        if job.attempt is not None:
+            out.attempts.append(attempt_row(job.attempt))
+    for name in sorted(nodes):
+        record = state.nodes[name]
+        out.nodes.append({"id": name, "state": record.state, "info": json.dumps(_info(record))})
+    return out
+
+
+def _info(record: NodeRecord) -> dict[str, Any]:
+    return asdict(record.info) if record.info is not None else {}
+
+
+def live_fields(engine: Engine, number: int) -> dict[str, Any]:
+    """What only memory knows of an unfinished job: state, steps, pace, place; empty for others."""
+    job = engine.state.jobs.get(number)
+    if job is None:
+        return {}
+    out: dict[str, Any] = {"state": shown_state(engine, job)}
+    if out["state"] == "waiting":
+        out["reason"] = waiting_reason(engine, job)
+    attempt = job.live
+    if attempt is None:
+        return out
+    out["run_s"] = job.held_s + attempt.held_s
+    out["held_gpu_s"] = job.held_gpu_s + attempt.held_s * len(attempt.gpus)
+    out["nodes"] = " ".join(dict.fromkeys(r.node for r in attempt.ranks))
+    if attempt.steps is not None:
+        out["steps"] = attempt.steps
+    lead = attempt.lead
+    if lead is not None:
+        out.update(step_s=lead.step_s, total_steps=lead.total_steps, gate=lead.gate, stage_s=lead.stage_s)
+        out.update(checkpoint_steps=lead.checkpoint_steps, checkpoint_age_s=lead.checkpoint_age_s)
+    out["places"] = [
+        {
+            "rank": i, "node": r.node, "gpu": r.gpu, "state": r.seen.state if r.seen else "assigned",
+            "pid": r.seen.pid if r.seen else 0,
+        }
+        for i, r in enumerate(attempt.ranks)
+    ]  # fmt: skip
+    group = engine.state.groups.by_gpus.get(attempt.gpus)
+    if group is not None and attempt.stop is None:
+        out["group"] = {"id": group.id, "gate": group.gate, "members": [job_name(m.job) for m in group.members]}
+    return out
+
+
+def nodes(engine: Engine, now: float) -> list[dict[str, Any]]:
+    """Nodes with usage and who holds each GPU."""
+    holders: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for number in sorted(engine.live):
+        attempt = engine.state.jobs[number].live
+        for rank in attempt.ranks if attempt else ():
+            if not rank.ended:
+                holders[rank.node][rank.gpu].append(job_name(number))
+    out = []
+    for record in engine.state.nodes.values():
+        info = _info(record)
+        held = holders[record.id]
+        out.append(
+            {
+                **info,
+                "state": record.state,
+                "drained": record.drained,
+                "silent_s": round(max(now - record.heard_s, 0.0), 3),
+                "usage": asdict(record.usage),
+                "gpus_used": len(held),
+                "jobs": sorted({job for jobs in held.values() for job in jobs}, key=lambda j: (len(j), j)),
+                "gpu_jobs": [held.get(gpu, []) for gpu in range(info.get("gpus", 0))],
+            }
+        )
+    return out
+
+
+def status(engine: Engine, now: float) -> dict[str, Any]:
+    """The cluster in a few numbers."""
+    state = engine.state
+    counts = dict.fromkeys(STATES, 0)
+    for job in state.jobs.values():
+        counts[shown_state(engine, job)] += 1
+    alive = [n for n in state.nodes.values() if not n.lost]
+    total = sum(n.info.gpus for n in alive if n.info)
+    held = {(r.node, r.gpu) for n in engine.live if (a := state.jobs[n].live) for r in a.ranks if not r.ended}
+    return {
+        "now_s": now,
+        "policy": state.policy_text,
+        "policy_error": state.policy_error or None,
+        "round_s": engine.options.round_s,
+        "term": engine.term,
+        "log_seq": state.seq,
+        "decision": {"seq": state.decision_seq, "at_s": _number(_finite(state.decision_s))},
+        "nodes": {s: sum(n.state == s for n in state.nodes.values()) for s in ("ready", "suspect", "lost", "drained")},
+        "gpus": {"total": total, "held": len(held), "free": max(total - len(held), 0)},
+        "jobs": counts,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def forecast(engine: Engine, now: float) -> dict[str, Any]:
+    """Everything a forward simulation needs: the whole state, without what jobs run and with which environment."""
+    out = engine.state.to_json()
+    for job in out["jobs"]:
+        job["request"] = {k: v for k, v in job["request"].items() if k not in ("env", "workdir", "name", "command")}
+    paces = {}
+    for number in engine.live:
+        attempt = engine.state.jobs[number].live
+        lead = attempt.lead if attempt else None
+        if attempt is not None and lead is not None:
+            paces[str(number)] = {"step_s": lead.step_s, "steps": attempt.steps, "total_steps": lead.total_steps}
+    return {**out, "asked_s": now, "round_s": engine.options.round_s, "paces": paces}
