@@ -1,4 +1,4 @@
-"""The barrier between processes: slots in lock step, and the rest goes on when somebody ends, dies, stops or comes late."""
+"""The barrier between processes: slots in lock step; the rest goes on when one ends, dies, stops or comes late."""
 
 from __future__ import annotations
 
