@@ -1,0 +1,246 @@
+"""Checkpoints that training hardly notices: copied at a step boundary, written by a thread.
+
+The blocking part is a copy of all tensors into host memory, into the same buffers each time. The rest happens beside
+training; whatever goes wrong there (a full disk, a folder that cannot be written, a newer attempt) is a warning, the
+older checkpoint stays, and training goes on. Torch is imported when there is something to save.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import threading
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from plait.core.errors import InputError, PlaitError
+from plait.training.commits import Commit, Commits
+
+GATHER_S = 300.0
+PLAIN = (int, float, str, bytes, type(None))
+
+
+class CheckpointHandle:
+    """A checkpoint on its way. `blocking_s` is how long training stood still for it."""
+
+    def __init__(self, step: int) -> None:
+        """Of `step`; not written yet."""
+        self.step, self.blocking_s = step, 0.0
+        self.commit: Commit | None = None
+        self._good = False
+        self._ended = threading.Event()
+
+    @property
+    def committed(self) -> bool:
+        """Whether it is complete. On ranks other than 0: whether this rank's part is written."""
+        return self._ended.is_set() and self._good
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is written or given up."""
+        return self._ended.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is written or given up; whether it is `committed`."""
+        self._ended.wait(timeout_s)
+        return self.committed
+
+    def end(self, commit: Commit | None, *, good: bool) -> None:
+        """Called by the writer, once."""
+        self.commit, self._good = commit, good
+        self._ended.set()
+
+
+class Staging:
+    """Copies of nested state in host memory. The buffers are used again by the next copy."""
+
+    def __init__(self) -> None:
+        """No buffers yet."""
+        self._buffers: dict[tuple[object, ...], Any] = {}
+
+    def copy(self, state: Any) -> Any:
+        """A copy that later changes of `state` do not reach: tensors into buffers, containers anew, others deep."""
+        import torch
+
+        waiting: list[Any] = []
+        made = self._copy(state, (), torch, waiting)
+        for device in set(waiting):
+            torch.cuda.current_stream(device).synchronize()
+        return made
+
+    def _copy(self, state: Any, path: tuple[object, ...], torch: Any, waiting: list[Any]) -> Any:
+        if isinstance(state, torch.Tensor):
+            return self._tensor(state.detach(), path, torch, waiting)
+        if isinstance(state, dict):
+            made = {key: self._copy(value, (*path, key), torch, waiting) for key, value in state.items()}
+            return _like(state, made)
+        if isinstance(state, PLAIN) or (type(state) is tuple and all(isinstance(item, PLAIN) for item in state)):
+            return state
+        if type(state) in (list, tuple):
+            return type(state)(self._copy(item, (*path, i), torch, waiting) for i, item in enumerate(state))
+        return copy.deepcopy(state)
+
+    def _tensor(self, tensor: Any, path: tuple[object, ...], torch: Any, waiting: list[Any]) -> Any:
+        if tensor.layout != torch.strided or tensor.numel() == 0:
+            return tensor.cpu().clone()
+        cuda = tensor.device.type == "cuda"
+        buffer = self._buffers.get(path)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=cuda)
+            self._buffers[path] = buffer
+        buffer.copy_(tensor, non_blocking=cuda)
+        if cuda:
+            waiting.append(tensor.device)
+        return buffer
+
+
+class Checkpointer:
+    """Saves and loads the state of one rank; at most one checkpoint is being written at a time."""
+
+    def __init__(
+        self,
+        commits: Commits,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        done: Callable[[Commit], None] = lambda commit: None,
+    ) -> None:
+        """`done` is called from the writing thread of rank 0 with every complete checkpoint."""
+        self.commits, self.rank, self.world = commits, rank, world
+        self._done = done
+        self._staging = Staging()
+        self._thread: threading.Thread | None = None
+        self._handle: CheckpointHandle | None = None
+        self._swept = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether one is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def save(self, step: int, collect: Callable[[], dict[str, Any]]) -> CheckpointHandle:
+        """Copy what `collect` returns and write the copy beside training; waits for the one before."""
+        if self._handle and self._handle.step == step and (self.busy or self._handle.committed):
+            return self._handle  # nothing has changed since
+        handle = CheckpointHandle(step)
+        begin = time.perf_counter()
+        self.drain()
+        try:
+            state = self._staging.copy(collect())
+        except MemoryError as error:
+            handle.end(None, good=False)
+            _warn(step, error)
+            return handle
+        handle.blocking_s = time.perf_counter() - begin
+        self._handle = handle
+        # Not a daemon: an interpreter that ends waits for what is being written.
+        self._thread = threading.Thread(target=self._write, args=(handle, state), name="plait-checkpoint")
+        self._thread.start()
+        return handle
+
+    def drain(self, timeout_s: float | None = None) -> None:
+        """Wait until nothing is being written."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if not self._thread.is_alive():
+                self._thread = None
+
+    def load(self) -> tuple[Commit, dict[str, Any]] | None:
+        """The newest complete checkpoint that can be read, with the states of this rank; None to begin anew.
+
+        A rank that had no file (the world has grown) gets rank 0's.
+        """
+        for commit in self.commits.choose(rank=self.rank, world=self.world):
+            try:
+                return commit, self._states(commit)
+            except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+                if self.world > 1:  # the other ranks may have read theirs
+                    raise PlaitError(f"{commit.path}: this checkpoint cannot be read: {error}") from error
+                warnings.warn(f"plait: {commit.path} cannot be read, trying an older one: {error}", stacklevel=2)
+        return None
+
+    def _states(self, commit: Commit) -> dict[str, Any]:
+        import torch
+
+        states: dict[str, Any] = {}
+        for name in ("rank0.pt", f"rank{self.rank}.pt"):
+            if (commit.path / name).exists():
+                # Everything, not only weights: the folder is the user's own, and so is the state they registered.
+                states |= torch.load(commit.path / name, map_location="cpu", weights_only=False)
+        return states
+
+    def _write(self, handle: CheckpointHandle, state: dict[str, Any]) -> None:
+        making: Path | None = None
+        try:
+            if self.rank == 0 and not self._swept:
+                self._swept = True
+                self.commits.sweep()
+            self.commits.check_epoch()
+            making = self.commits.begin(handle.step)
+            _save(state, making / f"rank{self.rank}.pt")
+            commit = None
+            if self.rank == 0:
+                self._gather(making)
+                commit = self.commits.commit(making, handle.step, world=self.world)
+                self._done(commit)
+            handle.end(commit, good=True)
+        except (OSError, RuntimeError, PlaitError) as error:  # torch reports a full disk as a RuntimeError
+            if making is not None:
+                (making / f"rank{self.rank}.part").unlink(missing_ok=True)
+                if self.rank == 0:
+                    shutil.rmtree(making, ignore_errors=True)
+            handle.end(None, good=False)
+            _warn(handle.step, error)
+        finally:
+            if not handle.ended:  # something unforeseen: nobody may wait for ever
+                handle.end(None, good=False)
+
+    def _gather(self, making: Path) -> None:
+        """Wait for the files of the other ranks: they stop at the same step, so they are being written."""
+        end_s = time.monotonic() + GATHER_S
+        for rank in range(1, self.world):
+            while not (making / f"rank{rank}.pt").exists():
+                if time.monotonic() > end_s:
+                    raise PlaitError(f"rank {rank} has not written its part within {GATHER_S:.0f} s")
+                time.sleep(0.01)
+
+
+def _like(given: dict[Any, Any], made: dict[Any, Any]) -> dict[Any, Any]:
+    """`made` as an ordered dictionary with the versions that modules put beside their state, if `given` is one."""
+    if not isinstance(given, OrderedDict):
+        return made
+    ordered = OrderedDict(made)
+    if hasattr(given, "_metadata"):
+        ordered._metadata = given._metadata  # type: ignore[attr-defined]
+    return ordered
+
+
+def _save(state: dict[str, Any], path: Path) -> None:
+    """Write and flush one file; it appears under its name when it is whole."""
+    import torch
+
+    making = path.with_suffix(".part")
+    with making.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    making.rename(path)
+
+
+def _warn(step: int, error: BaseException) -> None:
+    older = "training goes on, an older checkpoint stays"
+    warnings.warn(f"plait: no checkpoint of step {step} ({older}): {error}", RuntimeWarning, stacklevel=3)
+
+
+def need_stateful(name: str, value: object) -> None:
+    """Raise `InputError` unless `value` can be saved and put back."""
+    if not (callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))):
+        raise InputError(
+            f"register_state({name}=...): {type(value).__name__} has no state_dict() and load_state_dict(); "
+            "register a module, an optimizer, a scheduler, or give the object these two methods"
+        )

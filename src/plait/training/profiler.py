@@ -1,0 +1,86 @@
+"""How long an iteration takes and how long each stage: measured in the first tens of iterations, then published once.
+
+Five iterations warm up; the next 20 to 50 are measured while the job has its GPUs for itself, as Muri's profiler does
+(section 5 of the paper); 20 if they hardly differ. A profile measured beside others would count their waiting as the
+job's own work, so it starts over when the job is no longer alone. Marks cost microseconds, so the same marks go on
+after the profile; nothing has to be switched off.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from plait.core.resources import Resource
+
+WARM_UP = 5
+FEWEST, MOST = 20, 50
+STEADY = 0.02  # relative standard error of the mean at which 20 samples are enough
+RECENT = 20
+
+
+class Profiler:
+    """Iteration and stage times from step boundaries. Times are seconds on any clock that never goes back."""
+
+    def __init__(self) -> None:
+        """Nothing measured yet."""
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._last_s: float | None = None
+        self._seen = 0
+        self._samples: list[float] = []
+        self._busy_before: tuple[float, ...] = (0.0,) * len(Resource)
+        self.result: tuple[tuple[float, ...], float, int] | None = None
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds of the last 20 iterations; 0 before the second."""
+        return sum(self._recent) / len(self._recent) if self._recent else 0.0
+
+    def step(self, now_s: float, busy_s: Sequence[float], *, alone: bool = True, idle_s: float = 0.0) -> bool:
+        """One iteration ended; true if it completed the profile, which is then in `result`.
+
+        `busy_s`: seconds of each resource since the beginning. `idle_s`: seconds of this iteration that are not the
+        job's own (held by a pause, slowed down on purpose, standing still for a checkpoint).
+        """
+        before, self._last_s = self._last_s, now_s
+        if before is None:
+            return False
+        took = max(now_s - before - idle_s, 0.0)
+        self._recent.append(took)
+        if self.result is not None:
+            return False
+        if not alone:
+            self._seen, self._samples = 0, []
+            return False
+        self._seen += 1
+        if self._seen <= WARM_UP:
+            self._busy_before = tuple(busy_s)
+            return False
+        self._samples.append(took)
+        return self._complete(busy_s)
+
+    def _complete(self, busy_s: Sequence[float]) -> bool:
+        count = len(self._samples)
+        if count < FEWEST:
+            return False
+        mean = statistics.fmean(self._samples)
+        error = statistics.stdev(self._samples) / math.sqrt(count)
+        if mean <= 0 or (count < MOST and error > STEADY * mean):
+            return False
+        stages = [(b - a) / count for a, b in zip(self._busy_before, busy_s, strict=True)]
+        if not sum(stages):  # no marks at all: as far as anyone knows the GPU is what the job needs
+            stages[Resource.GPU] = mean
+        self.result = (tuple(stages), mean, count)
+        return True
+
+
+def skew(sizes: Iterable[int]) -> float:
+    """Tensor-size skew: the largest tensor's part of all (Tiresias, section 3.4); NaN without tensors.
+
+    >>> skew([100, 300])
+    0.75
+    """
+    known = [size for size in sizes if size > 0]
+    return max(known) / sum(known) if known else math.nan

@@ -1,0 +1,92 @@
+"""When a job stops: a signal or a word of its agent sets a flag, and all ranks act on it at the same step.
+
+SIGTERM (and SIGUSR1) sets a flag and does nothing else; the next step boundary saves and exits. A second one within the
+grace means: exit at the next boundary without a checkpoint. With several ranks the flags are all-reduced once a step by
+a small asynchronous operation on a host-side group of its own: sent at one boundary, read at the next, so it costs
+tens of microseconds and every rank reads the same.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from plait.training.page import STOP_GRACEFULLY, STOP_NOW
+
+#: Exit code of a process that was preempted and can be resumed.
+PREEMPTED = 75
+
+
+class StopFlag:
+    """Counts the signals that ask this process to stop."""
+
+    def __init__(self) -> None:
+        """Not asked yet, and not listening."""
+        self.level = 0
+        self._before: dict[int, Any] = {}
+
+    def listen(self) -> None:
+        """Install the handlers; only the main thread can, in others the agent's word alone counts."""
+        if self._before or threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            self._before[number] = signal.signal(number, self._asked)
+
+    def _asked(self, number: int, frame: FrameType | None) -> None:
+        self.level = min(self.level + 1, STOP_NOW) if self.level else STOP_GRACEFULLY
+        before = self._before.get(number)
+        if callable(before) and before is not signal.default_int_handler:
+            before(number, frame)  # the script's own handler, installed before ours
+
+    def ignore(self) -> None:
+        """From now on signals do nothing: this process is on its way out."""
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
+
+
+class Agreement:
+    """What all ranks know at a step boundary: the highest of their wishes at the boundary before.
+
+    Every rank must call `decide` equally often, which optimizer steps of one job do. Without an initialised
+    `torch.distributed` each rank decides for itself.
+    """
+
+    def __init__(self, world: int) -> None:
+        """`world` ranks in the job."""
+        self.world = world
+        self._group: Any = None
+        self._sent: Any = None
+        self._work: Any = None
+
+    def decide(self, stop: int, save: bool) -> tuple[int, bool]:
+        """Tell this rank's wishes, get what all ranks do now: (0, 1 or 2; whether to make a checkpoint)."""
+        dist = sys.modules.get("torch.distributed")
+        if self.world == 1 or dist is None or not (dist.is_available() and dist.is_initialized()):
+            return stop, save
+        if self._group is None:
+            self._join(dist)
+        agreed = (0, False)
+        if self._work is not None:
+            self._work.wait()
+            agreed = (int(self._sent[0]), bool(self._sent[1]))
+        self._sent[0], self._sent[1] = stop, int(save)
+        self._work = dist.all_reduce(self._sent, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        return agreed
+
+    def _join(self, dist: Any) -> None:
+        import torch
+
+        self._group = dist.new_group(backend="gloo", group_desc="plait")
+        self._sent = torch.zeros(2, dtype=torch.int64)
+
+
+def ignore_in_worker(inner: Callable[[int], None] | None, worker: int) -> None:
+    """What a loader worker does first: no SIGTERM of its own, or it dies before the job has saved its state."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if inner is not None:
+        inner(worker)

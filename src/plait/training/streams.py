@@ -1,0 +1,61 @@
+"""Random streams of a process, taken and put back: Python's, NumPy's, torch's on the CPU and on every GPU in use.
+
+A resumed job continues each stream where the checkpoint was made; that is half of an exact resume (the other half is
+the order of the data, see `loader`). NumPy and torch are looked at only if the job has imported them.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+def capture(generators: Sequence[Any] = ()) -> dict[str, Any]:
+    """The state of all streams, and of torch generators of one's own; about 10 kB and 30 microseconds."""
+    state: dict[str, Any] = {"python": random.getstate()}
+    if numpy := sys.modules.get("numpy"):
+        state["numpy"] = numpy.random.get_state(legacy=False)
+    if torch := _torch():
+        state["torch"] = torch.get_rng_state()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            state["cuda"] = torch.cuda.get_rng_state_all()
+    state["own"] = [generator.get_state() for generator in generators]
+    return state
+
+
+def restore(state: dict[str, Any], generators: Sequence[Any] = ()) -> None:
+    """Put back what `capture` took; `generators` in the order they had then.
+
+    GPUs that are no longer there are left out: their streams belong to nobody.
+    """
+    random.setstate(state["python"])
+    if "numpy" in state and (numpy := sys.modules.get("numpy")):
+        numpy.random.set_state(state["numpy"])
+    if "torch" in state and (torch := _torch()):
+        torch.set_rng_state(state["torch"])
+        if "cuda" in state and torch.cuda.is_available():
+            for device, stream in enumerate(state["cuda"][: torch.cuda.device_count()]):
+                torch.cuda.set_rng_state(stream, device)
+    for generator, stream in zip(generators, state["own"], strict=False):
+        generator.set_state(stream)
+
+
+def reseed(seed: int) -> None:
+    """Set the streams of this process by a number: what a loader worker does before each batch.
+
+    So the random numbers of a batch depend on the batch, not on what its worker did before; a resumed run draws the
+    same without replaying the work.
+    """
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed & 0xFFFFFFFF)
+    if torch := _torch():
+        torch.default_generator.manual_seed(seed)  # the CPU's alone; torch.manual_seed also visits every GPU
+
+
+def _torch() -> Any:
+    """Torch, if the job uses it and its import is complete."""
+    torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "default_generator") else None
