@@ -266,6 +266,8 @@ def _options(policy: str, text: str, known: Mapping[str, str]) -> dict[str, Any]
         if key not in known:
             hint = suggest(key, known) if known else "it has no options"
             raise InputError(f"policy {policy!r}: unknown option {key!r}; {hint}")
+        if key in options:
+            raise InputError(f"policy {policy!r}: option {key!r} is given twice; give it once")
         options[key] = _value(key, value)
     return options
 

@@ -172,7 +172,7 @@ class Composed:
     def _valid_until(self, view: View, ranking: Ranking, plan: Plan, until: float) -> float:
         """When this plan should be thought over, given who runs under it."""
         everybody = len(plan.groups) == len(view.jobs)  # each alone: groups would be split if there were room
-        if everybody and ranking.levels is None:
+        if everybody and ranking.levels is None and (self.group is None or plan.settled):
             return math.inf  # no passing of time can change that
         if ranking.running_s is not None or ranking.waiting_s is not None:
             runs = np.isin(view.jobs.number, plan.groups.jobs, assume_unique=True)

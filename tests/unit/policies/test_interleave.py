@@ -256,3 +256,8 @@ def test_launch_says_who_shares_and_when():
     (group,) = launch.groups
     assert {m.job for m in group.members} == {0, 1}
     assert group.members[0].turn != group.members[1].turn
+
+
+def test_an_option_given_twice_is_named():
+    with pytest.raises(InputError, match="option 'guard' is given twice"):
+        make_policy("muri-s:guard=off,max_jobs=2,guard=0.1")

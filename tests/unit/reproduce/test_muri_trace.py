@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from artifact_jobs import job, trace_of
+from artifact_traces import rows, write_trace
 
 from plait.core.errors import InputError
+from plait.reproduce.muri.engine import run
 from plait.reproduce.muri.trace import read
 
 HEADER = (
@@ -100,3 +102,15 @@ def test_other_stage_times_for_the_same_jobs() -> None:
 def test_columns_that_cannot_be(change: dict[str, np.ndarray], message: str) -> None:
     with pytest.raises(InputError, match=message):
         dataclasses.replace(trace_of(job(), job(submit_s=3)), **change)
+
+
+def test_antman_names_a_guaranteed_job_of_one_stage(tmp_path: Path) -> None:
+    lines = rows(6)
+    fields = lines[2].split(",")
+    fields[9:12] = ["0", "120", "0"]
+    fields[12] = "0"
+    lines[2] = ",".join(fields)
+    trace = read(write_trace(tmp_path / "t.csv", lines))
+    with pytest.raises(InputError, match="cannot run row 2: a guaranteed job needs at least two stages"):
+        run(trace, "antman")
+    assert len(run(trace, "srtf").end_s) == 6

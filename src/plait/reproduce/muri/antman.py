@@ -13,8 +13,10 @@ import math
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.errors import InputError
 from plait.core.jit import kernel
 from plait.reproduce.muri.state import Rule, State
+from plait.reproduce.muri.trace import ArtifactTrace
 from plait.reproduce.muri.yarn import GPUS, NODE_GPUS, NODES
 
 FULL = 0.8
@@ -26,8 +28,17 @@ class AntMan(Rule):
 
     near_s = 1e-4
 
-    def __init__(self, jobs: int) -> None:
-        """For a trace of so many jobs."""
+    def __init__(self, trace: ArtifactTrace) -> None:
+        """For this trace. Raises `InputError` for a guaranteed job of one stage: the rule divides by pairs."""
+        pairs = np.minimum(np.minimum(trace.gpu_s + trace.network_s, trace.data_s + trace.network_s),
+                           trace.data_s + trace.gpu_s)  # fmt: skip
+        bad = np.flatnonzero((pairs <= 0) & (trace.priority == 0))
+        if len(bad):
+            raise InputError(
+                f"policy antman of world muri-artifact cannot run row {int(trace.row[bad[0]])}: a guaranteed job needs "
+                "at least two stages that take time; the other policies of that world can"
+            )
+        jobs = len(trace)
         self.util = np.zeros(GPUS)
         self.holder = np.full(GPUS, -1, dtype=np.int64)  # the guaranteed job of each GPU
         self.held = np.zeros((jobs, GPUS), dtype=np.bool_)

@@ -20,7 +20,7 @@ from plait.core.errors import InputError, SimulationError, suggest
 from plait.reproduce.muri.options import make_rule
 from plait.reproduce.muri.state import Rule, State
 from plait.reproduce.muri.steps import advance, ends, first_to_end, same, waiting
-from plait.reproduce.muri.trace import ArtifactTrace
+from plait.reproduce.muri.trace import ArtifactTrace, p99
 
 Overhead = Literal["every_event", "at_start"]
 
@@ -68,8 +68,8 @@ class ArtifactRun:
 
     @property
     def p99_jct_s(self) -> float:
-        """The sorted completion time at index int(0.99 jobs), not interpolated."""
-        return float(np.sort(self.jct_s)[int(0.99 * len(self.end_s))])
+        """The 99th percentile as the artifact takes it."""
+        return p99(self.jct_s)
 
     @property
     def mean_queue(self) -> float:

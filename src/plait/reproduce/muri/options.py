@@ -18,7 +18,7 @@ PLAIN: dict[str, Callable[[ArtifactTrace], Rule]] = {
     "srsf": lambda trace: Shortest(len(trace), by_service=True),
     "tiresias": lambda trace: Tiresias(len(trace)),
     "themis": lambda trace: Themis(len(trace)),
-    "antman": lambda trace: AntMan(len(trace)),
+    "antman": AntMan,
 }
 POLICIES = (*PLAIN, "muri-s", "muri-l")
 

@@ -21,6 +21,7 @@ import numpy as np
 from plait.control.metrics import RunResult
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
+from plait.reproduce.muri.trace import p99
 from plait.sim.cases import Case, run_case
 from plait.sim.world import make_world
 from plait.traces.formats import read_trace
@@ -73,7 +74,6 @@ def simulate_own(
 
 def _figures(result: RunResult, cpu_s: float) -> dict[str, Any]:
     rows, summary = result.jobs, result.summary
-    jct_s = np.sort(rows["jct_s"])
     columns = {
         "row": rows["number"],
         "gpus": rows["gpus"],
@@ -87,7 +87,7 @@ def _figures(result: RunResult, cpu_s: float) -> dict[str, Any]:
     return {
         "avg_jct_s": float(summary["avg_jct_s"]),
         "makespan_s": float(summary["makespan_s"]),
-        "p99_jct_s": float(jct_s[int(0.99 * len(jct_s))]),
+        "p99_jct_s": p99(rows["jct_s"]),
         "avg_queue_length": float(rows["queue_s"].sum() / float(summary["span_s"])),
         "blocking_index_mean": float("nan"),
         "blocking_index_median": float("nan"),

@@ -17,7 +17,7 @@ from plait.reproduce.muri.compare import Row
 from plait.reproduce.muri.figures import FIGURES, METRICS, Figure
 from plait.reproduce.muri.outcome import TABLE_METRICS, Outcome, known, off, paper, seconds
 from plait.reproduce.muri.published import MARKS
-from plait.reproduce.muri.runs import PERCENTILE_RULE
+from plait.reproduce.muri.trace import PERCENTILE_RULE
 
 
 @dataclass(frozen=True)

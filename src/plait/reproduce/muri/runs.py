@@ -22,10 +22,10 @@ from typing import Any, Literal
 from plait.core.errors import InputError
 from plait.reproduce.muri.belief import noisy
 from plait.reproduce.muri.settings import read_setting
+from plait.reproduce.muri.trace import PERCENTILE_RULE
 from plait.sim.cases import over_processes
 
 COLUMNS = ("row", "gpus", "submit_s", "first_start_s", "end_s", "jct_s", "attained_s", "starts")
-PERCENTILE_RULE = "sorted value at int(0.99 n), from 0, not interpolated"
 GPUS = 64
 #: Modules of this package that no result of a run depends on.
 PRESENTATION = {f"{name}.py" for name in ("compare", "figures", "noise", "outcome", "page", "published", "testbed")}
@@ -104,9 +104,9 @@ def hash_of(path: str) -> str:
 def code_hash(own: bool) -> str:
     """Hash of the code and tables that runs depend on: of all of plait in its own world."""
     digest = hashlib.sha256()
-    packages = ["plait.reproduce.muri", "plait.core", "plait.grouping", "plait.sim"]
+    packages = ["plait.reproduce.muri", "plait.core", "plait.grouping", "plait.sim", "plait.traces"]
     if own:
-        packages += ["plait.control", "plait.placement", "plait.policies", "plait.traces"]
+        packages += ["plait.control", "plait.placement", "plait.policies"]
     for package in packages:
         parts = sorted((p for p in files(package).iterdir() if p.name.endswith(".py")), key=lambda p: p.name)
         for part in parts:

@@ -61,6 +61,8 @@ def read_setting(text: str) -> Setting:
         option, equals, value = part.partition("=")
         if not equals:
             raise InputError(f"{text.strip()}: {part!r} is not option=value; write e.g. muri-l:unpack=off")
+        if option in given:
+            raise InputError(f"{text.strip()}: option {option!r} is given twice; give it once")
         given[option] = value
     if not name.startswith("muri"):
         if given:

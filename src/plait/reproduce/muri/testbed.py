@@ -19,6 +19,7 @@ from plait.core.errors import InputError
 from plait.reproduce.muri import published
 from plait.reproduce.muri.compare import Folder
 from plait.reproduce.muri.runs import Case, Done
+from plait.reproduce.muri.trace import p99
 from plait.traces.muri_testbed import read
 
 TRACE = "cluster_trace"
@@ -135,7 +136,7 @@ def errors(name: str, done: Done, logged: Mapping[str, FloatArray]) -> ErrorRow:
     low, middle, high = np.percentile(jct_s / logged["jct_s"] - 1, [10, 50, 90])
     avg = done.avg_jct_s / float(logged["jct_s"].mean()) - 1
     makespan = done.makespan_s / float(logged["end_s"].max()) - 1
-    tail_s = float(np.sort(logged["jct_s"])[int(0.99 * done.jobs)])
+    tail_s = p99(logged["jct_s"])
     return ErrorRow(
         name,
         avg,

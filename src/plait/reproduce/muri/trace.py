@@ -23,6 +23,14 @@ COLUMNS = ("job_id", "num_gpu", "model_name", "priority", *NUMBERS)
 PER_JOB = ("gpus", "submit_s", "duration_s", "iterations", "iteration_s", "data_s", "gpu_s", "network_s", "priority")
 
 
+PERCENTILE_RULE = "sorted value at int(0.99 n), from 0, not interpolated"
+
+
+def p99(values: FloatArray) -> float:
+    """The artifact's 99th percentile, by `PERCENTILE_RULE`."""
+    return float(np.sort(values)[int(0.99 * len(values))])
+
+
 @dataclass(frozen=True, eq=False)
 class ArtifactTrace:
     """Jobs of one artifact trace as columns, sorted by submission; shape (jobs,), seconds unless named otherwise.
