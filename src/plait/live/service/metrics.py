@@ -1,0 +1,58 @@
+"""The service's figures in the format of Prometheus. No label is a job: their number would have no bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+if TYPE_CHECKING:
+    from plait.live.service.worker import Worker
+
+
+class Metrics:
+    """Counters of requests, and the cluster as it was when last asked."""
+
+    def __init__(self, worker: Worker) -> None:
+        """Figures of this worker's engine."""
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "plait_http_requests", "Requests answered.", ("method", "status"), registry=self.registry
+        )
+        self.seconds = Histogram(
+            "plait_http_request_seconds",
+            "Seconds to answer, long polls and followed logs left out.",
+            buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
+            registry=self.registry,
+        )
+        self._worker = worker
+        self._status: dict[str, Any] = {}
+        self.registry.register(self)
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """The cluster's figures."""
+        status, worker = self._status, self._worker
+        if not status:
+            return
+        for name, words, label in (
+            ("jobs", "Jobs by state.", "state"),
+            ("nodes", "Nodes by state.", "state"),
+            ("gpus", "GPUs on nodes that are there.", "state"),
+        ):
+            family = GaugeMetricFamily(f"plait_{name}", words, labels=(label,))
+            for state, count in status[name].items():
+                family.add_metric((state,), count)
+            yield family
+        yield GaugeMetricFamily("plait_policy_failed", "1 if the last decision failed.", bool(status["policy_error"]))
+        yield CounterMetricFamily("plait_log_entries", "Entries of the event log.", status["log_seq"])
+        yield CounterMetricFamily("plait_decisions", "Decisions since the start of the service.", worker.decisions)
+        yield CounterMetricFamily("plait_decision_seconds", "Seconds spent in rounds that decided.", worker.decision_s)
+        yield CounterMetricFamily("plait_commits", "Commits since the start of the service.", worker.commits)
+        yield CounterMetricFamily("plait_commit_seconds", "Seconds spent in rounds of the engine.", worker.commit_s)
+
+    def render(self, status: dict[str, Any]) -> bytes:
+        """The answer to a scrape."""
+        self._status = status
+        return generate_latest(self.registry)

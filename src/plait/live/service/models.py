@@ -1,0 +1,164 @@
+"""What requests must look like."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
+
+Text = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f]*$")]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]
+Word = Annotated[str, StringConstraints(max_length=65_536, pattern=r"^[^\x00]*$")]
+Count = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+M = TypeVar("M", bound=BaseModel)
+
+
+class Model(BaseModel):
+    """No unknown fields, no guessing of types."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True, strict=False)
+
+
+class ProfileIn(Model):
+    """Seconds an iteration spends on each resource, alone."""
+
+    storage: Count = 0.0
+    cpu: Count = 0.0
+    gpu: Count = 0.0
+    network: Count = 0.0
+    iteration_s: Positive | None = None
+
+
+class JobIn(Model):
+    """A job as it is submitted; see `plait.live` job.schema.json."""
+
+    command: Annotated[list[Word], Field(min_length=1, max_length=4096)]
+    name: Text | None = None
+    workdir: Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00]*$")] | None = None
+    env: Annotated[dict[str, Word], Field(max_length=1000)] = {}
+    gpus: Annotated[int, Field(ge=1, le=100_000)] = 1
+    iterations: Positive | None = None
+    model: Text | None = None
+    job_class: Annotated[Literal["guaranteed", "opportunistic"], Field(alias="class")] = "guaranteed"
+    retries: Annotated[int, Field(ge=0, le=1000)] = 3
+    gpu_memory: Count | None = None
+    cpus: Count | None = None
+    memory: Count | None = None
+    deadline_s: Positive | None = None
+    checkpoint_s: Positive = 60.0
+    project: Name | None = None
+    priority: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    profile: ProfileIn | None = None
+    skew: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    @field_validator("command")
+    @classmethod
+    def _program(cls, command: list[str]) -> list[str]:
+        if not command[0].strip():
+            raise ValueError("the program's name is empty")
+        return command
+
+    @field_validator("env")
+    @classmethod
+    def _names(cls, env: dict[str, str]) -> dict[str, str]:
+        for name in env:
+            if not name or "=" in name or "\0" in name:
+                raise ValueError(f"{name!r} cannot be the name of a variable")
+        return env
+
+    @field_validator("gpus", "retries", mode="before")
+    @classmethod
+    def _whole(cls, value: Any) -> Any:
+        if isinstance(value, (bool, str)):
+            raise ValueError("needs a whole number")
+        return value
+
+    @field_validator("profile")
+    @classmethod
+    def _some(cls, profile: ProfileIn | None) -> ProfileIn | None:
+        if profile and not (profile.storage + profile.cpu + profile.gpu + profile.network) > 0:
+            raise ValueError("all stages take 0 s")
+        return profile
+
+    def request(self) -> dict[str, Any]:
+        """What is stored: everything that was said."""
+        return self.model_dump(by_alias=True, exclude_none=True)
+
+
+class JobsIn(Model):
+    """Several jobs, all or none."""
+
+    jobs: Annotated[list[JobIn], Field(min_length=1, max_length=10_000)]
+
+
+class JobOut(BaseModel):
+    """A stored job."""
+
+    id: str
+    number: int
+
+
+class PolicyIn(Model):
+    """A policy of the catalog, with options: muri-l:quantum_s=60."""
+
+    policy: Annotated[str, StringConstraints(min_length=1, max_length=500)]
+
+
+class TokenIn(Model):
+    """Whom a new token is for."""
+
+    user: Name
+    role: Literal["admin", "user", "viewer", "agent"] = "user"
+    project: Name = "default"
+
+
+class ProjectIn(Model):
+    """A project: GPUs that its jobs may hold together (null: no limit), and its share beside others."""
+
+    name: Name
+    quota_gpus: Annotated[int, Field(ge=0)] | None = None
+    weight: Positive | None = None
+
+
+class BackupIn(Model):
+    """Where the copy goes, on the machine of the service."""
+
+    path: Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
+
+
+class ErrorBody(BaseModel):
+    """What went wrong, in which field, and what to do."""
+
+    message: str
+    field: str | None = None
+    next: str | None = None
+
+
+class ErrorOut(BaseModel):
+    """Every answer of 400 and above."""
+
+    error: ErrorBody
+
+
+class Invalid(Exception):
+    """A request that is not well formed; `status` 400 for no JSON, 422 for a wrong field."""
+
+    def __init__(self, message: str, field: str | None = None, status: int = 422) -> None:
+        """Name the field."""
+        super().__init__(message)
+        self.field, self.status = field, status
+
+
+def parse(model: type[M], data: Any) -> M:
+    """The request as this model; raises `Invalid` that names the first wrong field."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or None
+        message = first["msg"].removeprefix("Value error, ")
+        given = first.get("input")
+        if first["type"] not in ("missing", "extra_forbidden") and not isinstance(given, (dict, list)):
+            message += f" (got {str(given)[:60]!r})"
+        raise Invalid(message, where) from None

@@ -1,0 +1,163 @@
+"""The one thread that the engine lives in: requests queue up for it, and those that meet share one commit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from plait.live.engine import Engine
+
+T = TypeVar("T")
+
+#: Requests that share one commit at most.
+BATCH = 256
+_LOG = logging.getLogger("plait.service")
+
+
+class Stopped(RuntimeError):
+    """The service is going down."""
+
+
+@dataclass
+class _Item:
+    work: Callable[[Engine, float], Any]
+    after: Callable[[Engine, Any], Any] | None
+    future: Future[Any]
+    result: Any = None
+    error: BaseException | None = field(default=None)
+
+
+class Worker(threading.Thread):
+    """Runs an engine. `published` is called after each commit with the versions of all nodes' assignments.
+
+    When the engine breaks (the disk is full, the database gone), everything that waits gets the error, `failed` is
+    called and the thread ends: what is true is in the store, and a new service starts from there.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Callable[[], float],
+        published: Callable[[dict[str, int]], object],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Nothing runs before `start`."""
+        super().__init__(name="engine", daemon=True)
+        self.engine, self.clock = engine, clock
+        self._published, self._failed = published, failed
+        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._stopped = False
+        self._versions: dict[str, int] = {}
+        self.decisions, self.decision_s, self.commits, self.commit_s = 0, 0.0, 0, 0.0
+
+    def submit(
+        self, work: Callable[[Engine, float], Any], after: Callable[[Engine, Any], Any] | None = None
+    ) -> Future[Any]:
+        """Let the engine do something; the result is there once it is stored, passed through `after` if given."""
+        item = _Item(work, after, Future())
+        if self._stopped:
+            item.future.set_exception(Stopped("the service is going down"))
+        else:
+            self._queue.put(item)
+        return item.future
+
+    async def call(self, work: Callable[[Engine, float], T], after: Callable[[Engine, Any], Any] | None = None) -> Any:
+        """`submit`, awaited."""
+        return await asyncio.wrap_future(self.submit(work, after))
+
+    def stop(self) -> None:
+        """Finish what is queued, then end."""
+        self._queue.put(None)
+
+    def run(self) -> None:
+        """Until stopped or broken."""
+        wake_s = self.clock()
+        try:
+            while not self._stopped:
+                items = self._next(wake_s)
+                wake_s = self._round(items)
+        except BaseException as error:
+            self._stopped = True
+            self._refuse(error)
+            self._failed(error)
+            return
+        self._refuse(Stopped("the service is going down"))
+
+    def _next(self, wake_s: float) -> list[_Item]:
+        items: list[_Item] = []
+        try:
+            item = self._queue.get(timeout=max(0.0, min(wake_s - self.clock(), 5.0)))
+            while True:
+                if item is None:
+                    self._stopped = True
+                    break
+                items.append(item)
+                if len(items) == BATCH:
+                    break
+                item = self._queue.get_nowait()
+        except queue.Empty:
+            pass
+        return items
+
+    def _round(self, items: list[_Item]) -> float:
+        engine, begin = self.engine, time.perf_counter()
+        before = engine.state.decision_seq
+        try:
+            with engine.batch():
+                for item in items:
+                    try:
+                        item.result = item.work(engine, self.clock())
+                    except Exception as error:
+                        item.error = error
+                        if engine.broken:
+                            raise
+                wake_s = engine.step(self.clock())
+        except BaseException as error:
+            for item in items:
+                item.future.set_exception(error)
+            raise
+        self.commits += 1
+        taken_s = time.perf_counter() - begin
+        self.commit_s += taken_s
+        if engine.state.decision_seq != before:
+            self.decisions += 1
+            self.decision_s += taken_s
+        for item in items:
+            self._answer(item)
+        versions = {name: engine.assigner.version(name) for name in engine.state.nodes}
+        if versions != self._versions:
+            self._versions = versions
+            self._published(versions)
+        return wake_s
+
+    def _answer(self, item: _Item) -> None:
+        if item.future.cancelled():
+            return
+        if item.error is None and item.after is not None:
+            try:
+                item.result = item.after(self.engine, item.result)
+            except Exception as error:
+                item.error = error
+        try:
+            if item.error is not None:
+                item.future.set_exception(item.error)
+            else:
+                item.future.set_result(item.result)
+        except Exception:  # whoever asked has gone in the meantime
+            _LOG.debug("an answer nobody waits for")
+
+    def _refuse(self, error: BaseException) -> None:
+        while True:
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if item is not None:
+                item.future.set_exception(error)
