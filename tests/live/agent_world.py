@@ -10,8 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -164,9 +163,8 @@ class World:
 
     def run(self, job: int, *argv: str, **more: Any) -> Run:
         """A run of job `job` alone on GPU 0, unless said otherwise."""
-        values: dict[str, Any] = {
-            "epoch": 1, "rank": 0, "world": 1, "gpus": [0], "grace_s": 30.0, "group": GroupInfo(f"g{job}", members=[Mate(job, 0)]),
-        }  # fmt: skip
+        alone = GroupInfo(f"g{job}", members=[Mate(job, 0)])
+        values: dict[str, Any] = {"epoch": 1, "rank": 0, "world": 1, "gpus": [0], "grace_s": 30.0, "group": alone}
         return Run(job=job, argv=list(argv), **(values | more))
 
     def python(self, job: int, code: str, **more: Any) -> Run:
@@ -181,10 +179,8 @@ class World:
 
     def said(self, job: int, text: str, *, epoch: int = 1, rank: int = 0) -> str:
         """Wait until a job has printed something."""
-        return until(
-            lambda: (said := self.log(job, epoch=epoch, rank=rank)) if text in self.log(job, epoch=epoch, rank=rank) else "",
-            f"{text!r} in the log of job {job}",
-        ) and self.log(job, epoch=epoch, rank=rank)  # fmt: skip
+        until(lambda: text in self.log(job, epoch=epoch, rank=rank), f"{text!r} in the log of job {job}")
+        return self.log(job, epoch=epoch, rank=rank)
 
     def runner(self, job: int, *, epoch: int = 1, rank: int = 0) -> int:
         claim = until(lambda: procs.read_json(self.folder(job, epoch=epoch, rank=rank) / "runner.json"), "runner.json")
@@ -227,6 +223,3 @@ class World:
 
 def group(name: str, *jobs: int, gate: str = "none", version: int = 1) -> GroupInfo:
     return GroupInfo(name, gate, members=[Mate(job, turn) for turn, job in enumerate(jobs)], version=version)
-
-
-__all__ = ["Assignment", "Iterator", "Service", "World", "group", "replace", "until"]

@@ -31,6 +31,7 @@ from plait.live.layout import Layout, make_private
 from plait.live.wire import ENDED, PREEMPTED, RUNNING, STARTING, Ask, Assignment, Observed, Reply, Run
 
 _TICK_S = 0.5
+_LOCK_TRIES = 10
 _NOT_RUNNABLE = 126
 
 
@@ -92,15 +93,16 @@ class Agent:
 
     def _take_node(self) -> int:
         fd = os.open(self.folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            other = procs.read_json(self.folder / "agent.json") or {}
-            raise AlreadyRuns(
-                f"node {self.settings.node!r} of {self.layout.home} already has an agent (pid {other.get('pid', '?')})"
-            ) from None
-        return fd
+        for _ in range(_LOCK_TRIES):  # whoever looks whether an agent runs holds the lock for a moment
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return fd
+            time.sleep(0.02)
+        os.close(fd)
+        other = procs.read_json(self.folder / "agent.json") or {}
+        raise AlreadyRuns(
+            f"node {self.settings.node!r} of {self.layout.home} already has an agent (pid {other.get('pid', '?')})"
+        )
 
     def _address(self) -> tuple[str, str]:
         token = (self.folder / "enrol").read_text(encoding="ascii").strip()

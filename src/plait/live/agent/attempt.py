@@ -18,7 +18,7 @@ from plait.live.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, Run, 
 from plait.training.page import STOP_GRACEFULLY, STOP_NOW
 
 #: What the runner is given beyond the grace before the agent ends everything itself.
-RUNNER_PATIENCE_S = 10.0
+RUNNER_PATIENCE_S = 5.0
 
 
 @dataclass

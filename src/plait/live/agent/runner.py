@@ -75,10 +75,14 @@ class LogWriter:
         """Append. A full disk loses output, never the job."""
         self.tail = (self.tail + data)[-4096:]
         try:
-            if self.size and self.size + len(data) > self.limit:
-                self._turn_over()
             while data:
-                written = os.write(self._fd, data)
+                room = self.limit - self.size
+                if len(data) > room:  # between two lines, if there is an end of one
+                    room = data.rfind(b"\n", 0, max(room, 0)) + 1 or room
+                if room <= 0:
+                    self._turn_over()
+                    continue
+                written = os.write(self._fd, data[:room])
                 self.size += written
                 data = data[written:]
         except OSError:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO
 
 from plait.core.errors import InputError
-from plait.live.agent import procs
+from plait.live.agent import journal, procs
 from plait.live.agent.attempt import RUNNER_PATIENCE_S
 from plait.live.agent.monitor import Gpu, Nvml, cores
 from plait.live.agent.procs import Process
@@ -87,6 +87,13 @@ def divide(machine: Machine, nodes: int | None, gpus_per_node: int | None, cuda:
     return [LocalNode(f"n{i}", each, tuple(numbers[i * each : (i + 1) * each])) for i in range(nodes)]
 
 
+class _Outliving(subprocess.Popen[bytes]):
+    """A child that is meant to outlive us, so that dropping it is no mistake to be warned of."""
+
+    def __del__(self) -> None:
+        """Nothing."""
+
+
 class LocalBackend:
     """Starts, watches and stops the agents of this machine's nodes."""
 
@@ -105,7 +112,7 @@ class LocalBackend:
             raise InputError(machine.problem)
         self.layout, self.stop_grace_s = layout, stop_grace_s
         self.nodes = {node.name: node for node in divide(machine, nodes, gpus_per_node, cuda)}
-        self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self._started: dict[str, _Outliving] = {}
         self._next_s: dict[str, tuple[float, float]] = {}
 
     def start(self) -> list[str]:
@@ -129,12 +136,16 @@ class LocalBackend:
         """Start the agent of a node unless it runs; whether it was started."""
         if self._runs(name):
             return False
-        node = self.nodes[name]
+        self._spawn(self.nodes[name])
+        return True
+
+    def _spawn(self, node: LocalNode) -> None:
+        name = node.name
         folder = make_private(self.layout.node(name))
         size = ["--gpus", str(node.gpus)] if node.cuda is None else ["--cuda", ",".join(map(str, node.cuda))]
         command = [sys.executable, "-m", "plait.live.agent", "--home", str(self.layout.home), "--node", name, *size]
         with _log_of(folder) as log:
-            self._started[name] = subprocess.Popen(
+            self._started[name] = _Outliving(
                 [*command, "--stop-grace", f"{self.stop_grace_s:g}"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -142,7 +153,6 @@ class LocalBackend:
                 cwd=self.layout.home,
                 start_new_session=True,
             )
-        return True
 
     def check(self) -> list[str]:
         """Start agents that died, later each time if they die again soon; the nodes of those started."""
@@ -207,11 +217,10 @@ class LocalBackend:
         """Signal, wait, and kill those that do not end (their jobs' runners are found by the next agent)."""
         until = time.monotonic() + (self.stop_grace_s + RUNNER_PATIENCE_S if jobs else 0.0) + 5.0
         for name in names:
+            if jobs and not self._runs(name) and self._has_jobs(name):
+                self._spawn(self.nodes.get(name, LocalNode(name, 1, None)))  # to take them back and end them
+            self._wait_for(name)
             process = self._agent(name)
-            started = self._started.get(name)
-            if process is None and started is not None and started.poll() is None:
-                self.wait_for(name)  # it is being born
-                process = self._agent(name)
             if process is not None:
                 process.send(signal.SIGCONT)
                 process.send(signal.SIGUSR1 if jobs else signal.SIGTERM)
@@ -228,8 +237,12 @@ class LocalBackend:
             if started is not None:
                 started.wait()
 
-    def wait_for(self, name: str, timeout_s: float = 5.0) -> None:
-        """Wait until an agent has said that it runs, or has ended."""
+    def _has_jobs(self, name: str) -> bool:
+        memory = journal.read(self.layout.node(name) / "journal.jsonl")
+        return any(not known.ended for known in memory.attempts.values())
+
+    def _wait_for(self, name: str, timeout_s: float = 5.0) -> None:
+        """Wait while an agent is being born, until it has said that it runs or has ended."""
         until = time.monotonic() + timeout_s
         while self._agent(name) is None and self._runs(name) and time.monotonic() < until:
             time.sleep(0.01)

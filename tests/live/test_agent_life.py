@@ -1,0 +1,369 @@
+"""The agent's own life: killed, stopped, cut off, told old things; what it does to jobs then."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agent_world import World, group, until
+
+from plait.live.agent import journal, procs
+from plait.live.agent.journal import Journal
+from plait.live.agent.procs import Process
+from plait.live.wire import Assignment, GroupInfo, Mate
+
+PATIENT = "import time\nprint('ready')\nwhile True: time.sleep(0.01)\n"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path / "home")
+    yield world
+    world.close()
+
+
+def job_that_waits(world: World, job: int) -> str:
+    """Ends with exit code 0 when the file `go` appears."""
+    go = world.layout.home / "go"
+    return (
+        f"import os, time\nprint('ready', {job})\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\nprint('end')"
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_jobs_outlive_their_agent_and_are_taken_back(world: World, number: int) -> None:
+    world.start()
+    world.service.want(world.python(1, job_that_waits(world, 1)), world.python(2, PATIENT, gpus=[1]))
+    before = world.said(1, "ready"), world.runner(1)
+    world.said(2, "ready")
+    world.end_agent(number)
+    world.service.told.clear()
+    world.start()
+    assert world.service.wait(1, "running").held_s > 0.0
+    assert world.runner(1) == before[1]
+    (world.layout.home / "go").touch()
+    assert world.service.wait(1, "ended").exit_code == 0
+    assert world.log(1) == "ready 1\nend\n"  # it ran once
+    world.service.want(drop=((2, 1, 0),))  # and what was taken back can be stopped
+    assert world.service.wait(2, "ended").exit_code == -15
+
+
+def test_jobs_that_end_while_there_is_no_agent_are_told_by_the_next(world: World) -> None:
+    world.start()
+    world.service.want(world.python(1, job_that_waits(world, 1)))
+    world.said(1, "ready")
+    world.end_agent(signal.SIGKILL)
+    (world.layout.home / "go").touch()
+    until(lambda: (world.folder(1) / "exit.json").exists(), "the end of the job")
+    world.start()
+    seen = world.service.wait(1, "ended")
+    assert (seen.exit_code, seen.reason) == (0, None)
+
+
+def test_runners_killed_while_there_is_no_agent_are_told_by_the_next(world: World) -> None:
+    world.start()
+    world.service.want(world.python(1, PATIENT))
+    world.said(1, "ready")
+    world.end_agent(signal.SIGKILL)
+    os.kill(world.runner(1), signal.SIGKILL)
+    world.start()
+    assert world.service.wait(1, "ended").exit_code == -9
+
+
+def test_an_end_is_told_until_it_is_noted_also_by_the_next_agent(world: World) -> None:
+    world.service.kept.add((1, 1, 0))
+    world.start()
+    world.service.want(world.run(1, "sh", "-c", "exit 4"))
+    world.service.wait(1, "ended")
+    world.end_agent(signal.SIGKILL)
+    world.service.told.clear()
+    world.start()
+    assert world.service.wait(1, "ended").exit_code == 4
+    world.service.kept.clear()
+    world.service.want(drop=((1, 1, 0),))
+    until(lambda: not world.service.told[-1].attempts, "the end to be forgotten")
+
+
+def test_a_lost_journal_starts_nothing_twice(world: World) -> None:
+    world.start()
+    world.service.want(world.python(1, job_that_waits(world, 1)))
+    world.said(1, "ready")
+    runner = world.runner(1)
+    world.end_agent(signal.SIGKILL)
+    (world.layout.node("n0") / "journal.jsonl").unlink()
+    world.service.told.clear()
+    world.start()
+    world.service.wait(1, "running")
+    assert world.runner(1) == runner
+    (world.layout.home / "go").touch()
+    assert world.service.wait(1, "ended").exit_code == 0
+    assert world.log(1) == "ready 1\nend\n"
+
+
+def test_an_announced_start_that_never_happened_happens_once(world: World) -> None:
+    run = world.python(1, "print('once')")
+    book = Journal(world.layout.node("n0") / "journal.jsonl")
+    book.append(journal.start(run))
+    book.close()
+    world.service.want(run)
+    world.start()
+    assert world.service.wait(1, "ended").exit_code == 0
+    assert world.log(1) == "once\n"
+
+
+def test_a_process_of_the_same_pid_is_not_mistaken_for_the_job(world: World) -> None:
+    stranger = subprocess.Popen(["sleep", "1000"])
+    try:
+        me = Process.of(stranger.pid)
+        assert me is not None
+        run = world.python(1, "print('once')")
+        book = Journal(world.layout.node("n0") / "journal.jsonl")
+        book.append(journal.start(run), journal.began((1, 1, 0), Process(me.pid, me.start_time - 5, me.boot)))
+        book.close()
+        world.service.want(run)
+        world.start()
+        assert world.service.wait(1, "ended").exit_code == -9
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_node_has_one_agent(world: World) -> None:
+    world.start()
+    until(lambda: world.service.told, "the first word")
+    other = subprocess.run(
+        [sys.executable, "-m", "plait.live.agent", "--home", str(world.layout.home)], capture_output=True, text=True
+    )
+    assert other.returncode == 3
+    assert "already has an agent" in other.stderr
+
+
+def test_told_twice_late_or_out_of_order_changes_nothing(world: World) -> None:
+    world.start()
+    service = world.service
+    run = world.python(1, PATIENT)
+    service.want(run)
+    world.said(1, "ready")
+    runner, version = world.runner(1), service.version
+    old = [
+        Assignment(1, 1),  # nothing should run: from before the job
+        Assignment(1, version, attempts=[run]),
+        Assignment(1, version - 1, attempts=[world.python(2, PATIENT)]),
+    ] * 5
+    told = iter(old)
+    service.override = lambda _: next(told, Assignment(1, version, attempts=[run]))
+    until(lambda: next(told, None) is None, "all old answers to be given")
+    service.override = None
+    count = len(service.told)
+    until(lambda: len(service.told) > count + 1, "further words")
+    assert service.wait(1, "running")
+    assert world.runner(1) == runner
+    assert service.seen(2) is None
+
+
+def test_a_replaced_leader_is_refused_also_by_the_next_agent(world: World) -> None:
+    world.start()
+    world.service.term = 5
+    world.service.want(world.python(1, PATIENT))
+    world.said(1, "ready")
+    for again in (False, True):
+        if again:
+            world.end_agent(signal.SIGKILL)
+            world.start()
+        world.service.told.clear()
+        world.service.override = lambda told: Assignment(4, 1000)
+        until(lambda: len(world.service.told) >= 3, "several answers of the old leader")
+        assert world.service.told[-1].term == 5
+        assert [a.state for a in world.service.told[-1].attempts] == ["running"]
+        world.service.override = None
+        until(lambda: world.service.told[-1].reached == world.service.version, "the right leader again")
+    assert {"what": "refuse", "term": 4, "because": "term 5 was seen"} in world.journal()
+
+
+def test_an_attempt_that_was_replaced_is_refused(world: World) -> None:
+    world.start()
+    world.layout.epoch_file(1).parent.mkdir(parents=True)
+    world.layout.epoch_file(1).write_text("3\n")
+    world.service.want(world.python(1, PATIENT, epoch=2))
+    seen = world.service.wait(1, "ended", epoch=2)
+    assert (seen.exit_code, seen.reason) == (None, "refused: attempt 2 of job 1 was replaced by attempt 3")
+    world.service.want(world.python(2, "print(1)", epoch=4))
+    world.service.wait(2, "ended", epoch=4)
+    world.service.want(world.python(2, PATIENT, epoch=3))  # no EPOCH file, but a higher one was seen here
+    assert world.service.wait(2, "ended", epoch=3).exit_code is None
+
+
+def test_a_gpu_is_given_on_when_nobody_of_another_group_holds_it(world: World) -> None:
+    world.start()
+    slow = (
+        "import os, signal, time, sys\n"
+        f"go = {str(world.layout.home / 'go')!r}\n"
+        "signal.signal(signal.SIGTERM, lambda *_: None)\nprint('ready')\n"
+        "while not os.path.exists(go): time.sleep(0.01)\nsys.exit(75)\n"
+    )
+    first, mate = world.python(1, slow, gpus=[0, 1], group=group("a", 1, 2)), group("a", 1, 2)
+    world.service.want(first, world.python(2, PATIENT, gpus=[1], group=mate))
+    world.said(1, "ready")
+    world.said(2, "ready")  # of the same group: at once
+    world.service.want(world.python(3, PATIENT, gpus=[0]), world.python(4, PATIENT, gpus=[2]), drop=((1, 1, 0),))
+    world.said(4, "ready")
+    assert world.service.wait(1, "stopping")
+    assert world.service.wait(3, "starting")
+    (world.layout.home / "go").touch()
+    assert world.service.wait(1, "ended").exit_code == 75
+    world.said(3, "ready")
+
+
+def test_a_lost_service_stops_nothing_and_is_found_again_elsewhere(world: World) -> None:
+    world.start()
+    world.service.want(world.python(1, job_that_waits(world, 1)))
+    world.said(1, "ready")
+    old = world.service
+    old.close()
+    (world.layout.home / "go").touch()
+    until(lambda: (world.folder(1) / "exit.json").exists(), "the job to end by itself")
+    world.service = type(old)()
+    world.service.runs, world.service.version = old.runs, old.version
+    world.publish()
+    assert world.service.wait(1, "ended").exit_code == 0
+
+
+def test_without_contact_for_the_lease_work_is_stopped_gracefully(world: World) -> None:
+    world.start()
+    world.service.lease_s = 0.5
+    leave = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n" + PATIENT
+    world.service.want(world.python(1, leave))
+    world.said(1, "ready")
+    world.service.quiet = True
+    until(lambda: (world.folder(1) / "exit.json").exists(), "the job to be stopped")
+    world.service.quiet = False
+    seen = world.service.wait(1, "ended")
+    assert (seen.exit_code, seen.reason) == (75, "no contact with the service for 0.5 s")
+
+
+def test_an_agent_stopped_beyond_its_lease_asks_before_it_acts(world: World) -> None:
+    world.start()
+    world.service.lease_s = 0.5
+    world.service.want(world.python(1, PATIENT))
+    world.said(1, "ready")
+    assert world.agent is not None
+    world.agent.send_signal(signal.SIGSTOP)
+    time.sleep(1.0)  # twice the lease
+    asked = len(world.service.told)
+    world.agent.send_signal(signal.SIGCONT)
+    until(lambda: len(world.service.told) > asked + 3, "words after it was woken")
+    assert world.service.wait(1, "running")
+    assert not (world.folder(1) / "exit.json").exists()
+
+
+def test_an_agent_told_to_stop_jobs_ends_them_and_tells(world: World) -> None:
+    world.start("--stop-jobs")
+    world.service.want(world.python(1, PATIENT))
+    world.said(1, "ready")
+    assert world.end_agent(signal.SIGTERM) == 0
+    seen = world.service.seen(1)
+    assert seen is not None
+    assert (seen.state, seen.exit_code) == ("ended", -15)
+
+
+def test_members_of_a_group_are_told_of_it_and_of_its_changes(world: World) -> None:
+    world.start()
+    runs = [world.python(job, PATIENT, group=group("pair", 1, 2, gate="tokens")) for job in (1, 2)]
+    world.service.want(*runs)
+    world.said(1, "ready")
+    world.said(2, "ready")
+    folder = world.layout.gates / "pair"
+    control = json.loads((world.folder(2) / "control.json").read_text())
+    assert control["epoch"] == 1
+    assert control["group"] | {"index": 1, "rank": 0, "gate": "tokens", "dir": str(folder)} == control["group"]
+    assert (folder / "v1" / "page.bin").exists()
+    changed = GroupInfo("pair", "barrier", members=[Mate(1, 0), Mate(2, 2)], version=2)
+    world.service.want(*(world.python(job, PATIENT, group=changed) for job in (1, 2)))
+
+    def told() -> bool:
+        now = json.loads((world.folder(2) / "control.json").read_text())
+        word = struct.unpack_from("<q", (world.folder(2) / "page.bin").read_bytes(), 2056)[0]
+        return bool(now["group"]["gate"] == "barrier" and word == now["version"] > control["version"])
+
+    until(told, "the change to be told")
+    alone = GroupInfo("pair", "none", members=[Mate(1, 0)], version=3)
+    world.service.want(world.python(1, PATIENT, group=alone), drop=((2, 1, 0),))
+    world.service.wait(2, "ended")
+    world.service.want(drop=((1, 1, 0),))
+    world.service.wait(1, "ended")
+    until(lambda: not folder.exists(), "the folder of the group to go with its last member")
+
+
+def test_progress_comes_from_the_page_and_nonsense_in_it_does_no_harm(world: World) -> None:
+    world.start()
+    job = (
+        "import os, struct, time\n"
+        "page = open(os.environ['PLAIT_RUN_DIR'] + '/page.bin', 'r+b', buffering=0)\n"
+        "def put(at, kind, *v): page.seek(at); page.write(struct.pack('<' + kind, *v))\n"
+        "for step in range(1, 31):\n"
+        "    put(64, 'd', step); put(72, 'd', 0.02); put(160, '4d', *(step * t for t in (0.1, 0.2, 0.3, 0.0)))\n"
+        "    time.sleep(0.01)\n"
+        "    if step % 5 == 0: print('step', step)\n"
+        "put(88, 'd', 500); put(120, '2d', 25, time.time()); put(112, 'd', 3.5)\n"
+        "put(336, '5d', 0.02, 0.1, 0.2, 0.3, 0.0); put(328, 'q', 20); put(320, 'q', 2)\n"
+        "print('done')\n"
+        "while not os.path.exists(os.environ['PLAIT_RUN_DIR'] + '/go'): time.sleep(0.01)\n"
+        "put(64, 'd', float('nan')); put(72, 'd', float('inf')); put(256, 'q', 99); print('wild')\n"
+        "page.truncate(10); time.sleep(1000)\n"
+    )
+    world.service.want(world.python(1, job))
+    world.said(1, "done")
+    seen = until(lambda: (s := world.service.wait(1, "running")).checkpoint_steps and s, "the page to be told")
+    assert (seen.steps, seen.step_s, seen.total_steps, seen.skew, seen.checkpoint_steps) == (30, 0.02, 500, 3.5, 25)
+    assert seen.profile is not None
+    assert (seen.profile.samples, seen.profile.stage_s) == (20, [0.1, 0.2, 0.3, 0.0])
+    assert 0 <= (seen.checkpoint_age_s or -1) < 60
+    (world.folder(1) / "go").touch()
+    world.said(1, "wild")
+    seen = until(lambda: (s := world.service.wait(1, "running")).steps == 0 and s, "nonsense to be left out")
+    assert (seen.step_s, seen.gate) == (None, "none")
+
+
+def test_a_journal_is_read_past_torn_lines_and_written_anew_without_the_past(tmp_path: Path, world: World) -> None:
+    path = tmp_path / "journal.jsonl"
+    book = Journal(path)
+    one, two = world.run(1, "true", epoch=3), world.run(2, "true")
+    book.append({"what": "term", "term": 7}, journal.start(one), journal.end((1, 3, 0), 0, None))
+    book.append(journal.forget((1, 3, 0)))
+    with open(path, "ab") as file:
+        file.write(b'{"what": "start", "run": {"job": 5, "ep')
+    book.append(journal.start(two), journal.began((2, 1, 0), Process(10, 20, "boot")))
+    book.close()
+    memory = journal.read(path)
+    assert (memory.term, memory.epochs, list(memory.attempts)) == (7, {1: 3, 2: 1}, [(2, 1, 0)])
+    assert memory.attempts[2, 1, 0].process == Process(10, 20, "boot")
+    again = Journal(path)
+    again.close()
+    assert again.memory == memory == journal.read(path)
+    assert b'"ep' not in path.read_bytes().replace(b'"epoch', b"")
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_process_is_its_pid_and_its_start() -> None:
+    child = subprocess.Popen(["sleep", "1000"])
+    try:
+        process = Process.of(child.pid)
+        assert process is not None
+        assert process.alive
+        assert not Process(process.pid, process.start_time + 1, process.boot).send(signal.SIGKILL)
+        assert not Process(process.pid, process.start_time, "another boot").alive
+        assert child.pid in procs.children(os.getpid())
+    finally:
+        child.kill()
+        child.wait()
+    assert not process.alive
+    assert Process.of(child.pid) is None

@@ -1,0 +1,265 @@
+"""Processes of jobs under a real agent: started, ended, stopped, killed, limited; nothing of them is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_world import World, group, until
+
+from plait.live.agent import procs
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path / "home").start()
+    yield world
+    world.close()
+
+
+def test_a_process_gets_its_environment_and_its_end_is_told(world: World) -> None:
+    show = "import os, json; print(json.dumps(dict(os.environ) | {'cwd': os.getcwd()})); raise SystemExit(0)"
+    workdir = world.layout.home / "work"
+    workdir.mkdir()
+    world.service.want(
+        world.python(7, show, gpus=[1, 2], env={"MINE": "a b;$c", "RANK": "9"}, workdir=str(workdir), checkpoint_s=5.0)
+    )
+    seen = world.service.wait(7, "ended")
+    assert (seen.exit_code, seen.reason) == (0, None)
+    env = json.loads(world.log(7))
+    assert env["MINE"] == "a b;$c"
+    assert env["cwd"] == str(workdir)
+    assert {name: env[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")} == {
+        "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+    }  # fmt: skip
+    assert int(env["MASTER_PORT"]) > 0
+    assert (env["PLAIT_JOB"], env["PLAIT_EPOCH"], env["PLAIT_CHECKPOINT_S"]) == ("j-7", "1", "5")
+    assert env["PLAIT_RUN_DIR"] == str(world.folder(7))
+    assert env["CUDA_VISIBLE_DEVICES"] == ""
+    assert (world.folder(7) / "page.bin").stat().st_size == 4096
+    assert world.folder(7).stat().st_mode & 0o077 == 0
+    until(lambda: not world.service.told[-1].attempts, "the end to be forgotten once it is noted")
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "reason"),
+    [
+        ("print('one'); print('two'); raise SystemExit(3)", 3, "exit code 3; last lines of the log: one | two"),
+        ("raise SystemExit(75)", 75, None),
+        ("import os; os.kill(os.getpid(), 11)", -11, "killed by SIGSEGV; it printed nothing"),
+        ("import os; os.kill(os.getpid(), 9)", -9, "killed by SIGKILL (by hand, or out of memory)"),
+    ],
+)
+def test_how_a_process_ended(world: World, code: str, exit_code: int, reason: str | None) -> None:
+    world.service.want(world.python(1, code))
+    seen = world.service.wait(1, "ended")
+    assert seen.exit_code == exit_code
+    assert (seen.reason or "").startswith(reason or "")
+    assert (seen.reason is None) == (reason is None)
+
+
+@pytest.mark.parametrize(
+    ("change", "exit_code", "reason"),
+    [
+        ({"argv": ["no-such-command", "x"]}, 127, "command not found: 'no-such-command'"),
+        ({"argv": ["/"]}, 126, "cannot run '/'"),
+        ({"workdir": "/no/such/folder"}, 126, "cannot enter workdir '/no/such/folder': No such file or directory"),
+        ({"gpus": [9]}, 126, "GPUs [9] were asked for; this node has 4"),
+        ({"argv": []}, 126, "the service asked for something that cannot be a process"),
+    ],
+)
+def test_what_cannot_be_started_says_why(world: World, change: dict[str, Any], exit_code: int, reason: str) -> None:
+    world.service.want(replace(world.run(1, "true"), **change))
+    seen = world.service.wait(1, "ended")
+    assert seen.exit_code == exit_code
+    assert (seen.reason or "").startswith(reason)
+
+
+def test_a_stop_is_told_by_page_and_signal_and_may_end_in_a_checkpoint(world: World) -> None:
+    job = (
+        "import os, signal, struct, sys, time\n"
+        "def leave(*_):\n"
+        "    with open(os.environ['PLAIT_RUN_DIR'] + '/page.bin', 'rb') as f: page = f.read()\n"
+        "    print('stop', struct.unpack_from('<q', page, 2048)[0]); sys.exit(75)\n"
+        "signal.signal(signal.SIGTERM, leave); print('ready')\n"
+        "while True: time.sleep(0.01)\n"
+    )
+    run = world.python(1, job)
+    world.service.want(run)
+    world.said(1, "ready")
+    world.service.want(world.python(1, job, stop=True))
+    seen = world.service.wait(1, "ended")
+    assert seen.exit_code == 75
+    assert "stop 1" in world.log(1)
+
+
+def test_what_is_not_named_any_more_is_stopped(world: World) -> None:
+    world.service.want(world.run(1, "sleep", "1000"))
+    world.service.wait(1, "running")
+    world.service.want(drop=((1, 1, 0),))
+    seen = world.service.wait(1, "ended")
+    assert (seen.exit_code, seen.reason) == (-15, "stopped by SIGTERM without a checkpoint")
+
+
+def test_a_process_that_ignores_the_stop_is_killed_after_its_grace_with_its_children(world: World) -> None:
+    job = (
+        "import signal, os, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "os.fork()\nprint('ready\\n', end='')\nwhile True: time.sleep(0.01)\n"
+    )
+    world.service.want(world.python(1, job))
+    world.said(1, "ready\nready")
+    world.service.want(world.python(1, job, stop=True, grace_s=0.3))
+    seen = world.service.wait(1, "ended")
+    assert seen.exit_code == -9
+    assert seen.reason == "did not end within 0.3 s after SIGTERM, so it was killed"
+
+
+def test_no_grace_means_now_also_when_a_long_grace_has_begun(world: World) -> None:
+    job = (
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('ready')\nwhile True: time.sleep(0.01)\n"
+    )
+    world.service.want(world.python(1, job))
+    world.said(1, "ready")
+    world.service.want(world.python(1, job, stop=True, grace_s=600.0))
+    world.service.wait(1, "stopping")
+    world.service.want(world.python(1, job, stop=True, grace_s=0.0))
+    seen = world.service.wait(1, "ended")
+    assert (seen.exit_code, seen.reason) == (-9, "killed on request")
+
+
+def test_grandchildren_that_forked_away_end_with_the_job(world: World) -> None:
+    away = (
+        "import os, sys, time\n"
+        "for clear in (False, True):\n"
+        "    if os.fork() == 0:\n"
+        "        os.setsid()\n"
+        "        if os.fork(): os._exit(0)\n"
+        "        if clear: os.execve('/bin/sleep', ['sleep', '1000'], {})\n"
+        "        os.execv('/bin/sleep', ['sleep', '1000'])\n"
+        "print('pid', os.getpid()); time.sleep(0.2)\n"
+    )
+    world.service.want(world.python(1, away))
+    world.said(1, "pid")
+    runner = world.runner(1)
+    below = until(lambda: len(found := procs.descendants(runner)) >= 3 and found, "job and two that forked away")
+    seen = world.service.wait(1, "ended")
+    assert seen.exit_code == 0
+    assert [pid for pid in below if procs.start_time(pid)] == []
+
+
+def test_a_killed_runner_takes_everything_with_it(world: World) -> None:
+    away = (
+        "import os, time\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork(): os._exit(0)\n"
+        "    os.execve('/bin/sleep', ['sleep', '1000'], {})\n"
+        "print('ready')\nwhile True: time.sleep(0.01)\n"
+    )
+    world.service.want(world.python(1, away))
+    world.said(1, "ready")
+    runner = world.runner(1)
+    below = until(lambda: len(found := procs.descendants(runner)) >= 2 and found, "job and one that forked away")
+    os.kill(runner, signal.SIGKILL)
+    seen = world.service.wait(1, "ended")
+    assert (seen.exit_code, seen.reason) == (-9, "its runner was killed from outside, and with it the process")
+    assert [pid for pid in below if procs.start_time(pid)] == []
+
+
+def test_a_stopped_runner_does_not_save_a_process(world: World) -> None:
+    world.service.want(world.run(1, "sleep", "1000"))
+    world.service.wait(1, "running")
+    runner = world.runner(1)
+    until(lambda: procs.descendants(runner), "the process")
+    os.kill(runner, signal.SIGSTOP)
+    world.service.want(world.run(1, "sleep", "1000", stop=True, grace_s=0.0))
+    seen = world.service.wait(1, "ended")  # after the agent's own patience
+    assert seen.exit_code == -9
+    assert procs.start_time(runner) is None
+
+
+def test_memory_above_the_limit_ends_the_process_and_says_so(world: World) -> None:
+    hungry = "import time\nkept = bytearray(b'x' * 300_000_000)\nprint('full')\nwhile True: time.sleep(0.01)\n"
+    world.service.want(world.python(1, hungry, memory_bytes=100e6))
+    seen = world.service.wait(1, "ended")
+    assert seen.exit_code == -9
+    assert "more than its memory limit of 0.10 GB" in (seen.reason or "")
+
+
+def test_a_gang_of_two_finds_each_other(world: World) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    meet = (
+        "import os, socket, time\n"
+        "rank, at = int(os.environ['RANK']), (os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))\n"
+        "if rank == 0:\n"
+        "    s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(at); s.listen()\n"
+        "    peer = s.accept()[0]; print('got', peer.recv(10).decode())\n"
+        "else:\n"
+        "    for _ in range(1000):\n"
+        "        try: s = socket.create_connection(at); break\n"
+        "        except OSError: time.sleep(0.01)\n"
+        "    s.sendall(b'rank ' + os.environ['LOCAL_RANK'].encode())\n"
+    )
+    both = [
+        world.python(
+            1, meet, rank=r, local_rank=r, world=2, local_world=2, gpus=[r], master_port=port, group=group("g", 1)
+        )
+        for r in (0, 1)
+    ]
+    world.service.want(*both)
+    for rank in (0, 1):
+        assert world.service.wait(1, "ended", rank=rank).exit_code == 0
+    assert "got rank 1" in world.log(1)
+
+
+def test_shell_characters_are_only_characters(world: World) -> None:
+    argv = ["printf", "%s|", "$(touch pwned)", "; rm -rf x", "`id`", "a\nb", "ünï"]
+    world.service.want(world.run(1, *argv))
+    world.service.wait(1, "ended")
+    assert world.log(1) == "".join(f"{part}|" for part in argv[2:])
+
+
+def test_the_log_is_turned_over_and_read_by_offsets(world: World) -> None:
+    lines = "import sys\nfor i in range(8000): sys.stdout.write(f'{i:06d} ä\\n')\n"
+    world.service.want(world.python(1, lines, log_bytes=12_000))
+    world.service.wait(1, "ended")
+    whole = "".join(f"{i:06d} ä\n" for i in range(8000)).encode()
+    names = sorted(path.name for path in world.folder(1).glob("out.log*"))
+    assert names == ["out.log", "out.log.1", "out.log.2", "out.log.3"]
+    assert all((world.folder(1) / name).stat().st_size <= 12_000 for name in names)
+    reply = world.service.ask(1, offset=0, limit=5000)
+    assert reply.size == len(whole)
+    assert reply.offset > 0  # the beginning was thrown away
+    text, at = "", reply.offset
+    while at < reply.size:
+        reply = world.service.ask(1, offset=at, limit=9001)
+        assert reply.offset == at
+        text, at = text + reply.text, reply.next
+    assert whole.endswith(text.encode())
+    assert text.encode() == whole[-len(text.encode()) :]
+    assert world.service.ask(1, offset=-10).text.encode() == whole[-10:]
+    assert world.service.ask(1, offset=10**9).text == ""
+    assert world.service.ask(99).error is not None
+
+
+def test_a_log_is_followed_while_it_grows(world: World) -> None:
+    world.service.want(world.run(1, sys.executable, "-S", "-c", "print('first'); input()"))
+    world.service.want(world.python(2, "import time\nprint('first')\nwhile True: time.sleep(0.01)", gpus=[1]))
+    world.said(2, "first")
+    reply = world.service.ask(2)
+    assert (reply.text, reply.next, reply.size) == ("first\n", 6, 6)
+    assert world.service.ask(2, offset=6).text == ""
+    world.service.want(drop=((2, 1, 0),))
+    world.service.wait(2, "ended")
+    world.service.wait(1, "ended")  # nobody types: its input is empty
