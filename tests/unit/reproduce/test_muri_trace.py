@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from artifact_jobs import job, trace_of
-from artifact_traces import rows, write_trace
 
+from artifact_traces import rows, write_trace
 from plait.core.errors import InputError
 from plait.reproduce.muri.engine import run
 from plait.reproduce.muri.trace import read

@@ -32,7 +32,7 @@ class AntMan(Rule):
         """For this trace. Raises `InputError` for a guaranteed job of one stage: the rule divides by pairs."""
         pairs = np.minimum(np.minimum(trace.gpu_s + trace.network_s, trace.data_s + trace.network_s),
                            trace.data_s + trace.gpu_s)  # fmt: skip
-        bad = np.flatnonzero((pairs <= 0) & (trace.priority == 0))
+        bad = np.flatnonzero((pairs <= 0) & (trace.priority == 0) & (trace.priority == 1).any())
         if len(bad):
             raise InputError(
                 f"policy antman of world muri-artifact cannot run row {int(trace.row[bad[0]])}: a guaranteed job needs "
