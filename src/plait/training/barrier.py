@@ -6,7 +6,8 @@ does not use cost nobody anything. Turns may be any distance apart, and a slot m
 
 Who takes no part is not waited for: members that have not come yet, that left, that died (their lock is free: looked
 at every 20 ms by whoever waits for them), that stay longer than `lease_s` in one stage or `rest_s` between stages.
-Whoever comes (again) starts at the next multiple of k beyond all others, that is at their next iteration.
+Whoever comes (again) joins in the slot that is on and begins in the next one of its own: turns differ, so it is in
+nobody's way, and nobody waits for it to catch up.
 """
 
 from __future__ import annotations
@@ -121,14 +122,14 @@ class BarrierGate:
         words[own + IN_STAGE] = r + 1
 
     def _join(self) -> None:
-        """Start at the next multiple of k beyond all others."""
+        """Be in the slot that is on."""
         words, own = self._words, self._own
         words[own + IN_STAGE] = 0
         while True:
-            newest = max((words[at + SLOT] for _, at in self._others if words[at + STATE] == ACTIVE), default=0)
-            if words[own + STATE] == ACTIVE and words[own + SLOT] >= newest:
+            now = min((words[at + SLOT] for _, at in self._others if words[at + STATE] == ACTIVE), default=0)
+            if words[own + STATE] == ACTIVE and words[own + SLOT] >= now:
                 return
-            words[own + SLOT] = max(words[own + SLOT], newest + -newest % K)
+            words[own + SLOT] = now
             words[own + STATE] = ACTIVE  # and look again: the others may have gone on meanwhile
 
     def _behind(self, slot: int) -> int | None:

@@ -19,7 +19,7 @@ descriptors it inherits, else it would keep its dead parent's locks.
     then by slot of each resource: pid * 2**16 + member of its holder
     then by member: slot, target, state, in_stage, bell, pid, 2 spare, opened[4]
     then by member and rank: bell, pid, 2 spare, asked[4], inside[4]
-    then for the rows: want[rows], since_ns[rows], bell[rows], member[rows]
+    then for the rows: want[rows], since_ns[rows], need_ns[rows] (-1 unknown), bell[rows], member[rows]
 """
 
 from __future__ import annotations
@@ -167,6 +167,7 @@ class Places:
     first_rank: int
     want: int
     since: int
+    need: int
     bell: int
     owner: int
     words: int
@@ -182,8 +183,8 @@ class Places:
             at += capacity
         first_rank = at + members * MEMBER_WORDS
         want = first_rank + members * world * RANK_WORDS
-        since, bell, owner = want + rows, want + 2 * rows, want + 3 * rows
-        return cls(members, world, rows, tuple(slots), at, first_rank, want, since, bell, owner, owner + rows)
+        since, need, bell, owner = (want + n * rows for n in range(1, 5))
+        return cls(members, world, rows, tuple(slots), at, first_rank, want, since, need, bell, owner, owner + rows)
 
     def member(self, index: int) -> int:
         """The first word of a member."""

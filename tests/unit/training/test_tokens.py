@@ -113,14 +113,19 @@ def test_a_stopped_holder_makes_waits_run_out_with_its_name(group, play):
     assert b.ask(f"enter {GPU}") == "in 2"
 
 
-def test_a_used_up_quantum_goes_to_whoever_waits(group, play):
-    made = group("tokens", quantum_s=1e-6)
+def _short_one_waits_for_long_one(made, play):
     watch = Watch(made)
     a, b = play(made, 1), play(made, 2)
     a.ask(f"enter {GPU}")
     assert a.ask("yield") == "yields 0", "nobody waits"
     b.say(f"enter {GPU}")
     until(lambda: watch.waiting(2) == 1)
+    watch.expect(1e-9)
+    return watch, a, b
+
+
+def test_a_used_up_quantum_goes_to_a_shorter_stage(group, play):
+    watch, a, b = _short_one_waits_for_long_one(group("tokens", quantum_s=1e-6), play)
     a.say("yield")
     assert b.hear() == "in 2"
     until(lambda: watch.waiting(2) == 1)
@@ -130,14 +135,31 @@ def test_a_used_up_quantum_goes_to_whoever_waits(group, play):
 
 
 def test_a_quantum_that_lasts_is_kept(group, play):
-    made = group("tokens", quantum_s=1e6)
-    watch = Watch(made)
-    a, b = play(made, 1), play(made, 2)
-    a.ask(f"enter {GPU}")
-    b.say(f"enter {GPU}")
-    until(lambda: watch.waiting(2) == 1)
+    _, a, b = _short_one_waits_for_long_one(group("tokens", quantum_s=1e6), play)
     assert a.ask("yield") == "yields 0"
     assert b.quiet()
+
+
+@pytest.mark.parametrize("need_s", [1e6, -1.0])
+def test_nobody_gives_way_to_a_stage_that_is_longer_or_not_known(group, play, need_s):
+    watch, a, b = _short_one_waits_for_long_one(group("tokens", quantum_s=1e-6), play)
+    watch.expect(need_s)
+    assert a.ask("yield") == "yields 0"
+    assert b.quiet()
+
+
+def test_stages_say_how_long_they_usually_take(group):
+    made = group("tokens", 2)
+    a, b = TokenGate(made, 0), TokenGate(made, 1)
+    b.enter(Resource.GPU)
+    b.leave(Resource.GPU)
+    a.enter(Resource.GPU)
+    with pytest.raises(GateTimeout):
+        b.enter(Resource.GPU, 0.001)
+    thread, watch = b._thread(), Watch(made)
+    usual = thread.usual_s[Resource.GPU]
+    assert usual > 0
+    assert watch.page.words[watch.page.at.need + thread.row] == int(usual * 1e9)
 
 
 def test_as_many_as_there_are_slots(group, play):
