@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -219,6 +220,8 @@ class World:
                 with contextlib.suppress(OSError):
                     os.kill(int(line.split()[0]), signal.SIGKILL)
         assert not left, left
+        if self.layout.gates.parent != self.layout.home:
+            shutil.rmtree(self.layout.gates.parent, ignore_errors=True)
 
 
 def group(name: str, *jobs: int, gate: str = "none", version: int = 1) -> GroupInfo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from agent_world import World, group, until
 from plait.live.agent import journal, procs
 from plait.live.agent.journal import Journal
 from plait.live.agent.procs import Process
+from plait.live.layout import make_private
 from plait.live.wire import Assignment, GroupInfo, Mate
 
 PATIENT = "import time\nprint('ready')\nwhile True: time.sleep(0.01)\n"
@@ -125,8 +127,10 @@ def test_a_process_of_the_same_pid_is_not_mistaken_for_the_job(world: World) -> 
         me = Process.of(stranger.pid)
         assert me is not None
         run = world.python(1, "print('once')")
+        was = Process(me.pid, me.start_time - 5, me.boot)
+        procs.write_json(make_private(world.folder(1)) / "runner.json", vars(was))
         book = Journal(world.layout.node("n0") / "journal.jsonl")
-        book.append(journal.start(run), journal.began((1, 1, 0), Process(me.pid, me.start_time - 5, me.boot)))
+        book.append(journal.start(run), journal.began((1, 1, 0), was))
         book.close()
         world.service.want(run)
         world.start()
@@ -217,7 +221,8 @@ def test_a_gpu_is_given_on_when_nobody_of_another_group_holds_it(world: World) -
     world.service.want(world.python(3, PATIENT, gpus=[0]), world.python(4, PATIENT, gpus=[2]), drop=((1, 1, 0),))
     world.said(4, "ready")
     assert world.service.wait(1, "stopping")
-    assert world.service.wait(3, "starting")
+    waiting = world.service.wait(3, "starting")
+    assert waiting.reason == "waits until attempt 1 of job 1 has left its GPUs"
     (world.layout.home / "go").touch()
     assert world.service.wait(1, "ended").exit_code == 75
     world.said(3, "ready")
@@ -367,3 +372,39 @@ def test_a_process_is_its_pid_and_its_start() -> None:
         child.wait()
     assert not process.alive
     assert Process.of(child.pid) is None
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_full_disk_hides_no_end_and_delays_starts_until_there_is_room(small_disk: Path) -> None:
+    world = World(small_disk / "home").start()
+    try:
+        go = small_disk.parent / "go"
+        first = f"import os, time\nprint('ready')\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\nos._exit(7)"
+        world.service.want(world.python(1, first))
+        world.said(1, "ready")
+        fill = small_disk / "fill"
+        with open(fill, "wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(1024))
+        world.service.want(world.python(2, "print('once')", gpus=[1]))
+        until(lambda: (seen := world.service.seen(2)) and "No space left" in (seen.reason or ""), "why it waits")
+        go.touch()
+        assert world.service.wait(1, "ended").exit_code == 7
+        assert world.service.wait(2, "starting")
+        fill.unlink()
+        assert world.service.wait(2, "ended").exit_code == 0
+        assert world.log(2) == "once\n"
+    finally:
+        world.close()

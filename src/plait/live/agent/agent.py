@@ -7,6 +7,7 @@ process ends (a pidfd becomes readable), something is due, or half a second has 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -33,6 +34,8 @@ from plait.live.wire import ENDED, PREEMPTED, RUNNING, STARTING, Ask, Assignment
 _TICK_S = 0.5
 _LOCK_TRIES = 10
 _NOT_RUNNABLE = 126
+#: Errors of the machine, not of the job, that may pass: disk, processes, files, memory.
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class AlreadyRuns(Exception):
@@ -294,8 +297,11 @@ class Agent:
         holding = [a for a in self.attempts.values() if a.alive]
         ready: list[Attempt] = []
         for attempt in waiting:
-            if all(_may_share(attempt.run, other.run) for other in (*holding, *ready)):
+            other = next((o for o in (*holding, *ready) if not _may_share(attempt.run, o.run)), None)
+            if other is None:
                 ready.append(attempt)
+            else:
+                attempt.reason = f"waits until attempt {other.run.epoch} of job {other.run.job} has left its GPUs"
         if not ready or not self._note(*(journal.start(a.run) for a in ready)):
             return
         for attempt in ready:
@@ -311,17 +317,28 @@ class Agent:
             env = launch.environment(run, self.layout, self.settings.cuda, self._threads)
             process = Process.of(launch.spawn(run, self.layout, env))
         except (OSError, ValueError) as error:
-            self._over(attempt, _NOT_RUNNABLE, f"could not be started on node {self.settings.node}: {error}")
+            if isinstance(error, OSError) and error.errno in _PASSING:
+                self._later(attempt, f"cannot be started now on node {self.settings.node}: {error}")
+            else:
+                self._over(attempt, _NOT_RUNNABLE, f"could not be started on node {self.settings.node}: {error}")
             return
         if process is None:
             self._over(attempt, _NOT_RUNNABLE, f"its runner died at once; see {attempt.folder / 'runner.log'}")
             return
         attempt.began(process)
+        attempt.reason = None
         self.log("started", key=attempt.key, pid=process.pid, gpus=run.gpus)
         if attempt.pidfd < 0:
             self._collect(attempt)
         else:
             self.selector.register(attempt.pidfd, selectors.EVENT_READ, attempt)
+        self.link.wake()
+
+    def _later(self, attempt: Attempt, why: str) -> None:
+        """Nothing was started: try again in a second, for as long as it is wanted."""
+        attempt.wait(why)
+        self._retry_at = time.monotonic() + 1.0
+        self.log("later", key=attempt.key, why=why)
         self.link.wake()
 
     def _collect(self, attempt: Attempt) -> None:
@@ -340,6 +357,9 @@ class Agent:
                 if attempt.pidfd >= 0:
                     self.selector.register(attempt.pidfd, selectors.EVENT_READ, attempt)
                     return
+        if not claim and not (attempt.folder / "exit.json").exists() and attempt.state == RUNNING:
+            self._later(attempt, f"its runner could not begin; see {attempt.folder / 'runner.log'}")
+            return
         attempt.collect(self._strays, self._reap)
         self._over(attempt, attempt.exit_code, attempt.reason)
 

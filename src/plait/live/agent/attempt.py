@@ -58,6 +58,12 @@ class Attempt:
         self.pidfd = process.open() or -1
         self.page = PageReader(self.folder / "page.bin")
 
+    def wait(self, why: str) -> None:
+        """It has no process (any more) and never became the job's: as if it had just been asked for."""
+        if self.page is not None:
+            self.page.close()
+        self.state, self.process, self.page, self.pid, self.reason = STARTING, None, None, 0, why
+
     def stop(self, grace_s: float, reason: str | None) -> None:
         """Ask it to end; after `grace_s` seconds it is killed, at once if that is 0. Asking again can only hurry it."""
         if self.state == ENDED:

@@ -10,16 +10,15 @@ import socket
 import sys
 from pathlib import Path
 
-import plait
 from plait.live.agent import procs
 from plait.live.agent.runner import HELD_BACK
 from plait.live.layout import Layout, job_name, make_private
 from plait.live.wire import Run
 from plait.training.page import Page
 
-_SOURCE = str(Path(plait.__file__).parents[1])
+_PLAIT = Path(__file__).resolve().parents[2]
 #: A folder whose sitecustomize hooks torch when a job imports it.
-HOOK = Path(plait.__file__).parent / "training" / "hook"
+HOOK = _PLAIT / "training" / "hook"
 #: Of the agent's own environment, not for jobs.
 _PRIVATE = ("PLAIT_TOKEN", "PLAIT_URL", "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID")
 
@@ -96,7 +95,7 @@ def spawn(run: Run, layout: Layout, env: dict[str, str]) -> int:
         "log_bytes": run.log_bytes,
         "memory_bytes": run.memory_bytes,
     }
-    own = {"PATH": os.defpath, "LC_ALL": "C.UTF-8", "PYTHONPATH": _SOURCE, procs.MARK: env[procs.MARK]}
+    own = {"PATH": os.defpath, "LC_ALL": "C.UTF-8", "PYTHONPATH": str(_PLAIT.parent), procs.MARK: env[procs.MARK]}
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
         pid = os.posix_spawn(

@@ -122,7 +122,11 @@ class Runner:
 
     def run(self) -> int:
         """From start to `exit.json`; the exit code of the job's process, -n if signal n ended it."""
-        self.log = LogWriter(self.task.folder, self.task.log_bytes)
+        try:
+            self.log = LogWriter(self.task.folder, self.task.log_bytes)
+        except OSError as error:
+            self._write_exit({"exit_code": _NOT_RUNNABLE, "reason": f"no log could be made: {error}", "seconds": 0.0})
+            return _NOT_RUNNABLE
         wake, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1):
@@ -310,7 +314,7 @@ class Runner:
     def _write_exit(self, record: dict[str, Any]) -> None:
         """Write into the file that was made for it, then give it its name; try on while the disk gives errors."""
         record |= {"ended_boot_s": procs.boot_s(), "boot": procs.boot_id()}
-        part = os.path.join(self.task.folder, "exit.json.part")
+        part = _exit_part(self.task.folder)
         text = json.dumps(record)
         if len(text) > _EXIT_BYTES:
             text = json.dumps(record | {"reason": str(record["reason"])[:500]})
@@ -354,20 +358,28 @@ def _kernel_kills() -> int:
 
 
 def claim(folder: str) -> bool:
-    """Become the runner of a folder; False if it has or had one."""
+    """Become the runner of a folder; False if it has or had one.
+
+    Raises OSError, having claimed nothing, if the disk refuses: then the agent tries again.
+    """
     me = procs.Process.of(os.getpid())
     assert me is not None
+    with open(_exit_part(folder), "wb") as file:
+        file.write(b" " * _EXIT_BYTES)
     part = os.path.join(folder, f"runner.json.{me.pid}")
     procs.write_json(part, {"pid": me.pid, "start_time": me.start_time, "boot": me.boot})
     try:
         os.link(part, os.path.join(folder, "runner.json"))
     except FileExistsError:
+        os.unlink(_exit_part(folder))
         return False
     finally:
         os.unlink(part)
-    with open(os.path.join(folder, "exit.json.part"), "wb") as file:
-        file.write(b" " * _EXIT_BYTES)
     return True
+
+
+def _exit_part(folder: str) -> str:
+    return os.path.join(folder, f"exit.json.{os.getpid()}")
 
 
 def main() -> int:

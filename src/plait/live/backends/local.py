@@ -15,6 +15,7 @@ import asyncio
 import fcntl
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -192,6 +193,10 @@ class LocalBackend:
     def stop(self, jobs: bool) -> None:
         """End all agents of this home; with `jobs` their jobs too (gracefully), else those go on to be taken back."""
         self._end(sorted({*self.nodes, *self._known()}), jobs)
+        if jobs:  # no group is left, and no agent that could make one
+            shutil.rmtree(self.layout.gates, ignore_errors=True)
+            if self.layout.gates.parent != self.layout.home:
+                shutil.rmtree(self.layout.gates.parent, ignore_errors=True)
 
     def _known(self) -> list[str]:
         folder = self.layout.home / "nodes"
