@@ -6,23 +6,20 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := demo-out
-DEMO_POLICIES := fifo,fifo-backfill,sjf,srtf,srsf,2d-las,tiresias-l,themis
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format format-check lint types imports doctest bench docs docs-serve build clean distclean
+.PHONY: help demo demo-simulate test check format format-check lint types imports doctest bench docs docs-serve build clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.sim ## simulate 2,000 jobs on 64 GPUs under eight policies, write a report
-	@mkdir -p $(DEMO)
-	@$(BIN)/plait trace generate $(DEMO)/philly.csv --preset philly --jobs 2000 --gpus 64 --load 1.0 --seed 1 \
-		--assign-models uniform
-	@$(BIN)/plait simulate $(DEMO)/philly.csv --policy $(DEMO_POLICIES) --cluster 8x8 \
-		--report $(DEMO)/report.html --json $(DEMO)/results.json
-	@echo "Open $(CURDIR)/$(DEMO)/report.html in a browser; the figures are in $(DEMO)/results.json."
+demo: $(VENV)/.live ## four trainings on a cluster of CPU slots, alone and interleaved, with a report (3 minutes)
+	@$(BIN)/plait demo --out $(DEMO)
+
+demo-simulate: $(VENV)/.sim ## simulate 2,000 jobs on 64 GPUs under eight policies, write a report
+	@$(BIN)/plait demo --simulate --out $(DEMO)
 
 test: $(VENV)/.dev ## the test suite
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -85,9 +82,13 @@ $(VENV)/.sim: pyproject.toml | $(VENV)/.made
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[sim]'
 	@touch $@
 
+$(VENV)/.live: pyproject.toml | $(VENV)/.made
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[live,torch]' 'gymnasium>=1.0'
+	@touch $@ $(VENV)/.sim
+
 $(VENV)/.dev: pyproject.toml | $(VENV)/.made
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
-	@touch $@ $(VENV)/.sim
+	@touch $@ $(VENV)/.sim $(VENV)/.live
 
 $(VENV)/.docs: pyproject.toml | $(VENV)/.made
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'

@@ -1,6 +1,6 @@
 """Draw the pictures of the README and the documentation again, from real runs.
 
-python docs/pictures.py                  those of `make demo`; the screenshot only where there is a Chromium
+python docs/pictures.py                  those of `make demo-simulate`; the screenshot only where there is a Chromium
 python docs/pictures.py DATA rows.json   those about Muri, from its traces and `plait reproduce muri --json rows.json`
 
 Needs the package with [sim].
@@ -58,7 +58,7 @@ def muri(data: Path, rows: Path) -> None:
 
 
 def demo() -> None:
-    """The comparison of `make demo`: bars, distributions, and the report as a browser shows it."""
+    """The comparison of `make demo-simulate`: bars, distributions, and the report as a browser shows it."""
     jobs = load_jobs(generate("philly", 2000, 64, 1.0, 1, models="uniform")).jobs
     cluster, world = Cluster.parse("8x8"), make_world("plait")
     cases = [Case(trace="philly.csv", jobs=jobs, policy=p, cluster=cluster, world=world) for p in POLICIES]
@@ -71,7 +71,7 @@ def demo() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
-        write_html(results, page, title="make demo")
+        write_html(results, page, title="make demo-simulate")
         command = [
             browser,
             "--headless",

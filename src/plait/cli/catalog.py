@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from plait.cli.live import HomeOption, JsonFlag, client, print_json
+
 if TYPE_CHECKING:
     from plait.policies.catalog import Row
 
 #: Policies of the catalog that have no option for it and never do.
 NEVER_PREEMPT = ("yarn-cs", "drf")
 
-policy = typer.Typer(help="Work on a policy of your own.", no_args_is_help=True)
-
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+policy = typer.Typer(help="The policy that decides: show, set, check one of your own.", no_args_is_help=True)
 
 
 def policies(as_json: JsonFlag = False) -> None:
@@ -65,6 +65,34 @@ def preempts(name: str, row: Row) -> str:
     if says is None and name in CATALOG:
         says = name not in NEVER_PREEMPT
     return {True: "yes", False: "no"}.get(says, "unknown")  # type: ignore[arg-type]
+
+
+@policy.command("show")
+def show(home: HomeOption = None, as_json: JsonFlag = False) -> None:
+    """Show the policy that decides in the running cluster."""
+    with client(home) as service:
+        found = service.policy()
+    if as_json:
+        print_json(found)
+        return
+    typer.echo(found["policy"])
+    if found.get("error"):
+        typer.echo(f"plait: its last decision failed, and what runs goes on: {found['error']}", err=True)
+
+
+@policy.command("set", no_args_is_help=True)
+def set_policy(
+    name: Annotated[str, typer.Argument(metavar="POLICY", help="A policy of `plait policies`, with options.")],
+    home: HomeOption = None,
+) -> None:
+    """Let another policy decide from now on; what it wants otherwise is checkpointed and moved."""
+    from plait.policies.catalog import make_policy
+
+    if "/" not in name and ":" not in name:
+        make_policy(name)  # a typing mistake is found here, with a suggestion
+    with client(home) as service:
+        found = service.set_policy(name)
+    typer.echo(f"{found.get('policy', name)} decides from now on")
 
 
 @policy.command("check", no_args_is_help=True)

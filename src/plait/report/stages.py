@@ -14,6 +14,16 @@ from plait.report.files import write_text
 COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#e15759", "#76b7b2", "#edc948", "#9c755f")
 WIDTH, LEFT, ROW, TOP = 860, 90, 30, 26
 
+HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
+body {{ font-family: sans-serif; max-width: {width}px; margin: 2em auto; padding: 0 1em; color-scheme: light dark;
+  color: CanvasText; background: Canvas }}
+svg {{ max-width: 100%; height: auto }}
+.key {{ display: inline-block; margin-right: 1.2em }}
+.key i {{ display: inline-block; width: .9em; height: .9em; border-radius: 2px; margin-right: .35em }}
+</style></head><body><h1>{title}</h1>
+<p>One iteration of each group of jobs that took turns on the same GPUs, drawn from the stage times measured while each
+job was alone. Between two lines every job is on another resource.</p>"""
+
 
 @dataclass(frozen=True)
 class StageRow:
@@ -49,10 +59,8 @@ def stages_svg(rows: Sequence[StageRow]) -> str:
     total = sum(length) or 1.0
     scale = (WIDTH - LEFT - 10) / total
     height = TOP + k * ROW + 24
-    out = [
-        f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" font-size="12" '
-        'font-family="sans-serif" xmlns="http://www.w3.org/2000/svg">'
-    ]
+    box = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
+    out = [f'<svg {box} role="img" font-size="12" font-family="sans-serif" xmlns="http://www.w3.org/2000/svg">']
     for r in Resource:
         y = TOP + int(r) * ROW
         out.append(f'<text x="{LEFT - 8}" y="{y + 19}" text-anchor="end" fill="currentColor">{r.name.lower()}</text>')
@@ -87,15 +95,7 @@ def stages_svg(rows: Sequence[StageRow]) -> str:
 
 def stages_page(groups: Sequence[StageGroup], title: str) -> str:
     """A page that needs nothing else: each group's iteration, a legend, and what was predicted and measured."""
-    parts = [
-        "<!doctype html><html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<title>{escape(title)}</title><style>body{{font-family:sans-serif;max-width:{WIDTH + 40}px;margin:2em auto;"
-        "padding:0 1em;color-scheme:light dark;color:CanvasText;background:Canvas}svg{max-width:100%;height:auto}"
-        ".key{display:inline-block;margin-right:1.2em}.key i{display:inline-block;width:.9em;height:.9em;"
-        f"border-radius:2px;margin-right:.35em}}</style></head><body><h1>{escape(title)}</h1>"
-        "<p>One iteration of each group of jobs that took turns on the same GPUs, drawn from the stage times measured "
-        "while each job was alone. Between two lines every job is on another resource.</p>"
-    ]
+    parts = [HEAD.format(title=escape(title), width=WIDTH + 40)]
     for group in groups:
         parts.append(f"<h2>{escape(group.title)}</h2>")
         if all(math.isfinite(v) for row in group.rows for v in row.stage_s):

@@ -1,64 +1,71 @@
 """The service's answer about its queue becomes a controller that goes on from there."""
 
+import json
+
+import numpy as np
 import pytest
 
+from plait.control.messages import JobSubmitted, NodeJoined, NodeLost, ProgressReported, ReplanDue
+from plait.core.cluster import Node
 from plait.core.errors import InputError
+from plait.core.jobs import JobBatch, JobSpec
 from plait.forecast import eta
 from plait.forecast.eta import Interval, forecast
 from plait.forecast.queue import controller_of
+from plait.live.state import State
 
 
-def job(number, state="waiting", running=False, **changes):
-    spec = {"id": f"j-{number}", "submit_s": float(number), "gpus": 2, "iterations": 100.0, "iteration_s": 1.0}
-    return {
-        "number": number, "spec": spec, "state": state, "running": running, "iterations_done": 0.0,
-        "attained_gpu_s": 0.0, "run_s": 0.0, "iteration_s": 1.0, "stage_s": [None] * 4, "step_s": None,
-        "total_steps": None, "pending_since_s": float(number), "first_start_s": None, "last_start_s": None, "starts": 0,
-        "preemptions": 0, "failures": 0, "promotions": 0, **changes,
-    }  # fmt: skip
+def state(*specs, quota=None):
+    """Jobs of 100 s submitted at 0 to a node of two GPUs; job 0 has done 50 s of its work."""
+    found = State()
+    found.apply({"type": "PolicySet", "at_s": 0.0, "policy": "fifo"})
+    if quota is not None:
+        found.apply({"type": "ProjectSet", "at_s": 0.0, "name": "p", "gpu_quota": quota, "weight": 1.0})
+    found.apply(NodeJoined(0.0, Node("n0", 2)))
+    requests = [{"command": ["true"]}] * len(specs)
+    found.apply({"type": "Requested", "at_s": 0.0, "first": 0, "owner": "ada", "requests": requests})
+    found.apply(JobSubmitted(0.0, 0, JobBatch.of(specs)))
+    found.apply(ReplanDue(0.0))
+    figures = (np.array([v]) for v in (50.0, 100.0, 50.0, 1.0))
+    found.apply(ProgressReported(50.0, np.array([0]), *figures))
+    return found
 
 
-def queue(**changes):
-    return {
-        "now_s": 100.0, "policy": "fifo", "round_s": 0.0, "quotas": {},
-        "nodes": [{"id": "n0", "gpus": 2, "up": True}],
-        "jobs": [job(12), job(7, "running", True, iterations_done=60.0, run_s=60.0, starts=1)],
-        "running": [{"jobs": [7], "gpus": [0, 1]}], **changes,
-    }  # fmt: skip
+def spec(name, **changes):
+    return JobSpec(**{"id": name, "gpus": 2, "iterations": 100, "iteration_s": 1.0, "group": "p", **changes})
 
 
-def test_numbers_are_those_of_the_service(monkeypatch):
+def answer(found, asked_s=60.0, **paces):
+    return json.loads(json.dumps({**found.to_json(), "asked_s": asked_s, "round_s": 0.0, "paces": paces}))
+
+
+def test_it_goes_on_from_what_was_seen_last(monkeypatch):
     monkeypatch.setattr(eta, "PACE_NOISE", 0.0)
-    make, numbers = controller_of(queue())
-    assert numbers == [7, 12]
-    found = forecast(make, runs=2)
-    assert found.now_s == 100.0
+    pace = {"steps": 60.0, "step_s": 1.0, "total_steps": None}
+    found = forecast(controller_of(answer(state(spec("a"), spec("b")), **{"0": pace})), runs=2)
+    assert found.now_s == 60.0
     assert found.etas[0].end == Interval(40.0, 40.0)
     assert found.etas[1].start == Interval(40.0, 40.0)
     assert found.etas[1].end == Interval(140.0, 140.0)
 
 
-def test_a_total_that_the_job_reported_counts_as_its_work():
-    row = job(7, "running", True, iterations_done=60.0, run_s=60.0, total_steps=80.0)
-    row["spec"]["iterations"] = None
-    make, _ = controller_of(queue(jobs=[row]))
-    assert make().books.columns["iterations"][0] == 80.0
+def test_what_a_job_says_of_itself_counts_where_its_owner_said_nothing():
+    pace = {"steps": 60.0, "step_s": 0.5, "total_steps": 80.0}
+    make = controller_of(answer(state(spec("a", iterations=None, iteration_s=None)), **{"0": pace}))
+    columns = make().books.columns
+    assert [columns[name][0] for name in ("iterations", "iteration_s", "iterations_done")] == [80.0, 0.5, 60.0]
 
 
 def test_quotas_hold_jobs_back():
-    make, _ = controller_of(queue(quotas={"": 1}, jobs=[job(12)], running=[]))
-    assert forecast(make, runs=2).etas[0].end.to_json() == [None, None]
+    found = forecast(controller_of(answer(state(spec("a"), spec("b"), quota=1))), runs=2)
+    assert found.etas[1].end.to_json() == [None, None]
 
 
 def test_a_lost_node_has_no_room_and_no_node_no_forecast():
-    nodes = [{"id": "n0", "gpus": 2, "up": False}]
-    make, _ = controller_of(queue(nodes=nodes, jobs=[job(12)], running=[]))
-    assert forecast(make, runs=2).etas[0].end.to_json() == [None, None]
+    lost = state(spec("a"))
+    lost.apply(NodeLost(55.0, "n0"))
+    assert forecast(controller_of(answer(lost)), runs=2).etas[0].end.to_json() == [None, None]
+    nothing = State()
+    nothing.apply({"type": "PolicySet", "at_s": 0.0, "policy": "fifo"})
     with pytest.raises(InputError, match="no node has joined yet"):
-        controller_of(queue(nodes=[]))
-
-
-def test_an_empty_queue():
-    make, numbers = controller_of(queue(jobs=[], running=[]))
-    assert numbers == []
-    assert forecast(make).etas == {}
+        controller_of(answer(nothing))

@@ -1,0 +1,191 @@
+"""`plait token`, `project`, `backup`, `restore`, `replay`: what an administrator does, and checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from plait.cli.live import HomeOption, JsonFlag, client, duration, note, print_json, print_table
+
+token = typer.Typer(help="Tokens: who may use the service.", no_args_is_help=True)
+project = typer.Typer(help="Projects: quotas and shares.", no_args_is_help=True)
+
+
+@token.command("create", no_args_is_help=True)
+def create_token(
+    user: Annotated[str, typer.Argument(help="Who will use it.")],
+    role: Annotated[str, typer.Option(help="admin, user (own jobs) or viewer (reads only).")] = "user",
+    in_project: Annotated[str | None, typer.Option("--project", help="Project of this user's jobs.")] = None,
+    home: HomeOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make a token; it is shown once."""
+    with client(home) as service:
+        made = service.create_token(user, role, in_project)
+    if as_json:
+        print_json(made)
+        return
+    typer.echo(made["token"])
+    note(f"for {user} ({role}); it is not shown again. They use it with: export PLAIT_URL=... PLAIT_TOKEN=...")
+
+
+@token.command("ls")
+def list_tokens(home: HomeOption = None, as_json: JsonFlag = False) -> None:
+    """List tokens, without their secrets."""
+    with client(home) as service:
+        found = service.tokens()
+    if as_json:
+        print_json(found)
+        return
+    columns = tuple(dict.fromkeys(key for row in found for key in row))
+    print_table(columns, ([row.get(c) for c in columns] for row in found), "no tokens")
+
+
+@token.command("revoke", no_args_is_help=True)
+def revoke_token(
+    which: Annotated[str, typer.Argument(metavar="TOKEN", help="The id of a token of `plait token ls`.")],
+    home: HomeOption = None,
+) -> None:
+    """Let a token count no more."""
+    with client(home) as service:
+        service.revoke_token(which)
+    typer.echo(f"{which} is revoked")
+
+
+@project.command("ls")
+def list_projects(home: HomeOption = None, as_json: JsonFlag = False) -> None:
+    """List projects."""
+    with client(home) as service:
+        found = service.projects()
+    if as_json:
+        print_json(found)
+        return
+    columns = tuple(dict.fromkeys(key for row in found for key in row))
+    print_table(columns, ([row.get(c) for c in columns] for row in found), "no projects")
+
+
+@project.command("set", no_args_is_help=True)
+def set_project(
+    name: Annotated[str, typer.Argument(help="A new one, or one that is there.")],
+    quota_gpus: Annotated[int | None, typer.Option(min=0, help="GPUs its jobs may hold together.")] = None,
+    weight: Annotated[float | None, typer.Option(help="Its share beside other projects.")] = None,
+    home: HomeOption = None,
+) -> None:
+    """Make a project, or change its quota and weight."""
+    with client(home) as service:
+        service.set_project(name, quota_gpus, weight)
+    typer.echo(f"project {name} is set")
+
+
+@project.command("rm", no_args_is_help=True)
+def remove_project(
+    name: Annotated[str, typer.Argument(help="A project of `plait project ls`.")], home: HomeOption = None
+) -> None:
+    """Take a project away."""
+    with client(home) as service:
+        service.delete_project(name)
+    typer.echo(f"project {name} is gone")
+
+
+def backup(
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="Where the copy goes; must not be there yet.")],
+    home: HomeOption = None,
+) -> None:
+    """Copy the store while the service runs."""
+    from plait.core.errors import InputError
+
+    path = target.expanduser().resolve()
+    if path.exists():
+        raise InputError(f"{path} is there already; give another name")
+    with client(home) as service:
+        answer = service.backup(str(path))
+    where = Path(str(answer.get("path", path)))
+    if where != path and where.exists():
+        where.replace(path)
+    typer.echo(f"{path}: the store; put it back with: plait restore {target}")
+
+
+def restore(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="What `plait backup` wrote.")],
+    home: HomeOption = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Overwrite the store that is there.")] = False,
+) -> None:
+    """Put a copy of the store back; the service must be down."""
+    import shutil
+    import sqlite3
+
+    from plait.core.errors import InputError
+    from plait.live.layout import Layout, make_private
+
+    layout = Layout.at(home)
+    if service_lives(layout):
+        raise InputError(f"the service in {layout.home} runs; stop it with: plait down")
+    try:
+        with sqlite3.connect(f"{source.expanduser().resolve().as_uri()}?mode=ro", uri=True) as database:
+            sound = database.execute("PRAGMA integrity_check").fetchone()[0]
+            tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master")}
+    except sqlite3.Error as error:
+        raise InputError(f"{source} is not a backup of a store: {error}") from error
+    if sound != "ok" or "log" not in tables:
+        raise InputError(f"{source} is not a sound backup of a store: {sound if sound != 'ok' else 'it has no log'}")
+    if layout.database.exists() and not replace:
+        raise InputError(f"{layout.database} is there; add --replace to overwrite it")
+    make_private(layout.home)
+    for suffix in ("-wal", "-shm"):
+        Path(f"{layout.database}{suffix}").unlink(missing_ok=True)
+    beside = layout.database.with_name(".restoring")
+    shutil.copyfile(source, beside)
+    beside.chmod(0o600)
+    beside.replace(layout.database)
+    typer.echo(f"restored {layout.database}; go on with: plait up")
+
+
+def service_lives(layout: Any) -> bool:
+    """Whether the process that wrote the service file is still there."""
+    import os
+
+    from plait.live.client import read_service_file
+
+    data = read_service_file(layout)
+    if data is None:
+        return False
+    try:
+        os.kill(int(data["pid"]), 0)
+    except (OSError, KeyError, ValueError):
+        return False
+    return True
+
+
+def replay(
+    log: Annotated[
+        Path | None, typer.Argument(metavar="[LOG]", help="A log of plait simulate --log; default: live.")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Derive every decision again; exit code 4 on a difference.")
+    ] = False,
+    home: HomeOption = None,
+) -> None:
+    """Replay the event log: derive every decision again from what happened, and compare."""
+    from plait.core.errors import PlanError
+
+    if log is not None:
+        from plait.control.log import read_log
+        from plait.control.replay import replay as replay_log
+        from plait.policies.catalog import make_policy
+
+        run = read_log(log)
+        controller, found = replay_log(run, make_policy(str(run.header["policy"])))
+        count, last_s, difference = len(run.steps), controller.now_s, None if found is None else str(found)
+    else:
+        from plait.forecast import replayed
+
+        with client(home) as service:
+            answer = replayed.replay(replayed.read_rows(service.all_events()))
+        count, last_s = answer.entries, answer.state.now_s
+        difference = None if answer.difference is None else str(answer.difference)
+    if difference is not None and verify:
+        raise PlanError(f"the replay decides otherwise at {difference}")
+    what = "every decision is the same" if difference is None else f"it decides otherwise at {difference}"
+    typer.echo(f"{count:,} entries over {duration(last_s)}: {what}")

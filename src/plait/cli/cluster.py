@@ -1,0 +1,328 @@
+"""`plait up` and `plait down`: a cluster on this machine, in the background."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from plait.cli.live import HomeOption, duration, note
+
+if TYPE_CHECKING:
+    from plait.live.agent.procs import Process
+    from plait.live.client import Client
+    from plait.live.layout import Layout
+
+#: `plait up` gives up after so many seconds; a service that was told to stop is killed after so many.
+PATIENCE_S, STOP_S = 30.0, 10.0
+LOOK_S = 0.02
+#: How this home was started last, so that `plait up` alone starts the same again.
+OPTIONS_FILE = "up.json"
+#: Those of them that are the service's own.
+SERVICE_OPTIONS = ("policy", "round", "port", "db")
+
+
+def up(
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes to make of this machine; default: 1.")] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, help="GPUs of each, or CPU slots where there are no GPUs.")
+    ] = None,
+    policy: Annotated[str | None, typer.Option("--policy", "-p", help="A policy of `plait policies`.")] = None,
+    round_s: Annotated[float | None, typer.Option("--round", min=0.01, help="Least seconds between decisions.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; default: a free one.")] = None,
+    fake: Annotated[bool, typer.Option("--fake", help="CPU slots even where there are GPUs.")] = False,
+    db: Annotated[str | None, typer.Option(help="postgresql://host/name; default: SQLite in the home folder.")] = None,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Stay here until Ctrl-C, then stop.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Start the service and its nodes on this machine; jobs of an earlier run go on.
+
+    \b
+    plait up
+    plait up --nodes 2 --gpus-per-node 4 --policy muri-l
+    """
+    from plait.live.layout import Layout
+
+    layout = Layout.at(home)
+    given: dict[str, Any] = {
+        "nodes": nodes, "gpus-per-node": gpus_per_node, "policy": policy, "round": round_s, "port": port,
+        "fake": fake or None, "db": db,
+    }  # fmt: skip
+    began = time.monotonic()
+    with start(layout, {name: value for name, value in given.items() if value is not None}) as service:
+        for line in welcome(service, layout, home, time.monotonic() - began):
+            typer.echo(line)
+    if foreground:
+        _stay(layout)
+
+
+def start(layout: Layout, given: dict[str, Any]) -> Client:
+    """Start a cluster and wait until all its nodes work; options that are not given are those of the last time.
+
+    Raises `InputError` if one runs already or the service does not come up, with the end of its log.
+    """
+    from plait.core.errors import InputError, MissingExtra
+    from plait.live.layout import make_private
+
+    missing = [
+        m for m in ("fastapi", "uvicorn", "sqlalchemy", "alembic", "httpx") if importlib.util.find_spec(m) is None
+    ]
+    if missing:
+        raise MissingExtra(", ".join(missing), "live", "running a cluster")
+    from plait.live.backends.local import LocalBackend
+    from plait.live.client import Client
+
+    running = service_process(layout)
+    if running is not None:
+        raise InputError(
+            f"a service runs in {layout.home} already (process {running.pid}); look at it with: plait status, "
+            "stop it with: plait down"
+        )
+    if "policy" in given:
+        from plait.cli.runs import import_from_here
+        from plait.policies.catalog import make_policy
+
+        import_from_here()
+        make_policy(given["policy"])  # a typing mistake is found here, with a suggestion
+    _refuse_taken_port(given.get("port"))
+    make_private(layout.home)
+    options = {**_remembered(layout), **given}
+    backend = LocalBackend(
+        layout, options.get("nodes"), options.get("gpus-per-node"), False if options.get("fake") else None
+    )
+    layout.service_file.unlink(missing_ok=True)  # of a service that died
+    process = _spawn(layout, options)
+    try:
+        _await_service(layout, process)
+        for name in backend.nodes:
+            _enrol(layout, name)
+        backend.start()
+        _remember(layout, options)
+        service = Client.at(str(layout.home), url=_url(layout), token=layout.token_file.read_text().strip())
+        _await_nodes(service, layout, process, len(backend.nodes))
+    except BaseException:
+        stop(layout, stop_jobs=False)
+        raise
+    return service
+
+
+def _enrol(layout: Layout, node: str) -> None:
+    """Give a node the token with which its agent reports; agents read it at each connection."""
+    from plait.live.layout import make_private
+
+    target = make_private(layout.node(node)) / "enrol"
+    part = target.with_name("enrol.part")
+    part.unlink(missing_ok=True)
+    with open(part, "w", encoding="ascii", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write((layout.home / "enrol").read_text(encoding="ascii"))
+    part.replace(target)
+
+
+def _spawn(layout: Layout, options: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """The service in a session of its own, so that it outlives this terminal."""
+    words = [word for name in SERVICE_OPTIONS if name in options for word in (f"--{name}", str(options[name]))]
+    command = [sys.executable, "-m", "plait.live.service", "--home", str(layout.home), *words]
+    with open(layout.home / "service.log", "ab") as log:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=layout.home
+        )
+
+
+def _url(layout: Layout) -> str:
+    from plait.live.client import service_url
+
+    return service_url(layout)
+
+
+def _await_service(layout: Layout, process: subprocess.Popen[bytes]) -> None:
+    from plait.core.errors import InputError
+
+    until = time.monotonic() + PATIENCE_S
+    while not layout.service_file.exists():
+        if process.poll() is not None:
+            raise InputError(
+                f"the service did not start: {_last_line(layout)}; all of it: {layout.home / 'service.log'}"
+            )
+        if time.monotonic() > until:
+            process.terminate()
+            raise InputError(f"the service did not answer in {PATIENCE_S:g} s; look at {layout.home / 'service.log'}")
+        time.sleep(LOOK_S)
+
+
+def _await_nodes(service: Client, layout: Layout, process: subprocess.Popen[bytes], wanted: int) -> None:
+    """Until as many nodes are ready as were started."""
+    from plait.core.errors import InputError
+
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        there = sum(node["state"] in ("ready", "drained") for node in service.nodes())
+        if there >= wanted:
+            return
+        if process.poll() is not None:
+            raise InputError(f"the service stopped: {_last_line(layout)}; all of it: {layout.home / 'service.log'}")
+        if time.monotonic() > until:
+            logs = layout.home / "nodes" / "*" / "agent.log"
+            raise InputError(f"{there} of {wanted} nodes joined in {PATIENCE_S:g} s; look at {logs}")
+        time.sleep(LOOK_S)
+
+
+def _last_line(layout: Layout) -> str:
+    try:
+        lines = (layout.home / "service.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return lines[-1] if lines else "it said nothing"
+
+
+def _refuse_taken_port(port: int | None) -> None:
+    import socket
+
+    from plait.core.errors import InputError
+
+    if not port:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise InputError(f"cannot listen on port {port}: {error.strerror}; give another --port, or none") from None
+
+
+def _remembered(layout: Layout) -> dict[str, Any]:
+    try:
+        found = json.loads((layout.home / OPTIONS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {k: v for k, v in found.items() if k != "policy"}  # the store knows the policy, also one set later
+
+
+def _remember(layout: Layout, options: dict[str, Any]) -> None:
+    (layout.home / OPTIONS_FILE).write_text(json.dumps(options) + "\n", encoding="utf-8")
+
+
+def welcome(service: Client, layout: Layout, home: str | None, took_s: float) -> list[str]:
+    """What somebody needs who has just started a cluster: URL, token, the next command."""
+    found = service.status()
+    nodes, gpus = sum(found["nodes"].values()), found["gpus"]["total"]
+    size = f"{nodes} node{'s' * (nodes != 1)}, {gpus} slot{'s' * (gpus != 1)}"
+    with_home = "" if home is None else f" --home {home}"
+    lines = [f"plait is up at {service.url} ({duration(took_s)}): {size}, policy {found['policy']}"]
+    lines.append(f"token of the administrator: {layout.token_file}")
+    here = {state: n for state, n in found["jobs"].items() if n and state not in ("finished", "failed", "cancelled")}
+    active = ", ".join(f"{count} {state}" for state, count in here.items())
+    if active:
+        lines.append(f"jobs that were here go on: {active}")
+    lines.append(f"next: plait submit{with_home} -- python train.py")
+    lines.append(f"then: plait top{with_home}; at the end: plait down{with_home}")
+    return lines
+
+
+def _stay(layout: Layout) -> None:
+    note("Ctrl-C stops it; jobs go on")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        while service_process(layout) is not None:
+            time.sleep(0.2)
+    for line in stop(layout, stop_jobs=False):
+        typer.echo(line)
+
+
+def down(
+    stop_jobs: Annotated[bool, typer.Option("--stop-jobs", help="Jobs too, after a checkpoint.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Stop the service and its nodes. Jobs go on, and are taken back by the next `plait up`; or stop them too."""
+    from plait.live.layout import Layout
+
+    for line in stop(Layout.at(home), stop_jobs=stop_jobs):
+        typer.echo(line)
+
+
+def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S) -> list[str]:
+    """End all processes of a cluster on this machine; returns what was done and what is left, for people.
+
+    Jobs get `patience_s` for a checkpoint. The store, logs and checkpoints stay where they are.
+    """
+    from plait.live.backends.local import LocalBackend
+
+    said = []
+    process = service_process(layout)
+    if process is not None:
+        _end(process)
+        said.append("the service is stopped")
+    before = job_processes(layout)
+    if (layout.home / "nodes").is_dir():
+        LocalBackend(layout, stop_grace_s=patience_s).stop(jobs=stop_jobs)
+    layout.service_file.unlink(missing_ok=True)
+    if stop_jobs:
+        kill_jobs(layout)
+    left = job_processes(layout)
+    if not said and not before:
+        return [f"nothing runs in {layout.home}"]
+    jobs = sorted({mark.split(":")[1] for mark in left.values()})
+    if jobs:
+        said.append(f"still running: {', '.join(jobs)}; plait up takes them back, plait down --stop-jobs ends them")
+    elif before:
+        count = len({mark.split(":")[1] for mark in before.values()})
+        said.append(f"{count} job{'s' * (count != 1)} stopped; plait up goes on with {'them' if count != 1 else 'it'}")
+    return said
+
+
+def service_process(layout: Layout) -> Process | None:
+    """The service of this home, if it lives: the process its file names, not a later one of the same number."""
+    from plait.live.agent.procs import Process
+    from plait.live.client import read_service_file
+
+    data = read_service_file(layout)
+    process = None if data is None else Process.of(int(data["pid"]))
+    if process is None or data is None:
+        return None
+    return process if data.get("start_time") in (None, process.start_time) else None
+
+
+def _end(process: Process) -> None:
+    process.send(signal.SIGCONT)
+    process.send(signal.SIGTERM)
+    until = time.monotonic() + STOP_S
+    while process.alive:
+        if time.monotonic() > until:
+            process.send(signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(process.pid, os.WNOHANG)
+        time.sleep(LOOK_S)
+
+
+def job_processes(layout: Layout) -> dict[int, str]:
+    """Processes of jobs of this home: pid -> its attempt as `HASH:JOB:EPOCH:RANK`."""
+    import hashlib
+
+    from plait.live.agent import procs
+
+    begin = f"{procs.MARK}={hashlib.sha256(str(layout.home).encode()).hexdigest()[:12]}:".encode()
+    found = {}
+    for pid in procs.pids():
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue
+        mark = next((word for word in environment.split(b"\0") if word.startswith(begin)), None)
+        if mark is not None and procs.start_time(pid) is not None:
+            found[pid] = mark.partition(b"=")[2].decode()
+    return found
+
+
+def kill_jobs(layout: Layout) -> None:
+    """What an agent would have stopped, had there been one: jobs whose agent is dead."""
+    from plait.live.agent import procs
+
+    procs.kill_until_none(lambda: job_processes(layout), lambda: None)

@@ -1,0 +1,200 @@
+"""The live demo: four training scripts, first each with its GPUs for itself, then taking turns on them."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import plait
+from plait.cli.cluster import start, stop
+from plait.cli.live import duration, print_table
+from plait.control.metrics import RunResult
+from plait.core.errors import InputError, MissingExtra, PlaitError
+from plait.forecast.fidelity import Fidelity, fidelity
+from plait.forecast.replayed import read_rows, replay
+from plait.forecast.sharing import Sharing, Watch
+from plait.live.client import FINAL, Client
+from plait.live.jobfile import read_jobs
+from plait.live.layout import Layout
+from plait.report.html import write_html
+from plait.report.stages import StageGroup, StageRow, write_stages
+
+#: What `examples/training` calls its list of jobs for the demo.
+JOBS_FILE = "demo.yaml"
+#: One machine with as many CPU slots as the widest job needs.
+SLOTS = 2
+#: Seconds between decisions, and the most that one half of the demo may take.
+ROUND_S, HALF_S = 1.0, 115.0
+EXCLUSIVE = "srsf"
+
+
+@dataclass(frozen=True)
+class Half:
+    """One half of the demo: its policy, and everything that came of it."""
+
+    policy: str
+    result: RunResult
+    sharings: list[Sharing]
+    fidelity: Fidelity
+    jct_s: dict[str, float]
+    makespan_s: float
+
+
+def demonstrate(out: Path, examples: Path | None, policy: str) -> None:
+    """Run both halves, print what was measured and predicted, write the report; leaves nothing running."""
+    for module, extra in (("torch", "torch"), ("fastapi", "live"), ("sqlalchemy", "live"), ("httpx", "live")):
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtra(module, extra, "the demo of a running cluster (plait demo --simulate needs nothing)")
+    jobs = demo_jobs(find_examples(examples))
+    out.mkdir(parents=True, exist_ok=True)
+    names = ", ".join(job["name"] for job in jobs)
+    print(f"Four trainings ({names}) on {SLOTS} CPU slots of this machine.")
+    halves = [run_half(EXCLUSIVE, jobs, "each with its slots for itself"), run_half(policy, jobs, "taking turns")]
+    show(halves)
+    write(halves, out)
+
+
+def find_examples(given: Path | None) -> Path:
+    """The folder of the training scripts; `InputError` naming where it was looked for."""
+    places = (
+        [given] if given else [Path(plait.__file__).parents[2] / "examples" / "training", Path("examples/training")]
+    )
+    for place in places:
+        if (place / JOBS_FILE).is_file():
+            return place.resolve()
+    looked = " and ".join(str(place) for place in places)
+    raise InputError(
+        f"no {JOBS_FILE} in {looked}; give the repository's folder with --examples, or see plait demo --simulate"
+    )
+
+
+def demo_jobs(folder: Path) -> list[dict[str, Any]]:
+    """The jobs of the demo, run by this Python in their folder."""
+    jobs = read_jobs(folder / JOBS_FILE)
+    for job in jobs:
+        program, *rest = job["command"]
+        job["command"] = [sys.executable if program in ("python", "python3") else program, *rest]
+        job["workdir"] = str(folder)
+    return jobs
+
+
+def run_half(policy: str, jobs: list[dict[str, Any]], how: str) -> Half:
+    """One cluster from beginning to end, in a folder that is gone afterwards."""
+    print(f"\n{policy}: {how}")
+    home = Path(tempfile.mkdtemp(prefix="plait-demo-"))
+    layout = Layout(home.resolve())
+    try:
+        options = {"nodes": 1, "gpus-per-node": SLOTS, "policy": policy, "round": ROUND_S}
+        with start(layout, options) as service:
+            began = time.monotonic()
+            ids = [answer["id"] for answer in service.submit(jobs)]
+            names = dict(zip(ids, (job["name"] for job in jobs), strict=True))
+            ended = watch_jobs(service, names, began)
+            bad = [job for job in ended if job["state"] != "finished"]
+            if bad:
+                raise PlaitError(f"{names[bad[0]['id']]} {bad[0]['state']}; it wrote:\n{_last_words(service, bad[0])}")
+            rows = list(read_rows(service.all_events()))
+    finally:
+        stop(layout, stop_jobs=True, patience_s=5.0)
+        shutil.rmtree(home, ignore_errors=True)
+    watch = Watch()
+    answer = replay(rows, observe=watch)
+    if answer.difference is not None:
+        raise PlaitError(f"the replay of the demo decides otherwise: {answer.difference}")
+    jct_s = {names[job["id"]]: job["jct_s"] for job in ended}
+    return Half(
+        policy,
+        answer.result(trace="demo", world="live", cluster=f"1x{SLOTS} CPU slots"),
+        watch.sharings(answer.state),
+        fidelity(rows, answer, round_s=ROUND_S),
+        jct_s,
+        max(job["ended_s"] for job in ended) - min(job["created_s"] for job in ended),
+    )
+
+
+def watch_jobs(service: Client, names: dict[str, str], began: float) -> list[dict[str, Any]]:
+    """Print the progress until all have ended; raises `PlaitError` when it takes too long."""
+    said = -10.0
+    while True:
+        found = sorted((j for j in service.jobs() if j["id"] in names), key=lambda job: job["number"])
+        passed = time.monotonic() - began
+        over = all(job["state"] in FINAL for job in found)
+        if passed - said >= 5 or over:
+            said = passed
+            print(
+                f"  {passed:5.0f} s  " + "   ".join(f"{names[job['id']]} {_progress(job)}" for job in found), flush=True
+            )
+        if over or any(job["state"] in ("failed", "cancelled") for job in found):
+            return found
+        if passed > HALF_S:
+            late = ", ".join(names[job["id"]] for job in found if job["state"] not in FINAL)
+            raise PlaitError(f"the demo gives up after {HALF_S:g} s: {late} not done; this machine is too busy or slow")
+        time.sleep(0.25)
+
+
+def _progress(job: dict[str, Any]) -> str:
+    if job["state"] != "running":
+        return str(job["state"])
+    total = job.get("iterations") or job.get("total_steps")
+    steps = job.get("iterations_done") or 0.0
+    return f"{min(steps / total, 1.0):.0%}" if total else f"{steps:.0f} steps"
+
+
+def _last_words(service: Client, job: dict[str, Any]) -> str:
+    text = "".join(str(service.logs(job["id"], offset=0, limit=65_536).get("text", "")))
+    return "\n".join(text.splitlines()[-12:])
+
+
+def show(halves: list[Half]) -> None:
+    """What was measured: completion times, groups beside their model, the simulator beside the truth."""
+    print("\nSeconds from submission to completion, measured")
+    names = list(halves[0].jct_s)
+    rows: list[list[object]] = [[name, *(f"{half.jct_s[name]:.1f}" for half in halves)] for name in names]
+    rows.append(["average", *(f"{sum(h.jct_s.values()) / len(names):.1f}" for h in halves)])
+    rows.append(["all done after", *(f"{h.makespan_s:.1f}" for h in halves)])
+    print_table(("", *(f">{half.policy}" for half in halves)), rows, "")
+    shared = [(h, s) for h in halves for s in h.sharings]
+    if shared:
+        print("\nJobs that took turns: seconds of an iteration, by the model and measured")
+        table = [
+            [" + ".join(m.id for m in s.members), s.gate, f"{s.to_s - s.from_s:.1f} s", _ms(s.predicted_s),
+             _ms(s.measured_s), f"{s.speed:.2f}"]
+            for _, s in shared
+        ]  # fmt: skip
+        print_table(("group", "gate", ">together for", ">predicted", ">measured", ">throughput"), table, "")
+        print("Throughput: 1 is what these slots give to one job after the other.")
+    else:
+        print(f"\n{halves[-1].policy} let no jobs take turns: it saw no gain in it.")
+    print("\nThe simulator, with the measured profiles, beside what happened")
+    table = [
+        [half.policy, j.id, f"{j.predicted_s:.1f}", f"{j.measured_s:.1f}", f"{j.error:+.0%}"]
+        for half in halves
+        for j in half.fidelity.jobs
+    ]
+    print_table(("policy", "job", ">predicted s", ">measured s", ">error"), table, "")
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms" if seconds == seconds else "-"
+
+
+def write(halves: list[Half], out: Path) -> None:
+    """The report of both halves, and the stages of groups."""
+    write_html([half.result for half in halves], out / "report.html", title="Four trainings, live")
+    groups = [_stages(half.policy, sharing) for half in halves for sharing in half.sharings]
+    write_stages(groups, out / "stages.html", "Who used which resource when")
+    print(f"\nOpen {(out / 'report.html').resolve()} (who held which slot) and stages.html beside it in a browser.")
+
+
+def _stages(policy: str, sharing: Sharing) -> StageGroup:
+    names = " + ".join(m.id for m in sharing.members)
+    predicted, measured = _ms(sharing.predicted_s), _ms(sharing.measured_s)
+    text = f"Together for {duration(sharing.to_s - sharing.from_s)}. An iteration of all: {predicted} by the model, "
+    rows = tuple(StageRow(m.id, m.turn, m.stage_s) for m in sharing.members)
+    return StageGroup(f"{policy}: {names}, {sharing.gate}", (f"{text}{measured} measured.",), rows)

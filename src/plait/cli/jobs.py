@@ -1,0 +1,334 @@
+"""`plait submit`, `ls`, `show`, `logs`, `cancel`, `wait`, `history`: a job from its submission to its end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from plait.cli.live import HomeOption, JsonFlag, client, duration, note, print_json, print_table, progress
+
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The name it got when it was submitted, e.g. j-12.")]
+JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="Names of jobs, e.g. j-12.")]
+
+#: Seconds between two looks of `plait wait`.
+LOOK_S = 0.3
+
+
+def submit(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[--] COMMAND...", help="The program and its arguments.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="A job, or several, as YAML, TOML or JSON.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", "-g", help="Processes, one a GPU; all at once or none.")] = None,
+    name: Annotated[str | None, typer.Option("--name", "-n", help="A label to recognise it by.")] = None,
+    job_class: Annotated[str | None, typer.Option("--class", help="guaranteed or opportunistic.")] = None,
+    model: Annotated[str | None, typer.Option(help="What is trained; jobs of one model share measurements.")] = None,
+    iterations: Annotated[float | None, typer.Option(help="Optimizer steps it will make; default: until exit.")] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE, or NAME for its value here.")
+    ] = None,
+    workdir: Annotated[Path | None, typer.Option(help="Folder to run in; default: this one.")] = None,
+    retries: Annotated[int | None, typer.Option(help="Starts again after failures; default 3.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="GPU memory of a process, e.g. 4G.")] = None,
+    cpus: Annotated[float | None, typer.Option(help="CPU cores of the whole job.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory of the whole job, e.g. 16G.")] = None,
+    deadline_s: Annotated[float | None, typer.Option("--deadline", help="Seconds until it should be done.")] = None,
+    checkpoint_s: Annotated[float | None, typer.Option("--checkpoint", help="Seconds between checkpoints.")] = None,
+    project: Annotated[str | None, typer.Option(help="Whose quota it counts against.")] = None,
+    priority: Annotated[float | None, typer.Option(help="Higher goes first, where the policy looks at it.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for the end; exit code 1 if it fails.")] = False,
+    show_schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of job files and leave.")
+    ] = False,
+    home: HomeOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Submit a job: a command, or a file.
+
+    \b
+    plait submit -- python train.py --epochs 3
+    plait submit --gpus 2 --model gpt2 -- python train.py
+    plait submit -f job.yaml
+    """
+    from plait.core.errors import InputError
+    from plait.live.jobfile import check, parse_bytes, read_jobs, schema_text
+
+    if show_schema:
+        typer.echo(schema_text(), nl=False)
+        return
+    given: dict[str, Any] = {
+        "gpus": gpus, "name": name, "class": job_class, "model": model, "iterations": iterations, "retries": retries,
+        "cpus": cpus, "deadline_s": deadline_s, "checkpoint_s": checkpoint_s, "project": project, "priority": priority,
+    }  # fmt: skip
+    given = {field: value for field, value in given.items() if value is not None}
+    for field, text in (("gpu_memory", gpu_memory), ("memory", memory)):
+        if text is not None:
+            given[field] = parse_bytes(text, f"--{field.replace('_', '-')}")
+    if workdir is not None:
+        given["workdir"] = str(workdir.expanduser().resolve())
+    if file is None and not command:
+        raise InputError("nothing to submit; write plait submit -- python train.py, or plait submit -f job.yaml")
+    jobs = [{"command": command}] if file is None else read_jobs(file)
+    if file is not None and command:
+        jobs = [{**job, "command": command} for job in jobs]
+    ready = []
+    for job in jobs:
+        merged = {**job, **given}
+        merged.setdefault("workdir", str(Path.cwd()))
+        merged["workdir"] = str((Path.cwd() / merged["workdir"]).expanduser().resolve())
+        if env:
+            merged["env"] = {**merged.get("env", {}), **_environment(env)}
+        ready.append(check(merged, str(file) if file else "plait submit"))
+    with client(home) as service:
+        answers = service.submit(ready)
+    if as_json:
+        print_json(answers)
+    else:
+        for answer in answers:
+            typer.echo(answer["id"])
+        first = answers[0]["id"]
+        note(f"submitted; follow it with: plait logs -f {first}")
+    if wait:
+        _wait([answer["id"] for answer in answers], None, home)
+
+
+def _environment(pairs: list[str]) -> dict[str, str]:
+    import os
+
+    from plait.core.errors import InputError
+
+    out = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or (not equals and name not in os.environ):
+            raise InputError(f"--env {pair!r}: write NAME=VALUE, or the NAME of a variable that is set here")
+        out[name] = value if equals else os.environ[name]
+    return out
+
+
+def ls(
+    state: Annotated[str | None, typer.Option(help="waiting, starting, running, finished, failed, ...")] = None,
+    user: Annotated[str | None, typer.Option(help="Only jobs of this user.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many, newest first.")] = 50,
+    offset: Annotated[int, typer.Option(min=0, help="Leave out the newest so many.")] = 0,
+    home: HomeOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List jobs, newest first."""
+    with client(home) as service:
+        jobs = service.jobs(state=state, user=user, limit=limit, offset=offset)
+    if as_json:
+        print_json(jobs)
+        return
+    print_jobs(jobs)
+    if len(jobs) == limit:
+        note(f"these are the newest {limit}; --limit and --offset show more")
+
+
+def print_jobs(jobs: list[dict[str, Any]]) -> None:
+    """A line a job."""
+    columns = ("job", "name", "user", "state", ">gpus", "progress", ">age", ">held", "where or why")
+    print_table(columns, (job_row(job) for job in jobs), "no jobs; submit one with: plait submit -- python train.py")
+
+
+def job_row(job: dict[str, Any]) -> list[object]:
+    """What the list says of a job; its age ends when it does."""
+    name = job.get("name") or " ".join(job.get("command") or ())
+    age = job["age_s"] if job.get("jct_s") is None else job["jct_s"]
+    return [
+        job["id"], name if len(name) <= 28 else name[:27] + "…", job["user"], job["state"], job["gpus"], progress(job),
+        duration(age), duration(held_s(job)), _where(job) or job.get("reason"),
+    ]  # fmt: skip
+
+
+def held_s(job: dict[str, Any]) -> float | None:
+    """Seconds a job has held its GPUs."""
+    held = job.get("attained_gpu_s")
+    return None if held is None else held / max(int(job["gpus"]), 1)
+
+
+def _where(job: dict[str, Any]) -> str:
+    nodes = dict.fromkeys(place["node"] for place in job.get("places") or ())
+    others = [m for m in (job.get("group") or {}).get("members", ()) if m != job["id"]]
+    return ", ".join(nodes) + (f" with {', '.join(others)}" if others and nodes else "")
+
+
+def show(job: JobArgument, home: HomeOption = None, as_json: JsonFlag = False) -> None:
+    """Show everything about a job."""
+    with client(home) as service:
+        found = service.job(job)
+    if as_json:
+        print_json(found)
+        return
+    rows: list[tuple[str, object]] = []
+    for key, value in found.items():
+        if value is None or value in ("", [], {}) or key in ("attempts", "places", "number"):
+            continue
+        rows.append((key.removesuffix("_s").replace("_", " "), _shown(key, value)))
+    print_table(("", ""), rows, "")
+    if found.get("places"):
+        typer.echo("")
+        columns = (">rank", "node", ">gpu", "state", ">pid")
+        print_table(columns, ([p.get(c.removeprefix(">")) for c in columns] for p in found["places"]), "")
+    if found.get("attempts"):
+        typer.echo("")
+        heads = (">attempt", ">began", ">lasted", "state", ">exit", "why", "nodes")
+        print_table(heads, (_attempt_row(a, found["created_s"]) for a in found["attempts"]), "")
+
+
+def _shown(key: str, value: Any) -> object:
+    """A value for people; times of the life of the cluster as they are, durations in words."""
+    if key == "command":
+        import shlex
+
+        return shlex.join(value)
+    if key == "stage_s":
+        return ", ".join(f"{1000 * v:.1f} ms" for v in value)
+    if key in ("step_s", "iteration_s"):
+        return f"{1000 * value:.1f} ms"
+    if key.endswith("_s") and isinstance(value, (int, float)):
+        return duration(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{k}={_shown('', v)}" for k, v in value.items())
+    if isinstance(value, list):
+        return ", ".join(str(v) for v in value)
+    return value
+
+
+def _attempt_row(attempt: dict[str, Any], created_s: float) -> list[object]:
+    began, ended = attempt["started_s"], attempt["ended_s"]
+    lasted = None if ended is None else ended - began
+    return [
+        attempt["epoch"], f"+{duration(began - created_s)}", duration(lasted), attempt["state"], attempt["exit_code"],
+        attempt["reason"], ", ".join(attempt["nodes"]),
+    ]  # fmt: skip
+
+
+def logs(
+    job: JobArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it grows, until the job ends.")] = False,
+    rank: Annotated[int, typer.Option(min=0, help="Which process of the job.")] = 0,
+    tail: Annotated[int | None, typer.Option("--tail", min=1, help="Only about the last so many bytes.")] = None,
+    home: HomeOption = None,
+) -> None:
+    """Print what a job wrote."""
+    with client(home) as service:
+        offset = 0
+        if tail is not None:
+            offset = max(0, int(service.logs(job, rank=rank, limit=1)["size"]) - tail)
+        if follow:
+            for text in service.follow(job, rank=rank, offset=offset):
+                typer.echo(text, nl=False)
+            return
+        while True:
+            part = service.logs(job, rank=rank, offset=offset)
+            text = str(part.get("text", ""))
+            if not text:
+                return
+            typer.echo(text, nl=False)
+            offset = int(part.get("next", part["offset"] + len(text.encode())))
+            if offset >= int(part["size"]):
+                return
+
+
+def cancel(jobs: JobsArgument, home: HomeOption = None) -> None:
+    """Take jobs back; what runs is stopped."""
+    with client(home) as service:
+        for job in jobs:
+            answer = service.cancel(job)
+            typer.echo(f"{job} {answer.get('state', 'cancelled')}")
+
+
+def wait(
+    jobs: JobsArgument,
+    timeout: Annotated[float | None, typer.Option(help="Give up after so many seconds, exit code 1.")] = None,
+    home: HomeOption = None,
+) -> None:
+    """Wait until jobs have ended; exit code 1 if one did not finish well."""
+    _wait(jobs, timeout, home)
+
+
+def _wait(jobs: list[str], timeout: float | None, home: str | None) -> None:
+    from plait.live.client import FINAL
+
+    ends = None if timeout is None else time.monotonic() + timeout
+    bad: list[str] = []
+    with client(home) as service:
+        for job in jobs:
+            while (found := patiently(service, job))["state"] not in FINAL:
+                if ends is not None and time.monotonic() >= ends:
+                    note(f"{job} is still {found['state']} after {timeout:g} s; ask why with: plait explain {job}")
+                    raise typer.Exit(1)
+                time.sleep(LOOK_S)
+            if found["state"] != "finished":
+                bad.append(job)
+            reason = found.get("reason")
+            typer.echo(f"{job} {found['state']}" + (f": {reason}" if reason and job in bad else ""))
+    if bad:
+        note(f"what it wrote: plait logs {bad[0]}")
+        raise typer.Exit(1)
+
+
+def patiently(service: Any, job: str) -> dict[str, Any]:
+    """The job; a service that is away for less than a minute is waited for: jobs go on without it."""
+    from plait.live.client import NotRunning
+
+    until = time.monotonic() + 60
+    while True:
+        try:
+            found: dict[str, Any] = service.job(job)
+            return found
+        except NotRunning:
+            if time.monotonic() > until:
+                raise
+            time.sleep(1)
+
+
+def history(
+    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 50,
+    user: Annotated[str | None, typer.Option(help="Only jobs of this user.")] = None,
+    home: HomeOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List jobs that have ended: how long they waited and ran, how often they were moved."""
+    from plait.live.client import FINAL
+
+    with client(home) as service:
+        jobs: list[dict[str, Any]] = []
+        offset = 0
+        while len(jobs) < limit:
+            page = service.jobs(user=user, limit=200, offset=offset)
+            jobs += [job for job in page if job["state"] in FINAL]
+            offset += len(page)
+            if len(page) < 200:
+                break
+    jobs = jobs[:limit]
+    if as_json:
+        print_json(jobs)
+        return
+    columns = (
+        "job",
+        "name",
+        "user",
+        "state",
+        ">gpus",
+        ">completion",
+        ">waited",
+        ">held",
+        ">starts",
+        ">moved",
+        ">failed",
+    )
+    print_table(columns, (_history_row(job) for job in jobs), "no job has ended yet; `plait ls` shows all")
+
+
+def _history_row(job: dict[str, Any]) -> list[object]:
+    jct, held = job.get("jct_s"), held_s(job)
+    waited = None if jct is None or held is None else max(0.0, jct - held)
+    return [
+        job["id"], job.get("name"), job["user"], job["state"], job["gpus"], duration(jct), duration(waited),
+        duration(held), job.get("starts"), job.get("preemptions"), job.get("failures"),
+    ]  # fmt: skip

@@ -1,0 +1,87 @@
+"""What the commands that talk to the service share: options, the client, times and tables for people."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from plait.live.client import Client
+
+HomeOption = Annotated[
+    str | None, typer.Option("--home", help="Folder of the service; default: PLAIT_HOME, else ~/.plait.")
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def client(home: str | None) -> Client:
+    """The service the user means."""
+    from plait.live.client import Client
+
+    return Client.at(home)
+
+
+def print_json(value: Any) -> None:
+    """For other programs."""
+    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def number(value: Any) -> float:
+    """A number, or NaN for null and for what is not there."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+
+
+def duration(seconds: Any) -> str:
+    """Seconds for people.
+
+    >>> [duration(s) for s in (0.234, 75, 7530, 200000, None)]
+    ['0.2 s', '1 min 15 s', '2 h 5 min', '2 d 7 h', '-']
+    """
+    s = number(seconds)
+    if not math.isfinite(s):
+        return "-"
+    if s < 60:
+        return f"{s:.1f} s"
+    whole = int(s)
+    for unit, name, small, small_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= unit:
+            return f"{whole // unit} {name} {whole % unit // small} {small_name}"
+    return f"{s:.1f} s"
+
+
+def progress(job: dict[str, Any]) -> str:
+    """Iterations done, of how many."""
+    done, total = number(job.get("iterations_done")), number(job.get("iterations") or job.get("total_steps"))
+    if math.isfinite(total) and total > 0:
+        share = min(done / total, 1.0) if math.isfinite(done) else 0.0
+        return f"{share:4.0%} of {total:,.0f}"
+    return f"{done:,.0f} steps" if math.isfinite(done) and done > 0 else "-"
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], nothing: str) -> None:
+    """A table, or a sentence if there is nothing in it; columns that begin with `>` are right-aligned."""
+    from rich.table import Table
+
+    from plait.cli.console import console
+
+    lines = [["-" if cell is None or cell == "" else str(cell) for cell in row] for row in rows]
+    if not lines:
+        typer.echo(nothing)
+        return
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        grid.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", no_wrap=True)
+    from rich.text import Text
+
+    for line in lines:
+        grid.add_row(*(Text(cell) for cell in line))  # what users wrote is no markup
+    console().print(grid)
+
+
+def note(text: str) -> None:
+    """A line for people, beside the results."""
+    typer.echo(f"plait: {text}", err=True)

@@ -1,0 +1,237 @@
+"""`plait status`, `nodes`, `top`, `events`: what the cluster is doing."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from plait.cli.jobs import job_row, print_jobs
+from plait.cli.live import HomeOption, JsonFlag, client, duration, number, print_json, print_table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def status(home: HomeOption = None, as_json: JsonFlag = False) -> None:
+    """Show the service in a few lines: where it is, what decides, nodes, jobs by state."""
+    with client(home) as service:
+        found = service.status()
+        url = service.url
+    if as_json:
+        print_json(found)
+        return
+    for line in status_lines({"url": url, **found}):
+        typer.echo(line)
+
+
+def status_lines(found: dict[str, Any]) -> list[str]:
+    """The answer of /v1/status for people."""
+    gpus = found["gpus"]
+    up = f", up {duration(found['uptime_s'])}" if "uptime_s" in found else ""
+    lines = [
+        f"service   {found['url']}{up}, {found.get('log_seq', 0):,} entries in its log",
+        f"policy    {found.get('policy')}, decides at most every {found.get('round_s')} s",
+        f"nodes     {_counts(found.get('nodes')) or 'none has joined yet'}",
+        f"GPUs      {gpus['held']} of {gpus['total']} held",
+        f"jobs      {_counts(found['jobs']) or 'none; plait submit -- python train.py'}",
+    ]
+    if found.get("policy_error"):
+        lines.append(f"TROUBLE   the policy failed, and what runs goes on: {found['policy_error']}")
+    return lines
+
+
+def _counts(found: dict[str, Any] | None) -> str:
+    return ", ".join(f"{count} {state}" for state, count in (found or {}).items() if count)
+
+
+nodes = typer.Typer(help="List the nodes; drain and resume them.", invoke_without_command=True)
+
+
+@nodes.callback()
+def list_nodes(context: typer.Context, home: HomeOption = None, as_json: JsonFlag = False) -> None:
+    """List the nodes; drain and resume them."""
+    context.obj = home
+    if context.invoked_subcommand is not None:
+        return
+    with client(home) as service:
+        found = service.nodes()
+    if as_json:
+        print_json(found)
+        return
+    columns = ("node", "state", ">GPUs", "kind", ">used", ">CPU", ">memory", ">heard of", "jobs")
+    print_table(columns, (_node_row(node) for node in found), "no nodes yet; an agent joins within seconds of plait up")
+
+
+def _node_row(node: dict[str, Any]) -> list[object]:
+    usage = node.get("usage") or {}
+    cpu, memory = number(usage.get("cpu")), number(usage.get("memory_bytes"))
+    silent = node.get("silent_s")
+    return [
+        node.get("id"),
+        node.get("state"),
+        node.get("gpus"),
+        node.get("gpu_kind"),
+        node.get("gpus_used"),
+        f"{cpu:.0%}" if cpu == cpu else None,
+        f"{memory / 1e9:.1f} GB" if memory == memory else None,
+        None if silent is None else f"{duration(silent)} ago",
+        ", ".join(node.get("jobs") or ()),
+    ]
+
+
+@nodes.command("drain")
+def drain(
+    context: typer.Context,
+    node: Annotated[str, typer.Argument(help="A node of `plait nodes`.")],
+    home: HomeOption = None,
+) -> None:
+    """Give a node no new work; what runs there is checkpointed and goes elsewhere."""
+    with client(home or context.obj) as service:
+        service.drain(node)
+    typer.echo(f"{node} is draining; give it work again with: plait nodes resume {node}")
+
+
+@nodes.command("resume")
+def resume(
+    context: typer.Context,
+    node: Annotated[str, typer.Argument(help="A node of `plait nodes`.")],
+    home: HomeOption = None,
+) -> None:
+    """Let a drained node work again."""
+    with client(home or context.obj) as service:
+        service.resume(node)
+    typer.echo(f"{node} takes work again")
+
+
+def top(
+    every: Annotated[float, typer.Option("--every", min=0.2, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one look and leave.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Watch nodes and jobs; Ctrl-C leaves."""
+    import sys
+
+    from plait.live.client import NotRunning
+
+    with client(home) as service:
+        if once or not sys.stdout.isatty():
+            found = service.status()
+            for line in status_lines({"url": service.url, **found}):
+                typer.echo(line)
+            typer.echo("")
+            print_jobs(service.jobs(limit=30))
+            return
+        from rich.live import Live
+
+        with Live(_screen(service), screen=True, auto_refresh=False) as live:
+            try:
+                while True:
+                    time.sleep(every)
+                    try:
+                        live.update(_screen(service), refresh=True)
+                    except NotRunning:
+                        from rich.text import Text
+
+                        live.update(Text("the service is away; jobs go on. Waiting for it ..."), refresh=True)
+            except KeyboardInterrupt:
+                return
+
+
+def _screen(service: Any) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    status = service.status()
+    lines = Text("\n".join(status_lines({"url": service.url, **status})) + "\n")
+    machines = Table("node", "state", "GPUs", "used", "CPU", "memory", "jobs", box=None, header_style="bold")
+    for node in service.nodes():
+        row = _node_row(node)
+        cells = [row[0], row[1], row[2], row[4], row[5], row[6], row[8]]
+        machines.add_row(*(Text("-" if c in (None, "") else str(c)) for c in cells))
+    jobs = Table("job", "name", "user", "state", "gpus", "progress", "age", "held", "where or why", box=None)
+    order = {"running": 0, "starting": 1, "stopping": 1, "unreachable": 1, "waiting": 2}
+    found = sorted(service.jobs(limit=100), key=lambda job: order.get(job["state"], 3))
+    for job in found[:40]:
+        style = {0: "green", 1: "yellow", 3: "dim"}.get(order.get(job["state"], 3), "")
+        jobs.add_row(*(Text("-" if c in (None, "") else str(c)) for c in job_row(job)), style=style)
+    return Group(lines, machines, Text(), jobs)
+
+
+def events(
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only what happened to this job.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as things happen.")] = False,
+    limit: Annotated[int, typer.Option("--last", min=1, help="Only the newest so many.")] = 50,
+    all_kinds: Annotated[bool, typer.Option("--all", help="Progress reports and idle rounds too.")] = False,
+    home: HomeOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Print what happened, and what was decided: the event log, which is the truth."""
+    with client(home) as service:
+        if job is not None:
+            found = service.job_events(job)
+            if as_json:
+                print_json(found)
+                return
+            columns = (">at", "what", "")
+            print_table(columns, ([duration(e.get("at_s")), _kind(e), _details(e)] for e in found), "nothing yet")
+            return
+        steps = [step for step in service.all_events() if all_kinds or _telling(step)]
+        after = max((int(step["seq"]) for step in steps), default=0)
+        _print_steps(steps[-limit:], as_json)
+        while follow:
+            time.sleep(0.5)
+            for step in service.all_events(after):
+                after = int(step["seq"])
+                if all_kinds or _telling(step):
+                    _print_steps([step], as_json)
+
+
+def _telling(step: dict[str, Any]) -> bool:
+    return bool(step.get("commands")) or step["event"]["type"] not in ("ProgressReported", "ReplanDue")
+
+
+def _print_steps(steps: list[dict[str, Any]], as_json: bool) -> None:
+    import json
+
+    for step in steps:
+        if as_json:
+            typer.echo(json.dumps(step, ensure_ascii=False))
+            continue
+        event, commands = step["event"], step.get("commands") or []
+        caused = "; ".join(_describe(c) for c in commands)
+        typer.echo(
+            f"{step['seq']:>6}  {step['at_s']:>10.2f} s  {_describe(event)}" + (f"  ->  {caused}" if caused else "")
+        )
+
+
+def _describe(message: dict[str, Any]) -> str:
+    """One event or command in a few words."""
+    kind = str(message.get("type"))
+    if kind == "JobSubmitted":
+        return f"{kind} " + ", ".join(str(job.get("id")) for job in message["jobs"])
+    if kind in ("Launch", "Adjust"):
+        groups = []
+        for group in message["groups"]:
+            names = "+".join(f"j-{m['job'] if isinstance(m, dict) else m}" for m in group["jobs"])
+            gate = f" by {group['gate']}" if group.get("gate") else ""
+            groups.append(f"{names} on GPU {','.join(map(str, group['gpus']))}{gate}")
+        return f"{kind} {'; '.join(groups)}"
+    jobs = message.get("jobs")
+    about = ", ".join(f"j-{job}" for job in jobs) if isinstance(jobs, list) else ""
+    node = message.get("node")
+    if node is not None:
+        about = str(node.get("id") if isinstance(node, dict) else node)
+    reason = message.get("reason") or ", ".join(message.get("reasons") or ())
+    return " ".join(part for part in (kind, about, f"({reason})" if reason else "") if part)
+
+
+def _kind(event: dict[str, Any]) -> str:
+    return str(event.get("type") or event.get("kind") or event.get("what") or "")
+
+
+def _details(event: dict[str, Any]) -> str:
+    left = {k: v for k, v in event.items() if k not in ("at_s", "type", "kind", "what", "seq") and v not in (None, "")}
+    return ", ".join(f"{k}={v}" for k, v in left.items())

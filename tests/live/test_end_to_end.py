@@ -1,0 +1,144 @@
+"""A real cluster on CPU slots, from `plait up` to `plait down`, as a user sees it. Nothing of it needs PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra [live]")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
+
+from plait.cli.cluster import job_processes, service_process  # noqa: E402
+from plait.live.layout import Layout  # noqa: E402
+
+PLAIT = (sys.executable, "-c", "import sys; sys.argv[0] = 'plait'; from plait.cli import main; main()")
+HELLO = (
+    "import os; print('hello from rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ['GREETING'])"
+)
+
+
+@dataclass
+class Shell:
+    """`plait ...` with a home folder of its own."""
+
+    home: Path
+
+    def __call__(self, *words: object, code: int = 0) -> str:
+        env = {k: v for k, v in os.environ.items() if k not in ("PLAIT_URL", "PLAIT_TOKEN", "PLAIT_DEBUG")}
+        done = subprocess.run(
+            [*PLAIT, *map(str, words)],
+            env={**env, "PLAIT_HOME": str(self.home)},
+            cwd=self.home.parent,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == code, (
+            f"plait {' '.join(map(str, words))}: {done.returncode}\n{done.stdout}{done.stderr}"
+        )
+        return done.stdout + done.stderr
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.home.resolve())
+
+    def submit(self, *words: object) -> str:
+        return json.loads(self("submit", "--json", *words))[0]["id"]
+
+    def job(self, job: str) -> dict:
+        return json.loads(self("show", job, "--json"))
+
+    def until(self, job: str, *states: str) -> dict:
+        until = time.monotonic() + 30
+        while (found := self.job(job))["state"] not in states:
+            assert time.monotonic() < until, found
+            time.sleep(0.1)
+        return found
+
+
+@pytest.fixture
+def plait(tmp_path):
+    shell = Shell(tmp_path / "home")
+    yield shell
+    shell("down", "--stop-jobs")
+    assert job_processes(shell.layout) == {}
+    assert service_process(shell.layout) is None
+
+
+def test_a_day_in_the_life_of_a_cluster(plait, tmp_path):
+    assert "start it with: plait up" in plait("status", code=2)
+    said = plait("up", "--nodes", 2, "--gpus-per-node", 2, "--policy", "fifo", "--fake", "--round", 0.1)
+    assert "2 nodes, 4 slots, policy fifo" in said
+    assert "next: plait submit" in said
+    assert oct(plait.layout.token_file.stat().st_mode)[-3:] == "600"
+    assert "runs in" in plait("up", code=2)
+
+    # one process, and a gang
+    one = plait.submit("-e", "GREETING=good; morning", "--", sys.executable, "-c", HELLO)
+    two = plait.submit("-e", "GREETING=x", "--gpus", 2, "--name", "pair", "--", sys.executable, "-c", HELLO)
+    assert f"{one} finished" in plait("wait", one, two)
+    assert plait("logs", one) == "hello from rank 0 of 1 good; morning\n"
+    assert plait("logs", two, "--rank", 1) == "hello from rank 1 of 2 x\n"
+    assert plait("logs", "-f", two).startswith("hello from rank 0 of 2")
+    assert "pair" in plait("ls")
+
+    # one that fails, and what is said of it
+    bad = plait.submit("--retries", 0, "--", sys.executable, "-c", "raise SystemExit(3)")
+    assert f"plait logs {bad}" in plait("wait", bad, code=1)
+    assert plait.job(bad)["state"] == "failed"
+    assert "plait ls" in plait("show", "j-999", code=2)
+
+    # the service is killed while a job runs: the job does not notice
+    long = plait.submit(
+        "--name", "long", "--", sys.executable, "-c", "import time; print('on', flush=True); time.sleep(60)"
+    )
+    plait.until(long, "running")
+    before = job_processes(plait.layout)
+    os.kill(json.loads(plait.layout.service_file.read_text())["pid"], signal.SIGKILL)
+    assert "plait up" in plait("ls", code=2)
+    plait("up")
+    found = plait.until(long, "running")
+    assert found["epoch"] == 1
+    assert job_processes(plait.layout) == before
+    assert "2 nodes, 4 slots" in plait("status") or "of 4 held" in plait("status")
+
+    # why, when, and whether it was all decided as the log says
+    assert "is running" in plait("explain", long)
+    wide = plait.submit("--gpus", 4, "--", sys.executable, "-c", "pass")
+    assert "ahead of it" in plait("explain", wide)
+    assert "every decision is the same" in plait("replay", "--verify")
+    assert "plait restore" in plait("backup", tmp_path / "copy.db")
+    plait("cancel", long)
+    assert f"{long} cancelled" in plait("wait", long, code=1)
+    plait("wait", wide)
+    assert "Launch" in plait("events")
+
+    # down: jobs go on, up takes them back; with --stop-jobs nothing is left
+    last = plait.submit("--", sys.executable, "-c", "import time; time.sleep(60)")
+    plait.until(last, "running")
+    assert f"still running: {last}" in plait("down")
+    assert job_processes(plait.layout)
+    plait("up")
+    assert plait.until(last, "running")["epoch"] == 1
+    assert "stopped" in plait("down", "--stop-jobs")
+    assert job_processes(plait.layout) == {}
+    assert "nothing runs" in plait("down")
+
+
+def test_a_service_that_cannot_start_says_why(plait):
+    assert "did you mean 'muri-s'" in plait("up", "--policy", "muri-x", code=2)
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "give another --port" in plait("up", "--port", taken.getsockname()[1], code=2)

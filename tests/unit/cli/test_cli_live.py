@@ -1,0 +1,463 @@
+"""The commands that talk to a service, against one made of a dictionary."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from fake_service import TOKEN, Fake, serve
+
+from plait.control.messages import JobSubmitted, NodeJoined, ReplanDue
+from plait.core.cluster import Node
+from plait.core.errors import InputError
+from plait.core.jobs import JobBatch, JobSpec
+from plait.live import client as client_module
+from plait.live.client import Client, NotRunning, Refused, ServiceError
+from plait.live.jobfile import check, parse_bytes, read_jobs, schema
+from plait.live.state import State
+
+JOB = {
+    "id": "j-3", "number": 3, "name": "mnist", "user": "ada", "project": "default", "state": "running", "gpus": 2,
+    "iterations": 100, "iterations_done": 25.0, "created_s": 5.0, "started_s": 8.0, "ended_s": None, "age_s": 75.0,
+    "jct_s": None, "attained_gpu_s": 120.0, "reason": "", "command": ["python", "train.py"], "checkpoint_s": 60,
+    "places": [{"rank": 0, "node": "n0", "gpu": 1, "state": "running", "pid": 77}],
+    "group": {"id": "g1", "gate": "tokens", "members": ["j-3", "j-4"]},
+}  # fmt: skip
+DONE = {
+    **JOB, "id": "j-2", "state": "finished", "ended_s": 35.0, "jct_s": 30.0, "attained_gpu_s": 40.0, "starts": 2,
+    "preemptions": 1, "failures": 0, "places": [], "group": None,
+}  # fmt: skip
+STATUS = {
+    "now_s": 80.0, "uptime_s": 9.0, "policy": "srsf", "policy_error": None, "round_s": 1.0, "log_seq": 9,
+    "nodes": {"ready": 1, "lost": 0}, "gpus": {"total": 4, "held": 2}, "jobs": {"running": 2, "waiting": 0},
+}  # fmt: skip
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path):
+    service = Fake()
+    server = serve(service)
+    monkeypatch.setenv("PLAIT_URL", service.url)
+    monkeypatch.setenv("PLAIT_TOKEN", TOKEN)
+    monkeypatch.setenv("PLAIT_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(client_module, "PAUSES_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("plait.cli.jobs.LOOK_S", 0.0)
+    yield service
+    server.shutdown()
+    server.server_close()
+
+
+# -- submit -----------------------------------------------------------------------------------------------
+
+
+def test_submit_sends_the_command_as_it_is_written(plait, fake, tmp_path):
+    fake.answers["POST", "/v1/jobs"] = {"id": "j-1", "number": 1}
+    answer = plait("submit", "--gpus", 2, "-e", "A=b c", "--memory", "2G", "--", "python", "t.py", "--gpus", "9; rm *")
+    assert answer.code == 0
+    assert answer.out == "j-1\n"
+    assert "plait logs -f j-1" in answer.err
+    assert fake.bodies == [
+        {
+            "command": ["python", "t.py", "--gpus", "9; rm *"],
+            "gpus": 2,
+            "env": {"A": "b c"},
+            "memory": 2_000_000_000,
+            "workdir": str(tmp_path),
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("job.yaml", "command: [python, t.py]\ngpus: 2\nmemory: 1Gi\n"),
+        ("job.toml", 'command = ["python", "t.py"]\ngpus = 2\nmemory = "1Gi"\n'),
+        ("job.json", '{"command": ["python", "t.py"], "gpus": 2, "memory": "1Gi"}'),
+    ],
+)
+def test_submit_reads_files(plait, fake, tmp_path, name, text):
+    fake.answers["POST", "/v1/jobs"] = {"id": "j-1", "number": 1}
+    (tmp_path / name).write_text(text)
+    assert plait("submit", "-f", name, "--name", "x").code == 0
+    command = ["python", "t.py"]
+    workdir = str(tmp_path)
+    assert fake.bodies == [{"command": command, "gpus": 2, "memory": 2**30, "name": "x", "workdir": workdir}]
+
+
+def test_submit_several_jobs_at_once(plait, fake, tmp_path):
+    fake.answers["POST", "/v1/jobs"] = {"jobs": [{"id": "j-1", "number": 1}, {"id": "j-2", "number": 2}]}
+    (tmp_path / "jobs.yaml").write_text("jobs:\n- command: [a]\n- command: [b]\n")
+    answer = plait("submit", "-f", "jobs.yaml", "--json")
+    assert [job["id"] for job in json.loads(answer.out)] == ["j-1", "j-2"]
+    assert [job["command"] for job in fake.bodies[0]["jobs"]] == [["a"], ["b"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("command: python t.py", "command is 'python t.py', needs array"),
+        ("gpus: 2", "command is missing; `plait submit --schema`"),
+        ("command: [a]\ngpu: 2", "unknown field 'gpu'; did you mean 'gpus'?"),
+        ("command: [a]\ngpus: two", "gpus is 'two', needs integer"),
+        ("command: [a]\ngpus: 0", "gpus is 0, needs at least 1"),
+        ("command: [a]\ngpus: true", "gpus is True, needs integer"),
+        ("command: [a]\nclass: guarantied", "class is 'guarantied'; did you mean 'guaranteed'?"),
+        ("command: [a]\nenv: {N: 3}", 'env.N is 3, needs string; write it in quotes: "3"'),
+        ("command: [a, 3]", "command[1] is 3, needs string"),
+        ("command: []", "command is empty"),
+        ("command: [a]\nskew: 2", "skew is 2, needs at most 1"),
+        ("command: [a]\niterations: .inf", "needs a finite number"),
+        ("command: [a]\nmemory: much", "memory is 'much'; write bytes or a size"),
+        ("command: [a]\nprofile: {gpus: 1}", "unknown field 'profile.gpus'; did you mean 'gpu'?"),
+        ("command: [a\n", "not YAML"),
+        ("- command: [a]\n- gpus: 1", "job 2: command is missing"),
+        ("[]", "has no jobs in it"),
+        ("3", "needs object"),
+    ],
+)
+def test_a_wrong_file_is_refused_before_anything_is_sent(plait, fake, tmp_path, text, says):
+    (tmp_path / "job.yaml").write_text(text)
+    answer = plait("submit", "-f", "job.yaml")
+    assert answer.code == 2
+    assert says in answer.err
+    assert "job.yaml" in answer.err
+    assert fake.asked == []
+
+
+def test_a_file_that_is_not_there(plait, fake):
+    assert "cannot read the job file none.yaml: No such file" in plait("submit", "-f", "none.yaml").err
+    assert "nothing to submit; write plait submit -- python" in plait("submit", "--gpus", 1).err
+    assert "write NAME=VALUE" in plait("submit", "-e", "NOT_SET_ANYWHERE", "--", "a").err
+
+
+def test_the_schema_is_published_and_is_what_is_checked(plait):
+    text = plait("submit", "--schema").out
+    assert json.loads(text) == schema()
+    example = {"command": ["a"], "profile": {"gpu": 0.5}, "iterations": None, "class": "opportunistic"}
+    assert check(example, "here") == example
+
+
+def test_sizes():
+    assert parse_bytes("1.5k", "x") == 1500
+    assert parse_bytes("2GiB", "x") == 2 * 2**30
+    with pytest.raises(InputError, match="is '4 apples'"):
+        parse_bytes("4 apples", "--memory")
+
+
+def test_a_submission_is_never_sent_twice(fake):
+    fake.answers["POST", "/v1/jobs"] = [(503, {"error": {"message": "busy"}})]
+    with Client.at() as service, pytest.raises(ServiceError, match="busy"):
+        service.submit([{"command": ["a"]}])
+    assert len(fake.asked) == 1
+
+
+# -- looking ----------------------------------------------------------------------------------------------
+
+
+def test_ls_show_history(plait, fake):
+    fake.answers["GET", "/v1/jobs"] = [JOB, DONE]
+    attempt = {
+        "epoch": 1, "started_s": 8.0, "ended_s": 9.5, "state": "preempted", "nodes": ["n7"], "exit_code": 75,
+        "reason": None,
+    }  # fmt: skip
+    fake.answers["GET", "/v1/jobs/j-3"] = {**JOB, "attempts": [attempt]}
+    out = plait("ls", "--state", "running").out
+    assert "mnist" in out
+    assert "25% of 100" in out
+    assert "1 min 15 s" in out  # its age
+    assert "1 min 0 s" in out  # held by two GPUs
+    assert "n0 with j-4" in out
+    assert fake.asked[0][2] == {"state": "running", "limit": "50", "offset": "0"}
+    shown = plait("show", "j-3").out
+    assert "python train.py" in shown
+    assert "77" in shown
+    assert ["1", "+3.0", "s", "1.5", "s", "preempted", "75", "-", "n7"] in [line.split() for line in shown.splitlines()]
+    ended = plait("history").out
+    assert "j-2" in ended
+    assert "j-3" not in ended
+    assert "10.0 s" in ended  # waited
+    assert json.loads(plait("ls", "--json").out) == [JOB, DONE]
+
+
+def test_names_of_users_are_no_markup(plait, fake):
+    fake.answers["GET", "/v1/jobs"] = [{**JOB, "name": "[red]x[/red]"}]
+    assert "[red]x[/red]" in plait("ls").out
+
+
+def test_logs_page_by_page_and_from_the_end(plait, fake):
+    text = "".join(f"line {i}\n" for i in range(100))
+
+    def log(query):
+        at, limit = int(query["offset"]), min(int(query["limit"]), 300)
+        part = text[at : at + limit]
+        return {"text": part, "offset": at, "next": at + len(part), "size": len(text)}
+
+    fake.answers["GET", "/v1/jobs/j-3/logs"] = log
+    assert plait("logs", "j-3").out == text
+    assert plait("logs", "j-3", "--tail", 16, "--rank", 1).out == text[-16:]
+    assert fake.asked[-1][2]["rank"] == "1"
+
+
+def test_logs_follow_until_the_end(plait, fake):
+    fake.answers["GET", "/v1/jobs/j-3/logs"] = (
+        'event: log\ndata: {"text": "one\\n", "next": 4}\n\ndata: {"text": "two\\n", "next": 8}\n\n'
+        "event: end\ndata: {}\n\n"
+    )
+    assert plait("logs", "-f", "j-3").out == "one\ntwo\n"
+
+
+def test_a_stream_that_breaks_goes_on_where_it_was(fake):
+    streams = ['data: {"text": "one\\n", "next": 4}\n\n', 'data: {"text": "two\\n", "next": 8}\n\nevent: end\n\n']
+    fake.answers["GET", "/v1/jobs/j-3/logs"] = lambda query: streams.pop(0)
+    fake.answers["GET", "/v1/jobs/j-3"] = JOB
+    with Client.at() as service:
+        assert "".join(service.follow("j-3")) == "one\ntwo\n"
+    assert [query["offset"] for _, path, query in fake.asked if path.endswith("logs")] == ["0", "4"]
+
+
+def test_wait_has_the_exit_code_of_the_job(plait, fake):
+    fake.answers["GET", "/v1/jobs/j-2"] = [(200, JOB), (200, DONE)]
+    answer = plait("wait", "j-2")
+    assert answer.code == 0
+    assert answer.out == "j-2 finished\n"
+    fake.answers["GET", "/v1/jobs/j-4"] = {**DONE, "state": "failed", "reason": "exit code 3, 4 times"}
+    answer = plait("wait", "j-2", "j-4")
+    assert answer.code == 1
+    assert "j-4 failed: exit code 3, 4 times" in answer.out
+    assert "plait logs j-4" in answer.err
+    fake.answers["GET", "/v1/jobs/j-5"] = JOB
+    answer = plait("wait", "j-5", "--timeout", 0)
+    assert answer.code == 1
+    assert "plait explain j-5" in answer.err
+
+
+def test_cancel_and_administration(plait, fake):
+    fake.answers |= {
+        ("DELETE", "/v1/jobs/j-3"): {"state": "cancelled"},
+        ("POST", "/v1/nodes/n0/drain"): {},
+        ("POST", "/v1/nodes/n0/resume"): {},
+        ("GET", "/v1/policy"): {"policy": "muri-l"},
+        ("PUT", "/v1/policy"): {"policy": "srsf"},
+        ("POST", "/v1/tokens"): {"id": "t1", "token": "abc"},
+        ("GET", "/v1/tokens"): [{"id": "t1", "user": "bob", "role": "user"}],
+        ("DELETE", "/v1/tokens/t1"): {},
+        ("GET", "/v1/projects"): [{"name": "p", "weight": 1.0}],
+        ("POST", "/v1/projects"): {},
+        ("DELETE", "/v1/projects/p"): {},
+    }
+    assert plait("cancel", "j-3").out == "j-3 cancelled\n"
+    assert "plait nodes resume n0" in plait("nodes", "drain", "n0").out
+    assert plait("nodes", "resume", "n0").code == 0
+    assert plait("policy", "show").out == "muri-l\n"
+    assert plait("policy", "set", "srsf").out == "srsf decides from now on\n"
+    assert plait("token", "create", "bob").out == "abc\n"
+    assert "bob" in plait("token", "ls").out
+    assert plait("token", "revoke", "t1").code == 0
+    assert "p" in plait("project", "ls").out
+    assert plait("project", "set", "p", "--quota-gpus", 4).code == 0
+    assert plait("project", "rm", "p").code == 0
+    assert {"policy": "srsf"} in fake.bodies
+    assert {"user": "bob", "role": "user"} in fake.bodies
+
+
+def test_a_policy_that_is_misspelt_is_not_sent(plait, fake):
+    answer = plait("policy", "set", "tiresas-l")
+    assert answer.code == 2
+    assert "did you mean 'tiresias-l'?" in answer.err
+    assert fake.asked == []
+
+
+def test_status_nodes_top(plait, fake):
+    fake.answers["GET", "/v1/status"] = {**STATUS, "policy_error": "no such GPU"}
+    usage = {"cpu": 0.5, "memory_bytes": 2e9, "gpus": []}
+    node = {"id": "n0", "state": "ready", "gpus": 3, "gpu_kind": "cpu", "silent_s": 0.2, "usage": usage}
+    fake.answers["GET", "/v1/nodes"] = [{**node, "gpus_used": 2, "jobs": ["j-3"]}]
+    fake.answers["GET", "/v1/jobs"] = [JOB]
+    out = plait("status").out
+    assert "2 running" in out
+    assert "2 of 4 held" in out
+    assert "no such GPU" in out
+    out = plait("nodes").out
+    assert out.splitlines()[1].split() == ["n0", "ready", "3", "cpu", "2", "50%", "2.0", "GB", "0.2", "s", "ago", "j-3"]
+    assert "mnist" in plait("top", "--once").out
+
+
+def test_events_in_words(plait, fake):
+    launch = {
+        "type": "Launch",
+        "event": 4,
+        "groups": [{"jobs": [0, {"job": 1, "turn": 2}], "gpus": [0], "gate": "tokens"}],
+    }
+    fake.answers["GET", "/v1/events"] = lambda query: [
+        {"seq": 1, "at_s": 0.0, "event": {"type": "NodeJoined", "at_s": 0.0, "node": {"id": "n0"}}, "commands": []},
+        {"seq": 2, "at_s": 1.0, "event": {"type": "ProgressReported", "at_s": 1.0, "jobs": [0]}, "commands": []},
+        {"seq": 3, "at_s": 2.0, "event": {"type": "ReplanDue", "at_s": 2.0}, "commands": [launch]},
+    ][int(query["after"]) :]
+    lines = plait("events").out.splitlines()
+    assert [line.split()[0] for line in lines] == ["1", "3"]
+    assert "NodeJoined n0" in lines[0]
+    assert "Launch j-0+j-1 on GPU 0 by tokens" in lines[1]
+    assert len(plait("events", "--all").out.splitlines()) == 3
+    assert json.loads(plait("events", "--last", 1, "--json").out)["seq"] == 3
+
+
+def test_explain_says_why_what_would_help_and_when(plait, fake):
+    fake.answers["GET", "/v1/jobs/j-1/explain"] = {
+        "id": "j-1", "number": 1, "state": "waiting", "policy": "fifo", "summary": "2 GPUs are held", "position": 1,
+        "waiting": 3, "decision": {"seq": 17, "at_s": 4.0},
+        "blockers": [{"id": "j-0", "number": 0, "gpus": 2, "left_s": 90.0, "text": "j-0 of bob has 2 GPUs"}],
+        "would_start": [{"change": "gpus", "gpus": 1, "text": "with 1 GPU it would start now"}],
+    }  # fmt: skip
+    state = State()
+    state.apply({"type": "PolicySet", "at_s": 0.0, "policy": "fifo"})
+    state.apply(NodeJoined(0.0, Node("n0", 2)))
+    requests = [{"command": ["true"]}] * 2
+    state.apply({"type": "Requested", "at_s": 0.0, "first": 0, "owner": "ada", "requests": requests})
+    specs = [JobSpec(id=f"j-{i}", gpus=2, iterations=100, iteration_s=1.0) for i in range(2)]
+    state.apply(JobSubmitted(0.0, 0, JobBatch.of(specs)))
+    state.apply(ReplanDue(0.0))
+    fake.answers["GET", "/v1/state"] = {**state.to_json(), "asked_s": 4.0, "round_s": 0.0, "paces": {}}
+    out = plait("explain", "j-1").out
+    assert out.startswith("j-1 is waiting, place 1 of 3 in the queue: 2 GPUs are held\n")
+    assert "entry 17 of the log" in out
+    assert "ahead of it: j-0 of bob has 2 GPUs" in out
+    assert "with 1 GPU it would start now" in out
+    assert "starts in 1 min" in out
+    assert "assumed: 10 runs of the queue as it is, under fifo" in out
+    eta = json.loads(plait("explain", "j-1", "--json").out)["eta"]
+    assert 70 < eta["start_in_s"][0] < eta["start_in_s"][1] < 130
+    assert eta["end_in_s"][0] > eta["start_in_s"][0] + 70
+
+
+def test_explain_a_running_job_by_its_stages(plait, fake):
+    stages = {
+        "gpu": {"now_s": 0.03, "alone_s": 0.02},
+        "network": {"now_s": None, "alone_s": None},
+        "iteration": {"now_s": 0.05, "alone_s": 0.04},
+    }
+    fake.answers["GET", "/v1/jobs/j-3/explain"] = {
+        "id": "j-3", "state": "running", "gate": "tokens", "shares_with": ["j-4"], "stages": stages, "slowdown": 1.25,
+        "contended": "gpu", "left_s": 30.0,
+    }  # fmt: skip
+    out = plait("explain", "j-3", "--no-eta").out
+    assert "takes turns with j-4 by tokens" in out
+    assert "50.0 ms; alone 40.0 ms (1.25 times as long); it waits most for gpu" in out
+    assert "network" not in out
+    assert "about 30.0 s left" in out
+
+
+# -- errors -----------------------------------------------------------------------------------------------
+
+
+def test_what_the_service_says_is_shown_with_the_next_command(plait, fake):
+    answer = plait("show", "j-77")
+    assert answer.code == 2
+    assert answer.err == "plait: error: there is no j-77; list them with: plait ls\n"
+
+
+def test_names_cannot_leave_their_place(plait, fake):
+    assert plait("show", "../../etc/passwd").code == 2
+    assert fake.asked[-1][1] == "/v1/jobs/..%2F..%2Fetc%2Fpasswd"
+    assert "not a name" in plait("show", "..").err
+    assert len(fake.asked) == 1
+
+
+def test_a_wrong_token(plait, fake, monkeypatch):
+    monkeypatch.setenv("PLAIT_TOKEN", "wrong")
+    answer = plait("ls")
+    assert answer.code == 2
+    assert "this token is not known" in answer.err
+
+
+def test_questions_are_asked_again_when_the_service_is_busy(fake):
+    fake.answers["GET", "/v1/jobs/j-3"] = [(503, {}), (502, {}), (200, JOB)]
+    with Client.at() as service:
+        assert service.job("j-3") == JOB
+    assert len(fake.asked) == 3
+
+
+def test_no_service_says_how_to_start_one(plait, monkeypatch, tmp_path):
+    for name in ("PLAIT_URL", "PLAIT_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(client_module, "PAUSES_S", (0.0,))
+    monkeypatch.setenv("PLAIT_HOME", str(tmp_path))
+    for command in (["ls"], ["status"], ["submit", "--", "a"], ["top"], ["nodes"], ["explain", "j-1"], ["fidelity"]):
+        answer = plait(*command)
+        assert answer.code == 2
+        assert answer.err == f"plait: error: no service runs in {tmp_path}; start it with: plait up\n"
+    (tmp_path / "service.json").write_text('{"url": "http://127.0.0.1:1", "pid": 1}')
+    assert "no token: PLAIT_TOKEN is not set" in plait("ls").err
+    (tmp_path / "token").write_text("x")
+    assert f"no service answers at http://127.0.0.1:1 (home {tmp_path}); start it with: plait up" in plait("ls").err
+
+
+def test_a_port_where_something_else_listens(fake):
+    fake.answers["GET", "/v1/status"] = "<html>"
+    with Client.at() as service, pytest.raises(ServiceError, match="is not a plait service"):
+        service.status()
+    fake.answers["GET", "/v1/status"] = [(200, [])]
+    with Client.at() as service, pytest.raises(ServiceError, match="not an object"):
+        service.status()
+
+
+def test_kinds_of_errors(fake):
+    fake.answers["GET", "/v1/status"] = [(500, {"error": {"message": "disk full"}})]
+    with Client.at() as service, pytest.raises(ServiceError, match="the service failed: disk full"):
+        service.status()
+    with Client.at() as service, pytest.raises(Refused) as refused:
+        service.job("j-9")
+    assert refused.value.status == 404
+    with Client("http://127.0.0.1:1", "x") as service, pytest.raises(NotRunning):
+        service.cancel("j-1")
+
+
+# -- doctor, restore, help --------------------------------------------------------------------------------
+
+
+def test_doctor_looks_at_everything(plait, fake, tmp_path):
+    fake.answers["GET", "/v1/status"] = STATUS
+    found = {f["what"]: f for f in json.loads(plait("doctor", "--json").out)}
+    assert {"Python", "extra [live]", "home folder", "disk", "loopback", "/dev/shm", "GPUs", "service"} <= set(found)
+    assert found["service"]["state"] == "ok"
+    (tmp_path / "home").mkdir(mode=0o755)
+    (tmp_path / "home").chmod(0o755)
+    answer = plait("doctor")
+    assert answer.code == 1
+    assert f"chmod 700 {tmp_path / 'home'}" in answer.out
+
+
+def test_restore_takes_only_sound_stores(plait, tmp_path, monkeypatch):
+    import sqlite3
+
+    monkeypatch.setenv("PLAIT_HOME", str(tmp_path / "home"))
+    (tmp_path / "text").write_text("no database")
+    assert "is not a" in plait("restore", "text").err
+    assert plait("restore", "nothing").code == 2
+    database = sqlite3.connect(tmp_path / "copy.db")
+    database.execute("CREATE TABLE log (seq INTEGER)")
+    database.commit()
+    database.close()
+    assert plait("restore", "copy.db").code == 0
+    assert (tmp_path / "home" / "plait.db").read_bytes() == (tmp_path / "copy.db").read_bytes()
+    assert "add --replace to overwrite" in plait("restore", "copy.db").err
+    assert plait("restore", "copy.db", "--replace").code == 0
+
+
+def test_the_help_has_panels_and_loads_nothing_heavy(plait):
+    text = plait("--help").out
+    for panel in ("Jobs:", "Cluster:", "Why, when, what if:", "Administration:", "Simulation:", "Catalogs and traces:"):
+        assert panel in text
+    heavy = "('fastapi', 'sqlalchemy', 'numpy', 'torch', 'httpx', 'rich.console', 'psutil', 'yaml')"
+    code = (
+        "import sys; from plait.cli import main\n"
+        "try: main(['--help'])\n"
+        f"except SystemExit: print(sorted(m for m in {heavy} if m in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_reading_jobs_of_a_file(tmp_path):
+    path = tmp_path / "jobs.json"
+    path.write_text('[{"command": ["a"]}, {"command": ["b"], "gpu_memory": "3M"}]')
+    assert read_jobs(path) == [{"command": ["a"]}, {"command": ["b"], "gpu_memory": 3_000_000}]
