@@ -31,7 +31,7 @@ RUNS = 5
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured thing: what, CPU seconds (median), over how many runs, and what it is compared with.
+    """One measured thing: what, CPU seconds (or another `unit`), median of how many runs, and what it is compared with.
 
     `ratio` is the seconds of `against` over ours, measured in the same run, so more is better; NaN if there is
     nothing to compare with.
@@ -44,6 +44,7 @@ class Figure:
     against: str = ""
     goal: str = ""
     note: str = ""
+    unit: str = "CPU s"
 
 
 @cache
@@ -104,7 +105,7 @@ def print_table(figures: list[Figure]) -> None:
     """The figures for people."""
     width = max((len(f.what) for f in figures), default=0)
     for f in figures:
-        line = f"{f.what:{width}}  {f.cpu_s:9.3f} CPU s"
+        line = f"{f.what:{width}}  {f.cpu_s:9.3f} {f.unit}"
         line += f"  {f.ratio:8.2f} x {f.against}" if f.ratio == f.ratio else ""
         extra = ", ".join(filter(None, (f"median of {f.runs}" if f.runs > 1 else "one run", f.goal, f.note)))
         print(f"{line}  ({extra})")

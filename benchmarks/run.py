@@ -24,6 +24,7 @@ SCRIPTS = {
     "Exact matching": ["bench_matching.py"],
     "Grouping": ["bench_grouping.py"],
     "Muri's evaluation": ["bench_reproduce.py"],
+    "Gates between jobs": ["bench_gates.py"],
 }
 
 

@@ -1,0 +1,164 @@
+"""Interleaving on paced devices, each job a process: the gates against jobs one after the other, and what a gate costs.
+
+    python benchmarks/bench_gates.py [--quick]
+
+Mixes in units of 50 ms on storage, CPU, GPU, network: M4 = four jobs with 2 units on a different resource and 1 on the
+others; M2 = two jobs that bottleneck two slots apart; G4 = four jobs that want the GPU, where nothing can be gained.
+Seconds are wall time, until all jobs have done their iterations, filling and draining included: devices are clocks, so
+a busy host moves them little.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import common
+from common import Figure
+from paced import UNIT_S, one_after_the_other, play
+
+from plait.core.resources import Resource
+from plait.training.choice import best_turns, choose_gate
+from plait.training.gates import BarrierGate, Group, Member, NullGate, StageGate, TokenGate, make_group
+
+MIXES = {
+    "M4": [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)],
+    "M2": [(2, 0.5, 1, 0.5), (0.5, 1, 2, 0.5)],
+    "G4": [(0.5, 0.5, 2, 0.5)] * 4,
+}
+#: Jobs of 1.75 and 4.75 units; the short one needs the GPU, which the long one nearly fills, for 14 or 29 % of its time.
+UNEQUAL = {
+    "pair 14 %": ((0.5, 0.5, 0.25, 0.5), (0.25, 0.25, 4.0, 0.25)),
+    "pair 29 %": ((0.5, 0.25, 0.5, 0.5), (0.25, 0.25, 4.0, 0.25)),
+}
+ALTERNATIVE = "one after the other, own prefetch"
+WALL = "s"
+
+
+def median(runs: int, work: Callable[[], float]) -> float:
+    """The median of so many runs."""
+    return statistics.median(work() for _ in range(runs))
+
+
+def mix_figures(name: str, runs: int, iterations: int) -> list[Figure]:
+    """All modes on one mix; the gate that would be chosen is marked and compared with the best of the others."""
+    mix = MIXES[name]
+    turns, round_units = best_turns(mix)
+    chosen = choose_gate(mix).gate
+    modes = {
+        "no gate": {},
+        "no gate, own prefetch": {"prefetch": True},
+        "barrier, best turns": {"gate": "barrier", "turns": turns},
+        "tokens, own prefetch": {"gate": "tokens", "prefetch": True},
+    }
+    taken = {mode: median(runs, lambda how=how: play(mix, iterations, **how).seconds) for mode, how in modes.items()}
+    alone = median(runs, lambda: one_after_the_other(mix, iterations))
+    best = min(taken.values())
+    figures = [Figure(f"{name}: {ALTERNATIVE}", alone, runs, unit=WALL)]
+    for mode, seconds in taken.items():
+        goal = note = ""
+        if mode.startswith(chosen):
+            goal = "goal >= 2.0 x" if name == "M4" else "goal <= 1.05 x the best mode"
+            note = f"the chosen gate, {seconds / best:.3f} x the best mode"
+        figures.append(Figure(f"{name}: {mode}", seconds, runs, alone / seconds, ALTERNATIVE, goal, note, WALL))
+    steady = median(runs, lambda: play(mix, 2 * iterations, **modes["barrier, best turns"]).steady_s)
+    formula = round_units * UNIT_S
+    what = f"{name}: an iteration at the barrier"
+    note = f"{steady / formula:.3f} x formula (3)"
+    figures.append(Figure(what, steady, runs, formula / steady, "formula (3)", "goal <= 1.05 x", note, WALL))
+    return figures
+
+
+def unequal_figures(name: str, runs: int, for_s: float) -> list[Figure]:
+    """Two jobs of unequal length: parts of their speed alone, and the sum, for each gate."""
+    pair = UNEQUAL[name]
+    solo = [play([row], 0, for_s=for_s).ends_s[0] for row in pair]
+    rates = [len(ends) / ends[-1] for ends in solo]
+
+    def speeds(**how: object) -> tuple[float, float]:
+        both = play(pair, 0, for_s=for_s, **how).ends_s  # type: ignore[arg-type]
+        one, other = (len(ends) / ends[-1] / rate for ends, rate in zip(both, rates, strict=True))
+        return one, other
+
+    figures = []
+    for mode, how, goal in (
+        ("no gate", {}, ""),
+        ("tokens for whole stages", {"gate": "tokens", "quantum_s": 1e6}, ""),
+        ("tokens, quantum 10 ms", {"gate": "tokens"}, "goal sum >= 1.7 and >= no gate"),
+    ):
+        seen = sorted((speeds(**how) for _ in range(runs)), key=sum)[runs // 2]
+        note = f"short job {seen[0]:.2f}, long job {seen[1]:.2f} of their speed alone"
+        figures.append(
+            Figure(f"unequal {name}: {mode}", for_s, runs, sum(seen), "one after the other", goal, note, WALL)
+        )
+    return figures
+
+
+def _pass_on(gate: StageGate, count: int) -> list[float]:
+    """Seconds of each entering and leaving."""
+    taken = []
+    for _ in range(count):
+        begin = time.perf_counter()
+        gate.enter(Resource.GPU)
+        gate.leave(Resource.GPU)
+        taken.append(time.perf_counter() - begin)
+    return taken
+
+
+def _pair(group: Group, gate: type[TokenGate] | type[BarrierGate], count: int) -> list[float]:
+    """The same with another process that does the same: each passing goes to the other and back."""
+    fork = multiprocessing.get_context("fork")
+    other = fork.Process(target=lambda: _pass_on(gate(group, 1), 4 * count))
+    other.start()
+    own = gate(group, 0)
+    _pass_on(own, count // 4)
+    taken = _pass_on(own, count)
+    own.close()
+    other.kill()
+    other.join()
+    return taken
+
+
+def cost_figures(count: int) -> list[Figure]:
+    """What a stage mark costs, free and contended."""
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    try:
+        members = [Member(0, 0), Member(1, 1)]
+        tokens = make_group(folder / "t", "tokens", members, version=1)
+        barrier = make_group(folder / "b", "barrier", members, version=1)
+        nothing = statistics.median(_pass_on(NullGate(), count))
+        free = statistics.median(_pass_on(TokenGate(tokens, 0), count))
+        figures = []
+        for what, seconds, goal in (
+            ("null gate, in and out", nothing, "goal < 15 us"),
+            ("token, in and out, free", free, "goal <= 50 us"),
+            ("token, in and out, two processes at it", statistics.median(_pair(tokens, TokenGate, count)), ""),
+            ("barrier, a round of two processes", statistics.median(_pair(barrier, BarrierGate, count)), ""),
+        ):
+            figures.append(Figure(f"{what}, p50", seconds * 1e6, 1, goal=goal, note=f"of {count:,}", unit="us"))
+        return figures
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main(options: Sequence[str]) -> None:
+    """Measure and print."""
+    quick = "--quick" in options
+    runs, iterations = (1, 6) if quick else (3, 10)
+    figures = cost_figures(2_000 if quick else 10_000)
+    for name in MIXES:
+        figures += mix_figures(name, runs, iterations)
+    for name in UNEQUAL:
+        figures += unequal_figures(name, runs, 2.0 if quick else 4.0)
+    common.show(figures)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
