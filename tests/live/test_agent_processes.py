@@ -263,3 +263,27 @@ def test_a_log_is_followed_while_it_grows(world: World) -> None:
     world.service.want(drop=((2, 1, 0),))
     world.service.wait(2, "ended")
     world.service.wait(1, "ended")  # nobody types: its input is empty
+
+
+def test_a_job_cannot_hold_the_agent_up_by_what_it_puts_into_its_folder(world: World) -> None:
+    secret = world.layout.home / "secret"
+    secret.write_text("the token\n")
+    job = (
+        "import json, os, time\n"
+        "os.chdir(os.environ['PLAIT_RUN_DIR'])\n"
+        "for name in ('runner.json', 'control.json', 'page.bin', 'stop.json'):\n"
+        "    if os.path.exists(name): os.unlink(name)\n"
+        "    os.mkfifo(name)\n"
+        f"os.unlink('out.log'); os.symlink({str(secret)!r}, 'out.log')\n"
+        f"json.dump({{os.stat('out.log').st_ino: 0}}, open('log.json', 'w'))\n"
+        "open('ready', 'w').close()\nwhile True: time.sleep(0.01)\n"
+    )
+    run = world.python(1, job)
+    world.service.want(run)
+    until(lambda: (world.folder(1) / "ready").exists(), "the job")
+    reply = world.service.ask(1)
+    assert (reply.text, reply.error is not None) == ("", True)
+    world.service.want(replace(run, group=group("other", 1, version=5)), world.run(2, "echo", "still here", gpus=[1]))
+    assert world.service.wait(2, "ended").exit_code == 0
+    world.service.want(replace(run, stop=True, grace_s=5.0))
+    assert world.service.wait(1, "ended").exit_code == -15

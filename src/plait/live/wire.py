@@ -114,8 +114,8 @@ class Reply:
 class Observed:
     """Everything an agent sees. `agent` is new for each agent process; `reached` the newest assignment carried out.
 
-    The answer may be held back for `wait_s` while there is nothing new to say: 1 in the long poll, 0 when an agent tells
-    of a change on its second connection.
+    The answer may be held back for `wait_s` while there is nothing new to say: 1 in the long poll, 0 when an agent
+    tells of a change on its second connection.
     """
 
     node: NodeInfo
@@ -195,8 +195,9 @@ class Assignment:
     """Everything that should run on a node. What is not named should not.
 
     `keep` lists ended processes (job, epoch, rank) to be reported again; others that were reported are noted and may
-    be forgotten. `lease_s`: without contact for that long the agent stops its work. A lower `term` than one seen before
-    comes from a leader that was replaced, and is refused.
+    be forgotten. Versions of one term never go back; a service that starts again has a higher term. A lower `term` than
+    one seen before comes from a leader that was replaced, and is refused. `lease_s`: without contact for that long the
+    agent stops its work.
     """
 
     term: int

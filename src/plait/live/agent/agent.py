@@ -357,8 +357,11 @@ class Agent:
                 if attempt.pidfd >= 0:
                     self.selector.register(attempt.pidfd, selectors.EVENT_READ, attempt)
                     return
-        if not claim and not (attempt.folder / "exit.json").exists() and attempt.state == RUNNING:
-            self._later(attempt, f"its runner could not begin; see {attempt.folder / 'runner.log'}")
+        if not claim and not (attempt.folder / "exit.json").exists():  # it never became the job's
+            if attempt.state == RUNNING:
+                self._later(attempt, f"its runner could not begin; see {attempt.folder / 'runner.log'}")
+            else:
+                self._over(attempt, PREEMPTED, "stopped before it started")
             return
         attempt.collect(self._strays, self._reap)
         self._over(attempt, attempt.exit_code, attempt.reason)
@@ -379,7 +382,7 @@ class Agent:
             procs.kill_until_none(
                 lambda: {p.pid for p in below if p is not None and p.alive} | set(procs.marked(attempt.mark)),
                 self._reap,
-                2.0,
+                0.5,
             )
         if process is None or not process.alive:
             self._collect(attempt)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from plait.live.agent.procs import read_json
+from plait.live.agent.procs import open_plain, read_json
 from plait.live.agent.runner import KEPT_LOGS
 
 MOST_BYTES = 1 << 20
@@ -68,7 +68,7 @@ def _open_all(folder: Path, stack: ExitStack) -> list[BinaryIO]:
     files: list[BinaryIO] = []
     for name in ("out.log", *(f"out.log.{number}" for number in range(1, KEPT_LOGS + 1)), "out.log.new"):
         try:
-            files.append(stack.enter_context(open(folder / name, "rb")))  # noqa: SIM115
-        except FileNotFoundError:
+            files.append(stack.enter_context(open_plain(folder / name)))
+        except OSError:
             continue
     return files

@@ -36,7 +36,7 @@ class PageReader:
     def __init__(self, path: Path) -> None:
         """Open the page; without one (damaged by the job, disk gone) progress stays unknown."""
         self._page: Page | None = None
-        with contextlib.suppress(PageError):
+        with contextlib.suppress(PageError, OSError):
             self._page = Page.open(path, mapped=False)
         self._samples: deque[tuple[float, tuple[float, ...]]] = deque()
         self._last = Progress()

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import BinaryIO
 
 #: Environment variable by which every process of an attempt is known, wherever it moved to.
 MARK = "PLAIT_ATTEMPT"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_MOST_JSON_BYTES = 1 << 20
 
 
 def boot_id() -> str:
@@ -213,11 +217,23 @@ def write_json(path: str | os.PathLike[str], value: object, *, durable: bool = F
         raise
 
 
+def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
+    """A regular file to read; raises OSError for anything else.
+
+    Jobs can write to their folders: a pipe there must not hold the agent up, nor a link lead it elsewhere.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FileNotFoundError(errno.ENOENT, "not a regular file", os.fspath(path))
+    return os.fdopen(fd, "rb")
+
+
 def read_json(path: str | os.PathLike[str]) -> dict[str, object] | None:
     """The object in a file; None if there is no such file or no object in it."""
     try:
-        with open(path, encoding="utf-8") as file:
-            value = json.load(file)
-    except (OSError, ValueError):
+        with open_plain(path) as file:
+            value = json.loads(file.read(_MOST_JSON_BYTES))
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
