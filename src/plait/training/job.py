@@ -465,21 +465,51 @@ class AttachedJob(Job):
 
     def _act(self) -> None:
         """Between two iterations: save, stop, hold, slow down, as it was asked for."""
-        self.stop.listen()
-        # Rank 0 says when, since clocks and disks of the others differ; one at a time.
-        due = self.around.rank == 0 and time.monotonic() - self._saved_s >= self.around.checkpoint_s
-        due = due and not self.checkpointer.busy
-        stop, save = self.agreement.decide(self.wants_stop, due and not self._due_sent)
-        self._due_sent = due and not save
+        stop, save = self.decide()
         if stop == STOP_NOW:
             self.leave()
         if self._registered and (stop or save):
             self.checkpoint()
         if stop:
             self.leave()
+        self.settle()
+
+    # -- for adapters, whose trainers count, save and end in their own way ------------------------------------------
+
+    def take_over(self, step: int, total: float) -> None:
+        """From now on a trainer counts: it is at `step` of `total` iterations (0 unknown)."""
+        self._manual, self._resumed, self.step = True, True, step
+        self.page.steps, self.page.total_iterations = step, total
+        self.page.state = JobState.RUNNING
+        self._saved_s = time.monotonic()
+
+    def count(self) -> None:
+        """One iteration is done."""
+        self._count()
+
+    def decide(self) -> tuple[int, bool]:
+        """What all ranks do at this boundary: stop (0 no, 1 after a checkpoint, 2 at once), make a checkpoint."""
+        self.stop.listen()
+        # Rank 0 says when, since clocks and disks of the others differ; one at a time.
+        due = self.around.rank == 0 and time.monotonic() - self._saved_s >= self.around.checkpoint_s
+        due = due and not self.checkpointer.busy
+        stop, save = self.agreement.decide(self.wants_stop, due and not self._due_sent)
+        self._due_sent = due and not save
+        return stop, save
+
+    def settle(self) -> None:
+        """Hold or slow down, if the agent asked for it."""
         if self.page.pause:
             self._hold()
         self._pace()
+
+    def saved(self, commit: Commit | None, blocking_s: float) -> None:
+        """A checkpoint was made in the trainer's own way; training stood still for it."""
+        self._saved_s = time.monotonic()
+        self._idle_s += blocking_s
+        self.page.blocking_s += blocking_s
+        if commit is not None:
+            self._committed(commit)
 
     def _hold(self) -> None:
         begin_s = time.monotonic()

@@ -8,6 +8,7 @@ tens of microseconds and every rank reads the same.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -85,8 +86,20 @@ class Agreement:
 
 
 def ignore_in_worker(inner: Callable[[int], None] | None, worker: int) -> None:
-    """What a loader worker does first: no SIGTERM of its own, or it dies before the job has saved its state."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """What a loader worker does first: no SIGTERM for it, or it dies before the job has saved its state.
+
+    That of its own process counts: multiprocessing ends workers so, and then waits for them. Only a waiting thread is
+    told who sent a signal.
+    """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_obey_parent, name="plait-signals", daemon=True).start()
     if inner is not None:
         inner(worker)
+
+
+def _obey_parent() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)

@@ -1,0 +1,47 @@
+"""Checkpoints that a trainer writes in its own form, committed in plait's way."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from plait.core.errors import PlaitError
+from plait.training.commits import Commit
+from plait.training.job import AttachedJob
+
+
+def barrier() -> None:
+    """Wait until all ranks are here, if there are several."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        dist.barrier()
+
+
+def save(job: AttachedJob, write: Callable[[Path], None]) -> Commit | None:
+    """Let every rank `write` into one folder, then rank 0 commits it.
+
+    None on other ranks, and where it failed: with a warning, and the older checkpoint stays.
+    """
+    begin_s, commit = time.perf_counter(), None
+    commits, step = job.checkpointer.commits, job.step
+    try:
+        commits.check_epoch()
+        making = commits.begin(step)
+        write(making)
+        barrier()
+        if job.around.rank == 0:
+            commit = commits.commit(making, step, world=job.around.world)
+    except (OSError, RuntimeError, PlaitError) as error:
+        warnings.warn(f"plait: no checkpoint of step {step}, an older one stays: {error}", RuntimeWarning, stacklevel=2)
+    job.saved(commit, time.perf_counter() - begin_s)
+    return commit
+
+
+def newest(job: AttachedJob) -> Path | None:
+    """The folder of the checkpoint to go on from."""
+    around = job.around
+    found = job.checkpointer.commits.choose(rank=around.rank, world=around.world)
+    return found[0].path if found else None

@@ -1,0 +1,95 @@
+"""Hugging Face Trainer: `callbacks=[PlaitCallback()]`, and `resume_from_checkpoint=callback.checkpoint()`.
+
+The Trainer writes its own checkpoints (model, optimizer, scheduler, random streams, place in the data); plait says
+when, and takes the finished folder to the job's checkpoints.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from plait.core.resources import Resource
+from plait.training.adapters import foreign
+from plait.training.job import AttachedJob, attach
+from plait.training.page import STOP_NOW
+from plait.training.profiler import skew
+
+
+class PlaitCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Counts steps, marks the GPU stage, has checkpoints made, stops when asked. Nothing outside plait."""
+
+    def __init__(self) -> None:
+        """For one Trainer."""
+        job = attach()
+        self.job = job if isinstance(job, AttachedJob) else None
+        self._stopping = False
+
+    def checkpoint(self) -> str | None:
+        """What to give `trainer.train(resume_from_checkpoint=...)`; None at the beginning."""
+        found = foreign.newest(self.job) if self.job else None
+        return str(found) if found else None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Take over the counting from where the Trainer is."""
+        if self.job is None:
+            return
+        self.job.take_over(state.global_step, state.max_steps)
+        if (model := kwargs.get("model")) is not None:
+            self.job.page.skew = skew(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The batches of a step are there: the GPU stage begins."""
+        if self.job is not None and not self.job.stages.is_open(Resource.GPU):
+            self.job.stages.enter(Resource.GPU)
+
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """A part of an accumulated step: others may go first."""
+        if self.job is not None:
+            self.job.yield_point()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """An iteration is done: have a checkpoint made, or stop."""
+        job = self.job
+        if job is None:
+            return control
+        job.stages.leave(Resource.GPU)
+        job.count()
+        stop, save = job.decide()
+        if stop == STOP_NOW:
+            job.leave()
+        self._stopping = bool(stop)
+        control.should_save = control.should_save or save or self._stopping
+        job.settle()
+        return control
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """The Trainer has written a checkpoint: take it, and go if we were asked to."""
+        job = self.job
+        if job is None:
+            return
+        written = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+        begin_s = time.perf_counter()
+        foreign.barrier()  # the others may still be writing their part
+
+        def take(making: Path) -> None:
+            if job.around.rank == 0:
+                shutil.copytree(written, making, dirs_exist_ok=True, copy_function=shutil.move)
+                shutil.rmtree(written, ignore_errors=True)
+
+        foreign.save(job, take)
+        job.page.blocking_s += time.perf_counter() - begin_s
+        if self._stopping:
+            job.leave()
