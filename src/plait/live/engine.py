@@ -85,7 +85,7 @@ class Engine:
         self.weight = 0.0
         self.broken = False
         self.state = self._restored()
-        self.begin_s = max(now, self.state.now_s)
+        self.begin_s = self.now_s = max(now, self.state.now_s)
         for node in self.state.nodes.values():
             node.heard_s = self.begin_s
         self.term = store.next_term()
@@ -221,7 +221,8 @@ class Engine:
 
     def clock(self, now: float) -> float:
         """Time never goes back, whatever the caller's clock does."""
-        return max(now, self.state.now_s, self.begin_s)
+        self.now_s = max(now, self.now_s)
+        return self.now_s
 
     # -- users ----------------------------------------------------------------------------------------
 

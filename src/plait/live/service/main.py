@@ -67,19 +67,17 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     layout = Layout.at(args.home)
     make_private(layout.home)
-    lock = only_one(layout)
-    listener = _listen(args.host, args.port)
-    from plait.live.service.journal import begin_log
+    with only_one(layout), _listen(args.host, args.port) as listener:
+        from plait.live.service.journal import begin_log
 
-    begin_log(layout.home / "service.log")
-    store, engine, clock = _open(args, layout)
-    try:
-        return asyncio.run(_serve(args, layout, store, engine, clock, listener, begin))
-    finally:
-        layout.service_file.unlink(missing_ok=True)
-        store.close()
-        lock.close()
-        _LOG.info("stopped")
+        begin_log(layout.home / "service.log")
+        store, engine, clock = _open(args, layout)
+        try:
+            return asyncio.run(_serve(args, layout, store, engine, clock, listener, begin))
+        finally:
+            layout.service_file.unlink(missing_ok=True)
+            store.close()
+            _LOG.info("stopped")
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
@@ -60,32 +60,26 @@ class Store:
         `exclusive`: refuse if another service writes to it. Raises `StoreError` with one sentence.
         """
         parsed = _parse(url)
-        lock: IO[bytes] | sa.Connection | None = None
-        try:
-            if parsed.get_backend_name() == "sqlite":
-                lock = _lock_file(parsed) if exclusive else None
-                engine, readers = _sqlite(parsed)
-            else:
-                engine = readers = sa.create_engine(parsed, pool_pre_ping=True)
-                lock = _lock_server(engine) if exclusive else None
-            with engine.connect() as connection:
-                found = version(connection)
-                if found is not None and found > schema.HEAD:
-                    raise StoreError(
-                        f"store {parsed!r} was written by a newer plait (tables of version {found}, this one knows "
-                        f"{schema.HEAD}); upgrade plait or restore a backup"
-                    )
-            with engine.begin() as connection:
-                migrate(connection)
-                _first_facts(connection)
-        except (SQLAlchemyError, OSError) as error:
-            _unlock(lock)
-            raise StoreError(f"cannot open the store {parsed!r}: {_short(error)}") from error
-        except StoreError:
-            _unlock(lock)
-            raise
-        except ImportError as error:
-            raise MissingExtra("psycopg", "postgres", "a store on PostgreSQL") from error
+        lock: IO[bytes] | sa.Connection | None
+        with ExitStack() as undo:
+            try:
+                if parsed.get_backend_name() == "sqlite":
+                    lock = _lock_file(parsed) if exclusive else None
+                    undo.callback(_unlock, lock)
+                    engine, readers = _sqlite(parsed)
+                else:
+                    engine = readers = sa.create_engine(parsed, pool_pre_ping=True)
+                undo.callback(engine.dispose)
+                undo.callback(readers.dispose)
+                if engine is readers:
+                    lock = _lock_server(engine) if exclusive else None
+                    undo.callback(_unlock, lock)
+                _prepare_tables(engine, parsed)
+            except (SQLAlchemyError, OSError) as error:
+                raise StoreError(f"cannot open the store {parsed!r}: {_short(error)}") from error
+            except ImportError as error:
+                raise MissingExtra("psycopg", "postgres", "a store on PostgreSQL") from error
+            undo.pop_all()
         return cls(engine, readers, lock)
 
     # -- writing --------------------------------------------------------------------------------------
@@ -254,16 +248,17 @@ class Store:
             raise StoreError("a store on PostgreSQL is copied by its own means: pg_dump")
         part = path.with_name(path.name + ".part")
         try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             part.unlink(missing_ok=True)
             os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             with self._readers.connect() as source, closing(sqlite3.connect(part)) as copy:
                 source.connection.driver_connection.backup(copy)  # type: ignore[union-attr]
-            os.replace(part, path)
+            os.link(part, path)  # unlike a rename this does not replace what is there
         except FileExistsError as error:
-            raise StoreError(f"{path} is there already; give another name") from error
+            raise InputError(f"{path} is there already; give another name") from error
         except (OSError, sqlite3.Error, SQLAlchemyError) as error:
             raise StoreError(f"cannot write the backup {path}: {_short(error)}") from error
+        finally:
+            part.unlink(missing_ok=True)
         return path
 
     def close(self) -> None:
@@ -272,6 +267,19 @@ class Store:
         self._lock = None
         self._readers.dispose()
         self._engine.dispose()
+
+
+def _prepare_tables(engine: sa.Engine, url: sa.URL) -> None:
+    with engine.connect() as connection:
+        found = version(connection)
+    if found is not None and found > schema.HEAD:
+        raise StoreError(
+            f"store {url!r} was written by a newer plait (tables of version {found}, this one knows {schema.HEAD}); "
+            "upgrade plait or restore a backup"
+        )
+    with engine.begin() as connection:
+        migrate(connection)
+        _first_facts(connection)
 
 
 def _parse(url: str | Path) -> sa.URL:

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_cases import Cluster
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """Makes clusters; what they decided must be derived again from their logs."""
+    from plait.live.verify import replay_verify
+
+    made: list[Cluster] = []
+
+    def make(*args: Any, **options: Any) -> Cluster:
+        made.append(Cluster(tmp_path / f"home{len(made)}", *args, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        verified = replay_verify(one.store)
+        one.store.close()
+        assert verified.difference is None, str(verified)

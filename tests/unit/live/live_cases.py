@@ -1,0 +1,120 @@
+"""A cluster made by hand: an engine with a clock that tests move, and agents that do as they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from plait.live.engine import Engine
+from plait.live.layout import Layout
+from plait.live.options import Options
+from plait.live.store import Store
+from plait.live.wire import ENDED, PREEMPTED, RUNNING, Assignment, NodeInfo, Observed, Run, Seen
+
+Key = tuple[int, int, int]
+
+
+class Node:
+    """An agent: starts what it is told to, and says so; what ends is up to the test."""
+
+    def __init__(self, cluster: Cluster, name: str, gpus: int, kind: str = "gpu") -> None:
+        self.cluster, self.info, self.agent = cluster, NodeInfo(name, gpus, kind), f"{name}-a"
+        self.seen: dict[Key, Seen] = {}
+        self.answer: Assignment | None = None
+        self.obeys = True
+
+    def observed(self) -> Observed:
+        answer = self.answer
+        term, reached = (0, 0) if answer is None else (answer.term, answer.version)
+        return Observed(self.info, self.agent, term, reached, list(self.seen.values()))
+
+    def sync(self) -> Assignment:
+        """Tell and hear; processes start at once, and stop (with a checkpoint) when told to."""
+        told = self.observed()
+        answer = self.cluster.engine.observe(told, self.cluster.now)
+        listed = {key(run): run for run in answer.attempts}
+        for one in told.attempts:
+            if one.state == ENDED and (one.job, one.epoch, one.rank) not in listed:
+                self.seen.pop((one.job, one.epoch, one.rank), None)
+        self.answer = answer
+        if self.obeys:
+            self._obey(listed)
+        return answer
+
+    def _obey(self, listed: dict[Key, Run]) -> None:
+        for k, run in listed.items():
+            if k not in self.seen:
+                self.seen[k] = Seen(*k, RUNNING, pid=100 + run.job) if not run.stop else ended(k, PREEMPTED)
+            elif run.stop and self.seen[k].state != ENDED:
+                self.seen[k] = replace(self.seen[k], state=ENDED, exit_code=PREEMPTED)
+        for k, one in self.seen.items():
+            if k not in listed and one.state != ENDED:
+                self.seen[k] = replace(one, state=ENDED, exit_code=PREEMPTED)
+
+    def end(self, job: int, exit_code: int | None = 0, rank: int | None = None, **more: Any) -> None:
+        """Processes of a job end here."""
+        for k, one in self.seen.items():
+            if k[0] == job and one.state != ENDED and rank in (None, k[2]):
+                self.seen[k] = replace(one, state=ENDED, exit_code=exit_code, **more)
+
+    def report(self, job: int, **values: Any) -> None:
+        for k, one in self.seen.items():
+            if k[0] == job and one.state != ENDED:
+                self.seen[k] = replace(one, **values)
+
+    def jobs(self) -> set[int]:
+        """Jobs that run here."""
+        return {k[0] for k, one in self.seen.items() if one.state == RUNNING}
+
+
+class Cluster:
+    """An engine on a store of its own, and its agents."""
+
+    def __init__(self, home: Path, nodes: Sequence[int] = (2,), policy: str = "fifo-backfill", **options: Any) -> None:
+        self.home, self.now = home, 0.0
+        self.options = Options(**{"round_s": 1.0, **options})
+        self.store = Store.open(home / "plait.db")
+        self.engine = self._engine(policy)
+        self.nodes = [Node(self, f"n{i}", gpus) for i, gpus in enumerate(nodes)]
+        self.pass_s(0.1)
+
+    def _engine(self, policy: str | None) -> Engine:
+        return Engine(self.store, Layout(self.home), now=self.now, policy=policy, options=self.options)
+
+    def restart(self) -> None:
+        """The service dies and comes back."""
+        self.store.close()
+        self.store = Store.open(self.home / "plait.db")
+        self.engine = self._engine(None)
+
+    def submit(self, *requests: dict[str, Any], owner: str = "ann") -> list[int]:
+        return self.engine.submit([{"command": ["true"], **r} for r in requests], owner=owner, now=self.now)
+
+    def pass_s(self, seconds: float = 1.1, silent: Sequence[str] = ()) -> None:
+        """Time passes; every agent that is not silent syncs twice a second."""
+        until = self.now + seconds
+        while self.now < until - 1e-9:
+            self.now = min(self.now + 0.5, until)
+            self.engine.tick(self.now)
+            for node in self.nodes:
+                if node.info.id not in silent:
+                    node.sync()
+
+    def state(self, job: int) -> str:
+        row = self.store.job(job)
+        assert row is not None
+        return str(row["state"])
+
+    def types(self) -> list[str]:
+        """The log's entries by type."""
+        return [entry.type for entry in self.store.entries()]
+
+
+def key(run: Run) -> Key:
+    return run.job, run.epoch, run.rank
+
+
+def ended(k: Key, exit_code: int | None, **more: Any) -> Seen:
+    return Seen(*k, ENDED, exit_code=exit_code, **more)

@@ -1,0 +1,502 @@
+"""Each rule of the engine once, with agents made by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from live_cases import Cluster
+
+from plait.core.errors import InputError
+from plait.core.jobs import Phase
+from plait.live.engine import Conflict
+from plait.live.wire import ENDED, STARTING, NodeInfo, Observed, Profile, Seen
+
+Make = Callable[..., Cluster]
+
+
+def test_a_job_runs_and_finishes(cluster: Make) -> None:
+    c = cluster()
+    assert c.submit({"gpus": 2}) == [0]
+    c.pass_s()
+    assert c.state(0) == "running"
+    runs = [run for node in c.nodes for run in node.sync().attempts]
+    assert [(r.rank, r.world, r.local_rank, r.local_world, r.gpus) for r in runs] == [
+        (0, 2, 0, 2, [0]),
+        (1, 2, 1, 2, [1]),
+    ]
+    assert runs[0].master_port == runs[1].master_port > 0
+    c.nodes[0].end(0, rank=0)
+    c.pass_s()
+    assert c.state(0) == "running"  # its other process still does something
+    c.nodes[0].end(0)
+    c.pass_s()
+    assert c.state(0) == "finished"
+    assert c.nodes[0].seen == {}
+
+
+def test_epoch_is_on_disk_before_the_attempt_is_assigned(cluster: Make) -> None:
+    c = cluster()
+    c.submit({})
+    c.pass_s()
+    assert c.engine.layout.epoch_file(0).read_text() == "1\n"
+    c.nodes[0].end(0, 1)
+    c.pass_s(2.2)
+    assert c.engine.layout.epoch_file(0).read_text() == "2\n"
+
+
+def test_a_disk_that_is_full_holds_an_attempt_back(cluster: Make) -> None:
+    c = cluster()
+    full = True
+
+    def fence(job: int, epoch: int) -> None:
+        if full:
+            raise OSError("no space left on device")
+
+    c.engine._fence = fence
+    c.submit({})
+    c.pass_s(3)
+    assert c.nodes[0].jobs() == set()
+    full = False
+    c.pass_s(2)
+    assert c.nodes[0].jobs() == {0}
+
+
+def test_ports_are_given_once_and_freed(cluster: Make) -> None:
+    c = cluster((4,), ports=2)
+    c.submit({"gpus": 2}, {"gpus": 2})
+    c.pass_s()
+    ports = {run.job: run.master_port for run in c.nodes[0].sync().attempts}
+    assert len(set(ports.values())) == 2
+    c.nodes[0].end(0)
+    c.submit({"gpus": 2})
+    c.pass_s(2.2)
+    again = {run.job: run.master_port for run in c.nodes[0].sync().attempts}
+    assert again[2] == ports[0]
+
+
+def test_gpus_of_the_cluster_become_gpus_of_nodes(cluster: Make) -> None:
+    c = cluster((1, 2, 1), policy="fifo-backfill:placement=counting")
+    c.submit({"gpus": 4})
+    c.pass_s()
+    found = [(n.info.id, run.rank, run.gpus, run.local_rank) for n in c.nodes for run in n.sync().attempts]
+    assert found == [("n0", 0, [0], 0), ("n1", 1, [0], 0), ("n1", 2, [1], 1), ("n2", 3, [0], 0)]
+
+
+def test_failure_of_one_process_stops_the_gang_and_is_retried(cluster: Make) -> None:
+    c = cluster()
+    c.submit({"gpus": 2, "retries": 1})
+    c.pass_s()
+    c.nodes[0].obeys = False
+    c.nodes[0].end(0, 1, rank=1, reason="CUDA error")
+    c.pass_s()
+    assert c.state(0) == "stopping"
+    assert [run.stop for run in c.nodes[0].sync().attempts] == [True]  # rank 0 is told, rank 1 has ended
+    assert c.types().count("AttemptBegan") == 1  # nothing new while rank 0 runs
+    c.nodes[0].obeys = True
+    c.pass_s(2.2)
+    assert c.state(0) == "running"
+    c.nodes[0].end(0, -9, rank=0)
+    c.pass_s(2.2)
+    row = c.store.job(0)
+    assert row is not None
+    assert (row["state"], row["failures"], row["epoch"]) == ("failed", 2, 2)
+    assert "rank 0 was killed by SIGKILL" in row["reason"]
+
+
+def test_preempted_jobs_go_on_later_without_using_a_retry(cluster: Make) -> None:
+    c = cluster((1,), policy="smallest-first:quantum_s=1")
+    c.submit({})
+    c.pass_s()
+    c.nodes[0].report(0, steps=10.0, held_s=1.0)
+    c.engine.set_policy("las:quantum_s=1", c.now)  # least attained service: the newcomer goes first
+    c.submit({})
+    c.pass_s(2.2)
+    assert (c.state(0), c.state(1)) == ("waiting", "running")
+    row = c.store.job(0)
+    assert row is not None
+    assert (row["preemptions"], row["failures"], row["attempts"][0]["outcome"]) == (1, 0, "preempted")
+    c.nodes[0].end(1)
+    c.pass_s(2.2)
+    assert c.state(0) == "running"
+    assert [run.epoch for run in c.nodes[0].sync().attempts] == [2]
+
+
+@pytest.mark.parametrize("code", [75, -15, -9, 143, None])
+def test_ends_after_a_requested_stop_are_no_failures(cluster: Make, code: int | None) -> None:
+    c = cluster()
+    c.submit({})
+    c.pass_s()
+    c.nodes[0].obeys = False
+    c.engine.drain("n0", c.now)
+    c.pass_s(0.6)
+    c.nodes[0].end(0, code)
+    c.pass_s(0.6)
+    row = c.store.job(0)
+    assert row is not None
+    assert (row["state"], row["failures"]) == ("waiting", 0)
+
+
+def test_a_job_that_finishes_while_it_is_stopped_has_finished(cluster: Make) -> None:
+    c = cluster()
+    c.submit({})
+    c.pass_s()
+    c.nodes[0].obeys = False
+    c.engine.drain("n0", c.now)
+    c.pass_s(0.6)
+    assert c.state(0) == "stopping"
+    c.nodes[0].end(0, 0)
+    c.pass_s(0.6)
+    assert c.state(0) == "finished"
+
+
+def test_asking_for_a_new_start_uses_no_retry_but_not_for_ever(cluster: Make) -> None:
+    c = cluster(requeues=3)
+    c.submit({"retries": 0})
+    for epoch in range(1, 5):
+        c.pass_s(2.2)
+        assert [run.epoch for run in c.nodes[0].sync().attempts] == [epoch]
+        c.nodes[0].end(0, 75)
+    c.pass_s(2.2)
+    assert c.state(0) == "failed"
+
+
+def test_progress_between_new_starts_makes_the_count_begin_again(cluster: Make) -> None:
+    c = cluster(requeues=1)
+    c.submit({"retries": 0})
+    for steps in range(1, 6):
+        c.pass_s(2.2)
+        assert c.state(0) == "running"
+        c.nodes[0].end(0, 75, steps=float(steps))
+
+
+def test_starts_that_fail_are_tried_again_then_count(cluster: Make) -> None:
+    c = cluster(launch_tries=2)
+    c.nodes[0].obeys = False
+    c.submit({"retries": 0})
+    for _ in range(3):
+        c.pass_s(1.1)
+        for run in c.nodes[0].sync().attempts:
+            k = (run.job, run.epoch, run.rank)
+            c.nodes[0].seen[k] = Seen(*k, ENDED, pid=0, exit_code=127, reason="no such program")
+    c.pass_s(1.1)
+    row = c.store.job(0)
+    assert row is not None
+    assert (row["state"], row["epoch"]) == ("failed", 2)
+    assert "could not be started: no such program" in row["reason"]
+    assert "LaunchFailed" in c.types()
+
+
+def test_cancelled_jobs_are_stopped_and_stay_cancelled(cluster: Make) -> None:
+    c = cluster()
+    c.submit({}, {"gpus": 2})
+    c.pass_s()
+    c.nodes[0].obeys = False
+    c.engine.cancel(0, c.now)
+    c.engine.cancel(1, c.now)
+    assert (c.state(0), c.state(1)) == ("stopping", "cancelled")
+    c.nodes[0].obeys = True
+    c.pass_s()
+    assert c.state(0) == "cancelled"
+    with pytest.raises(Conflict, match="j-0 has already ended"):
+        c.engine.cancel(0, c.now)
+    with pytest.raises(LookupError, match="no job j-7"):
+        c.engine.cancel(7, c.now)
+
+
+def test_a_silent_node_is_suspect_then_lost_and_its_job_goes_elsewhere(cluster: Make) -> None:
+    c = cluster((1, 1))
+    c.submit({})
+    c.pass_s()
+    home = "n0" if c.nodes[0].jobs() else "n1"
+    other = c.nodes[1] if home == "n0" else c.nodes[0]
+    c.pass_s(4, silent=[home])
+    assert c.engine.state.nodes[home].state == "suspect"
+    assert c.state(0) == "unreachable"
+    c.submit({}, {})  # one finds the other node; the second has only the silent one
+    c.pass_s(2.2, silent=[home])
+    assert other.jobs() == {1}
+    c.pass_s(12, silent=[home])
+    assert c.engine.state.nodes[home].state == "lost"
+    assert c.state(0) == "waiting" or c.state(0) == "unreachable"
+    other.end(1)
+    c.pass_s(2.2, silent=[home])
+    assert other.jobs() == {0}
+    assert c.engine.layout.epoch_file(0).read_text() == "2\n"
+    gone = next(n for n in c.nodes if n.info.id == home)
+    c.pass_s(2.2)  # it comes back, and its old process is told to go
+    assert not any(k[:2] == (0, 1) and s.state != ENDED for k, s in gone.seen.items())
+    assert c.state(0) == "running"
+
+
+def test_a_node_that_comes_back_before_its_job_was_replaced_hands_it_over(cluster: Make) -> None:
+    c = cluster((1,))
+    c.submit({})
+    c.pass_s()
+    c.pass_s(17, silent=["n0"])
+    assert c.state(0) == "unreachable"
+    c.nodes[0].end(0, 0)  # it finished while nobody listened
+    c.pass_s(1.1)
+    assert c.state(0) == "finished"
+    assert c.types().count("AttemptBegan") == 1
+
+
+def test_a_gang_that_lost_one_node_is_stopped_on_the_other_before_it_starts_again(cluster: Make) -> None:
+    c = cluster((1, 1, 1), policy="fifo-backfill:placement=counting")
+    c.submit({"gpus": 2})
+    c.pass_s()
+    c.nodes[1].obeys = False
+    c.pass_s(17, silent=["n0"])
+    assert c.types().count("AttemptBegan") == 1  # rank 1 still runs
+    assert [run.stop for run in c.nodes[1].sync().attempts] == [True]
+    c.nodes[1].obeys = True
+    c.pass_s(2.2, silent=["n0"])
+    assert [sorted(n.jobs()) for n in c.nodes[1:]] == [[0], [0]]
+    assert {run.epoch for n in c.nodes[1:] for run in n.sync().attempts} == {2}
+
+
+def test_a_new_agent_without_a_journal_has_lost_what_it_does_not_list(cluster: Make) -> None:
+    c = cluster()
+    c.submit({})
+    c.pass_s()
+    c.nodes[0].agent, c.nodes[0].seen = "another", {}
+    c.pass_s(2.2)
+    row = c.store.job(0)
+    assert row is not None
+    assert (row["state"], row["epoch"], row["failures"]) == ("running", 2, 0)
+
+
+def test_drain_and_resume(cluster: Make) -> None:
+    c = cluster((1, 1))
+    c.submit({})
+    c.pass_s()
+    home = next(n for n in c.nodes if n.jobs())
+    c.engine.drain(home.info.id, c.now)
+    c.pass_s(2.2)
+    assert not home.jobs()
+    assert c.state(0) == "running"
+    c.submit({})
+    c.pass_s(2.2)
+    assert c.state(1) == "waiting"
+    assert c.engine.state.nodes[home.info.id].state == "drained"
+    c.pass_s(20, silent=[home.info.id])
+    assert c.engine.state.nodes[home.info.id].state == "lost"
+    c.pass_s(2.2)
+    assert (c.engine.state.nodes[home.info.id].state, c.state(1)) == ("drained", "waiting")
+    c.engine.resume(home.info.id, c.now)
+    c.pass_s(2.2)
+    assert c.state(1) == "running"
+    with pytest.raises(LookupError, match="no node 'n9'; there are: n0, n1"):
+        c.engine.drain("n9", c.now)
+
+
+def test_jobs_wait_for_nodes_then_those_that_can_never_fit_are_refused(cluster: Make) -> None:
+    c = cluster(())
+    assert c.submit({"gpus": 3}, {}) == [0, 1]
+    c.pass_s(20)
+    assert c.state(0) == "waiting"
+    assert "no node has joined" in c.engine.explain(0, c.now)["summary"]
+    c.engine.observe(Observed(NodeInfo("n0", 2), "a"), c.now)
+    c.pass_s(1.1)
+    assert (c.state(0), c.state(1)) == ("waiting", "waiting")  # numbers stay in order
+    c.pass_s(0.1)
+    c.engine.observe(Observed(NodeInfo("n1", 2), "b"), c.now)
+    c.pass_s(1.1)
+    assert (c.state(0), c.state(1)) == ("starting", "starting")
+    c.submit({"gpus": 5})
+    c.pass_s(11)
+    row = c.store.job(2)
+    assert row is not None
+    assert row["state"] == "failed"
+    assert "needs 5 GPUs" in row["reason"]
+
+
+def test_a_job_taken_back_before_it_was_admitted(cluster: Make) -> None:
+    c = cluster(())
+    c.submit({}, {})
+    c.engine.cancel(0, c.now)
+    assert c.state(0) == "cancelled"
+    c.engine.observe(Observed(NodeInfo("n0", 1), "a"), c.now)
+    c.pass_s()
+    assert (c.state(0), c.state(1)) == ("cancelled", "starting")
+
+
+def test_a_node_may_not_change_its_size_nor_have_a_name_that_is_a_path(cluster: Make) -> None:
+    c = cluster((2,))
+    with pytest.raises(Conflict, match="came back with 3 GPUs, had 2"):
+        c.engine.observe(Observed(NodeInfo("n0", 3), "z"), c.now)
+    with pytest.raises(InputError, match="cannot be called"):
+        c.engine.observe(Observed(NodeInfo("../etc", 1), "z"), c.now)
+
+
+def test_service_counts_over_all_attempts(cluster: Make) -> None:
+    c = cluster((2,))
+    c.submit({"gpus": 2, "retries": 3})
+    c.pass_s()
+    c.nodes[0].report(0, steps=5.0, held_s=10.0, step_s=2.0)
+    c.pass_s(0.6)
+    c.nodes[0].end(0, 1, rank=0)
+    c.pass_s(2.2)
+    c.nodes[0].report(0, steps=7.0, held_s=4.0)
+    c.pass_s(0.6)
+    c.nodes[0].end(0, 0)
+    c.pass_s()
+    row = c.store.job(0)
+    assert row is not None
+    assert (row["held_gpu_s"], row["run_s"], row["steps"]) == (28.0, 14.0, 7.0)
+
+
+def test_profiles_are_learnt_and_given_to_later_jobs_of_the_kind(cluster: Make) -> None:
+    c = cluster()
+    c.submit({"model": "vgg"})
+    c.pass_s()
+    c.nodes[0].report(0, profile=Profile([0.1, 0.2, 0.3, 0.0], 0.5, 20), skew=0.8)
+    c.pass_s(0.6)
+    assert c.types().count("JobProfiled") == 1
+    c.nodes[0].report(0, profile=Profile([0.1, 0.2, 0.31, 0.0], 0.51, 40))  # the same, nearly
+    c.pass_s(0.6)
+    assert c.types().count("JobProfiled") == 1
+    c.nodes[0].report(0, profile=Profile([math.nan, 0.2, 0.31, 0.0], 0.51, 40))
+    c.pass_s(0.6)
+    assert c.types().count("JobProfiled") == 1
+    c.submit({"model": "vgg"}, {"model": "gpt"}, {"model": "vgg", "gpus": 2}, {"model": "vgg", "skew": 0.1})
+    controller = c.engine.state.controller
+    assert controller is not None
+    columns = controller.books.columns
+    assert columns["stage_s"][1].tolist() == [0.1, 0.2, 0.3, 0.0]
+    assert columns["skew"][1] == 0.8
+    assert columns["skew"][4] == 0.1
+    assert math.isnan(columns["iteration_s"][2])
+    assert math.isnan(columns["iteration_s"][3])
+
+
+def test_jobs_that_take_turns_get_a_group_with_a_gate(cluster: Make) -> None:
+    c = cluster((1,), policy="muri-l")
+    stages = [{"storage": 0.2, "cpu": 0.1, "gpu": 0.1, "network": 0.1}, {"gpu": 0.2, "cpu": 0.1, "storage": 0.1}]
+    c.submit(*({"profile": p} for p in stages))
+    c.pass_s(2.2)
+    runs = c.nodes[0].sync().attempts
+    assert [r.job for r in runs] == [0, 1]
+    first, second = (r.group for r in runs)
+    assert first == second
+    assert first.gate in ("barrier", "tokens")
+    assert sorted(m.job for m in first.members) == [0, 1]
+    assert len({m.turn for m in first.members}) == 2
+    c.nodes[0].end(0)
+    c.pass_s(0.6)
+    left = c.nodes[0].sync().attempts[0].group
+    assert (left.id, left.gate, [m.job for m in left.members]) == (first.id, "none", [1])
+    assert left.version > first.version
+
+
+def test_quota_holds_jobs_back_and_says_so(cluster: Make) -> None:
+    c = cluster((4,))
+    c.engine.set_project("small", gpu_quota=2, weight=2.0, now=c.now)
+    with pytest.raises(InputError, match="quota of project small is 2"):
+        c.submit({"gpus": 3, "project": "small"})
+    c.submit({"project": "small"}, {"project": "small"}, {"project": "small"}, {})
+    c.pass_s(2.2)
+    assert [c.state(n) for n in range(4)] == ["running", "running", "waiting", "running"]
+    assert "quota of project small" in c.engine.explain(2, c.now)["summary"]
+    c.nodes[0].end(0)
+    c.pass_s(2.2)
+    assert c.state(2) == "running"
+    c.engine.drop_project("small", c.now)
+    c.submit({"project": "small"})
+    c.pass_s(2.2)
+    assert c.state(4) == "running"
+
+
+def test_a_policy_that_fails_stops_nothing(cluster: Make) -> None:
+    c = cluster(policy="fifo")
+    c.submit({})
+    c.pass_s()
+    c.engine.set_policy("live_cases_policies:Broken", c.now)
+    c.submit({})
+    c.pass_s(2.2)
+    assert "ZeroDivisionError" in c.engine.status(c.now)["policy_error"]
+    assert c.state(0) == "running"
+    with pytest.raises(InputError, match="did you mean 'fifo'"):
+        c.engine.set_policy("fifoo", c.now)
+    c.engine.set_policy("fifo", c.now)
+    c.pass_s(6)
+    assert c.engine.status(c.now)["policy_error"] is None
+    assert c.state(1) == "running"
+
+
+def test_explain_names_blockers_and_what_would_start_it(cluster: Make) -> None:
+    c = cluster((2,), policy="fifo-backfill")
+    c.submit({"iterations": 100})
+    c.pass_s()
+    c.nodes[0].report(0, steps=50.0, step_s=0.5)
+    c.submit({"gpus": 2})
+    c.pass_s(2.2)
+    why = c.engine.explain(1, c.now)
+    assert (why["state"], why["position"], why["waiting"]) == ("waiting", 1, 1)
+    assert why["decision"]["seq"] > 0
+    assert why["blockers"][0]["id"] == "j-0"
+    assert why["blockers"][0]["left_s"] == 25.0
+    assert [w["text"] for w in why["would_start"]] == [
+        "with 1 GPU it would start now",
+        "if j-0 ended, it would start now",
+    ]
+    before = len(c.types())
+    c.engine.explain(1, c.now)
+    assert len(c.types()) == before  # asking changes nothing
+    c.nodes[0].report(0, stage_s=[0.0, 0.1, 0.4, 0.0], profile=Profile([0.0, 0.1, 0.2, 0.0], 0.25, 30))
+    c.pass_s(0.6)
+    how = c.engine.explain(0, c.now)
+    assert how["stages"]["gpu"] == {"now_s": 0.4, "alone_s": 0.2}
+    assert how["slowdown"] == 2.0
+    with pytest.raises(LookupError):
+        c.engine.explain(9, c.now)
+
+
+def test_messages_of_an_agent_that_was_replaced_do_not_count_as_life(cluster: Make) -> None:
+    c = cluster((1,))
+    old = c.nodes[0].observed()
+    c.nodes[0].agent = "newer"
+    c.pass_s(0.6)
+    for _ in range(40):
+        c.now += 0.5
+        c.engine.observe(old, c.now)
+    assert c.engine.state.nodes["n0"].state == "lost"
+
+
+def test_words_that_came_late_change_nothing(cluster: Make) -> None:
+    c = cluster((1,))
+    c.submit({})
+    c.pass_s()
+    c.nodes[0].report(0, steps=9.0, held_s=3.0)
+    c.pass_s(0.6)
+    k = (0, 1, 0)
+    late = replace(c.nodes[0].seen[k], state=STARTING, steps=1.0, held_s=0.5)
+    c.engine.observe(replace(c.nodes[0].observed(), attempts=[late]), c.now)
+    attempt = c.engine.state.jobs[0].attempt
+    assert attempt is not None
+    assert (attempt.steps, attempt.held_s, c.state(0)) == (9.0, 3.0, "running")
+    c.nodes[0].end(0)
+    c.pass_s(0.6)
+    c.engine.observe(replace(c.nodes[0].observed(), attempts=[late]), c.now)
+    assert c.state(0) == "finished"
+
+
+def test_time_does_not_go_back(cluster: Make) -> None:
+    c = cluster()
+    c.submit({})
+    c.pass_s(5)
+    c.now -= 4
+    c.pass_s(1)
+    assert c.engine.clock(c.now) >= 5
+    assert c.engine.state.phase(c.engine.state.jobs[0]) is Phase.RUNNING
+
+
+def test_submissions_are_all_or_none(cluster: Make) -> None:
+    c = cluster()
+    with pytest.raises(InputError):
+        c.submit({}, {"class": "royal"})
+    with pytest.raises(InputError, match="command is empty"):
+        c.engine.submit([{"command": []}], owner="ann", now=c.now)
+    assert c.store.jobs() == []

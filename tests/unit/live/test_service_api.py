@@ -1,0 +1,326 @@
+"""The HTTP API over a real engine and store; only the network is left out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from plait.live.engine import Engine
+from plait.live.layout import Layout
+from plait.live.options import Options
+from plait.live.service.app import Api, make_app
+from plait.live.service.auth import Tokens, hashed
+from plait.live.service.limits import LARGEST_BODY
+from plait.live.service.logs import Mailbox
+from plait.live.service.worker import Worker
+from plait.live.store import Store
+from plait.live.wire import ENDED, RUNNING, NodeInfo, Observed, Reply, Seen, to_json
+
+
+@dataclass
+class Service:
+    http: TestClient
+    store: Store
+    tokens: dict[str, str]
+
+    def ask(self, method: str, path: str, who: str | None = "admin", **more: Any) -> Any:
+        headers = {"Authorization": f"Bearer {self.tokens[who]}"} if who else {}
+        return self.http.request(method, path, headers=headers, **more)
+
+    def submit(self, who: str = "ann", **job: Any) -> str:
+        answer = self.ask("POST", "/v1/jobs", who, json={"command": ["true"], **job})
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["id"])
+
+    def sync(self, *seen: Seen, wait_s: float = 0.0, gpus: int = 2, replies: Any = ()) -> dict[str, Any]:
+        told = Observed(NodeInfo("n0", gpus), "agent-1", 1, 0, list(seen), wait_s=wait_s, replies=list(replies))
+        answer = self.ask("POST", "/agent/v1/sync", "agent", json=to_json(told))
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    store = Store.open(tmp_path / "plait.db")
+    begin = time.monotonic()
+    engine = Engine(
+        store, Layout(tmp_path), now=0.0, policy="fifo-backfill", options=Options(round_s=0.01, settle_s=0.2)
+    )
+    tokens, mailbox, broken = Tokens(store), Mailbox(), []
+    made = {name: tokens.make(name, role)[0] for name, role in (
+        ("admin", "admin"), ("ann", "user"), ("ben", "user"), ("eve", "viewer"), ("agent", "agent")
+    )}  # fmt: skip
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def published(versions: dict[str, int]) -> None:
+        if loops:
+            loops[0].call_soon_threadsafe(mailbox.published, versions)
+
+    worker = Worker(engine, lambda: time.monotonic() - begin, published, broken.append)
+
+    async def note() -> None:
+        loops.append(asyncio.get_running_loop())
+
+    with TestClient(make_app(Api(store, worker, tokens, mailbox, begin)), raise_server_exceptions=False) as http:
+        assert http.portal is not None
+        http.portal.call(note)
+        worker.start()
+        yield Service(http, store, made)
+        worker.stop()
+        worker.join()
+    store.close()
+    assert not broken
+
+
+WRITES = [
+    ("POST", "/v1/jobs", {"command": ["true"]}, {"admin", "ann", "ben"}),
+    ("DELETE", "/v1/jobs/j-0", None, {"admin", "ann"}),
+    ("PUT", "/v1/policy", {"policy": "fifo"}, {"admin"}),
+    ("POST", "/v1/nodes/n0/drain", None, {"admin"}),
+    ("POST", "/v1/tokens", {"user": "new"}, {"admin"}),
+    ("DELETE", "/v1/tokens/t-0", None, {"admin"}),
+    ("POST", "/v1/projects", {"name": "p"}, {"admin"}),
+    ("DELETE", "/v1/projects/p", None, {"admin"}),
+    ("POST", "/v1/backup", {"path": "/nonexistent/folder/x"}, {"admin"}),
+    ("POST", "/agent/v1/sync", {}, {"agent"}),
+]
+EVERYBODY = {"admin", "ann", "ben", "eve"}
+READS = [
+    ("GET", "/v1/jobs", None, EVERYBODY),
+    ("GET", "/v1/jobs/j-0", None, {"admin", "ann", "eve"}),
+    ("GET", "/v1/jobs/j-0/explain", None, {"admin", "ann", "eve"}),
+    ("GET", "/v1/jobs/j-0/events", None, {"admin", "ann", "eve"}),
+    ("GET", "/v1/jobs/j-0/logs", None, {"admin", "ann", "eve"}),
+    ("GET", "/v1/events", None, {"admin", "eve"}),
+    ("GET", "/v1/nodes", None, EVERYBODY),
+    ("GET", "/v1/policy", None, EVERYBODY),
+    ("GET", "/v1/status", None, EVERYBODY),
+    ("GET", "/v1/state", None, EVERYBODY),
+    ("GET", "/metrics", None, EVERYBODY),
+    ("GET", "/v1/tokens", None, {"admin"}),
+    ("GET", "/v1/projects", None, EVERYBODY),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "allowed"), [*READS, *WRITES])
+def test_who_may_do_what(service: Service, method: str, path: str, body: Any, allowed: set[str]) -> None:
+    assert service.submit() == "j-0"
+    for who in ("ben", "eve", "agent", "ann", "admin"):  # those who may change something last
+        status = service.ask(method, path, who, json=body).status_code
+        assert (status == 403) == (who not in allowed), (who, status)
+        assert status != 401
+    assert service.ask(method, path, None, json=body).status_code == 401
+    for wrong in ("Bearer nonsense", "Basic abc", "Bearer", service.tokens["admin"]):
+        answer = service.http.request(method, path, headers={"Authorization": wrong}, json=body)
+        assert answer.status_code == 401
+        assert "message" in answer.json()["error"]
+
+
+def test_every_path_is_in_the_matrix(service: Service) -> None:
+    listed = {p.split("?")[0].replace("j-0", "{job}").replace("t-0", "{token_id}") for _, p, _, _ in READS + WRITES}
+    listed |= {"/v1/projects/{name}", "/v1/nodes/{node}/{action}"}
+    schema = service.http.get("/openapi.json").json()
+    assert set(schema["paths"]) <= listed
+
+
+def test_tokens_are_stored_as_hashes_and_can_be_revoked(service: Service, tmp_path: Path) -> None:
+    made = service.ask("POST", "/v1/tokens", json={"user": "cyn", "role": "user"}).json()
+    headers = {"Authorization": f"Bearer {made['token']}"}
+    assert service.http.get("/v1/status", headers=headers).status_code == 200
+    listed = service.ask("GET", "/v1/tokens").json()
+    assert not any("token" in row or "hash" in row for row in listed)
+    assert hashed(made["token"]) in {t.hash for t in service.store.tokens()}
+    for file in tmp_path.glob("plait.db*"):
+        assert made["token"].encode() not in file.read_bytes()
+    assert service.ask("DELETE", f"/v1/tokens/{made['id']}").json()["revoked"]
+    assert service.http.get("/v1/status", headers=headers).status_code == 401
+    assert service.ask("DELETE", f"/v1/tokens/{made['id']}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "command"),
+        ({"command": []}, "command"),
+        ({"command": "rm -rf /"}, "command"),
+        ({"command": ["  "]}, "command"),
+        ({"command": ["a\0b"]}, "command.0"),
+        ({"command": ["x"], "gpus": 0}, "gpus"),
+        ({"command": ["x"], "gpus": True}, "gpus"),
+        ({"command": ["x"], "gpus": 1.5}, "gpus"),
+        ({"command": ["x"], "gpu": 1}, "gpu"),
+        ({"command": ["x"], "iterations": -1}, "iterations"),
+        ({"command": ["x"], "class": "royal"}, "class"),
+        ({"command": ["x"], "env": {"A=B": "c"}}, "env"),
+        ({"command": ["x"], "env": {"A": 3}}, "env.A"),
+        ({"command": ["x"], "project": "../../etc"}, "project"),
+        ({"command": ["x"], "name": "a\nb"}, "name"),
+        ({"command": ["x"], "skew": 2}, "skew"),
+        ({"command": ["x"], "profile": {"gpu": 0}}, "profile"),
+        ({"command": ["x"], "profile": {"tpu": 1}}, "profile.tpu"),
+        ({"jobs": [{"command": ["x"]}, {"command": ["x"], "gpus": -1}]}, "jobs.1.gpus"),
+        ({"jobs": []}, "jobs"),
+        ([], None),
+        ("x", None),
+    ],
+)  # fmt: skip
+def test_wrong_fields_are_named_and_nothing_is_stored(service: Service, body: Any, field: str | None) -> None:
+    answer = service.ask("POST", "/v1/jobs", "ann", json=body)
+    assert answer.status_code == 422
+    assert answer.json()["error"].get("field") == field
+    assert service.store.jobs() == []
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"NaN}"])
+def test_what_is_not_json(service: Service, body: bytes) -> None:
+    answer = service.ask("POST", "/v1/jobs", "ann", content=body)
+    assert answer.status_code == 400
+    assert "not JSON" in answer.json()["error"]["message"]
+
+
+def test_bodies_that_are_too_large(service: Service) -> None:
+    big = json.dumps({"command": ["x" * LARGEST_BODY]}).encode()
+    assert service.ask("POST", "/v1/jobs", "ann", content=big).status_code == 413
+
+    def drip() -> Iterator[bytes]:  # no length is said beforehand
+        for _ in range(20):
+            yield b"x" * (LARGEST_BODY // 10)
+
+    assert service.ask("POST", "/v1/jobs", "ann", content=drip()).status_code == 413
+    assert service.store.jobs() == []
+
+
+@pytest.mark.parametrize("name", ["j-1", "j--1", "j-0x0", "..%2f..%2fetc%2fpasswd", "j-0%2f..%2fj-0", "j-" + "9" * 40])
+def test_jobs_that_are_none(service: Service, name: str) -> None:
+    service.submit()
+    for path in (f"/v1/jobs/{name}", f"/v1/jobs/{name}/logs", f"/v1/jobs/{name}/explain"):
+        answer = service.ask("GET", path)
+        assert answer.status_code == 404
+        assert "error" in answer.json()
+
+
+@pytest.mark.parametrize("query", ["rank=-1", "rank=../../x", "offset=-5", "limit=0", "limit=99999999", "epoch=0"])
+def test_wrong_questions_for_logs(service: Service, query: str) -> None:
+    service.submit()
+    assert service.ask("GET", f"/v1/jobs/j-0/logs?{query}", "ann").status_code == 422
+    assert service.ask("GET", "/v1/jobs/j-0/logs?rank=7", "ann").status_code == 404
+
+
+def test_what_others_run_is_not_shown(service: Service) -> None:
+    secret = {"command": ["train", "--key=hush"], "env": {"KEY": "hush"}, "name": "hush"}
+    service.submit("ann", **secret)
+    assert "hush" in service.ask("GET", "/v1/jobs", "ann").text
+    assert "hush" in service.ask("GET", "/v1/jobs/j-0", "ann").text
+    for path in ("/v1/jobs", "/v1/jobs/j-0", "/v1/state", "/v1/nodes", "/metrics"):
+        assert "hush" not in service.ask("GET", path, "ben").text
+    assert '"KEY"' not in service.ask("GET", "/v1/events", "eve").text
+    assert '"KEY"' not in service.ask("GET", "/v1/jobs/j-0", "eve").text
+
+
+def test_users_stay_in_their_project(service: Service) -> None:
+    answer = service.ask("POST", "/v1/jobs", "ann", json={"command": ["x"], "project": "other"})
+    assert answer.status_code == 403
+    service.ask("POST", "/v1/projects", json={"name": "other", "quota_gpus": 1, "weight": 2.5})
+    assert service.ask("POST", "/v1/jobs", json={"command": ["x"], "project": "other", "gpus": 2}).status_code == 422
+    assert {"name": "other", "quota_gpus": 1, "weight": 2.5, "gpus": 0} in service.ask("GET", "/v1/projects").json()
+    service.ask("POST", "/v1/projects", json={"name": "other", "quota_gpus": None})
+    assert {"name": "other", "quota_gpus": None, "weight": 2.5, "gpus": 0} in service.ask("GET", "/v1/projects").json()
+
+
+def test_a_job_from_submission_to_its_end(service: Service) -> None:
+    assert service.sync()["attempts"] == []
+    ids = service.ask("POST", "/v1/jobs", "ann", json={"jobs": [{"command": ["a"]}, {"command": ["b"]}]}).json()
+    assert ids == [{"id": "j-0", "number": 0}, {"id": "j-1", "number": 1}]
+    answer = service.sync(wait_s=1.0)
+    deadline = time.monotonic() + 20
+    while len(answer["attempts"]) < 2:
+        assert time.monotonic() < deadline
+        answer = service.sync(wait_s=0.2)
+    runs = [Seen(r["job"], r["epoch"], r["rank"], RUNNING, pid=7, steps=3.0) for r in answer["attempts"]]
+    service.sync(*runs)
+    shown = service.ask("GET", "/v1/jobs/j-0", "ann").json()
+    assert (shown["state"], shown["iterations_done"], shown["nodes"]) == ("running", 3.0, ["n0"])
+    assert service.ask("GET", "/v1/jobs?state=running,waiting&limit=1", "ann").json()[0]["id"] == "j-1"
+    assert service.ask("GET", "/v1/jobs?state=runing", "ann").status_code == 422
+    node = service.ask("GET", "/v1/nodes", "ann").json()[0]
+    assert (node["id"], node["gpus_used"], node["jobs"]) == ("n0", 2, ["j-0", "j-1"])
+    service.sync(Seen(0, 1, 0, ENDED, pid=7, exit_code=0), runs[1])
+    assert service.ask("GET", "/v1/jobs/j-0", "ann").json()["state"] == "finished"
+    assert service.ask("DELETE", "/v1/jobs/j-1", "ben").status_code == 403
+    assert service.ask("DELETE", "/v1/jobs/j-1", "ann").json()["state"] == "stopping"
+    assert service.ask("DELETE", "/v1/jobs/j-1", "ann").status_code == 200  # twice is the same as once
+    assert service.ask("DELETE", "/v1/jobs/j-0", "ann").status_code == 409
+    assert service.ask("GET", "/v1/jobs/j-0/explain", "ann").json()["state"] == "finished"
+    types = [e["event"]["type"] for e in service.ask("GET", "/v1/jobs/j-0/events", "ann").json()["events"]]
+    assert types[0] == "Requested"
+    assert types[-1] == "JobFinished"
+    found = service.ask("GET", "/v1/events?after=2&limit=3").json()["events"]
+    assert [e["seq"] for e in found] == [3, 4, 5]
+    assert b'plait_jobs{state="finished"} 1.0' in service.ask("GET", "/metrics").content
+
+
+def test_logs_come_from_the_agent(service: Service) -> None:
+    service.sync()
+    service.submit()
+    deadline = time.monotonic() + 20
+    while not service.sync(wait_s=0.2)["attempts"]:
+        assert time.monotonic() < deadline
+    running = Seen(0, 1, 0, RUNNING, pid=7)
+    service.sync(running)
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(service.ask, "GET", "/v1/jobs/j-0/logs?offset=2&limit=5", "ann")
+        asks: list[dict[str, Any]] = []
+        while not asks:
+            assert time.monotonic() < deadline
+            asks = service.sync(running, wait_s=0.2)["ask"]
+        assert (asks[0]["job"], asks[0]["epoch"], asks[0]["rank"], asks[0]["offset"], asks[0]["limit"]) == (
+            0,
+            1,
+            0,
+            2,
+            5,
+        )
+        service.sync(running, replies=[Reply(asks[0]["id"], "llo", 2, 5, 12)])
+        assert asked.result().json() == {"text": "llo", "offset": 2, "next": 5, "size": 12, "epoch": 1, "rank": 0}
+
+
+def test_policy_and_nodes(service: Service) -> None:
+    service.sync()
+    assert service.ask("PUT", "/v1/policy", json={"policy": "fifo"}).json()["policy"] == "fifo"
+    wrong = service.ask("PUT", "/v1/policy", json={"policy": "fifoo"})
+    assert wrong.status_code == 422
+    assert "did you mean 'fifo'" in wrong.json()["error"]["message"]
+    assert service.ask("POST", "/v1/nodes/n0/drain").json()["state"] == "drained"
+    assert service.ask("POST", "/v1/nodes/n0/resume").json()["state"] == "ready"
+    assert service.ask("POST", "/v1/nodes/n7/drain").status_code == 404
+    assert service.ask("POST", "/v1/nodes/n0/explode").status_code == 404
+
+
+def test_agents_that_talk_nonsense(service: Service) -> None:
+    for body in ({}, {"node": 3, "agent": "x"}, {"v": 99, "node": {"id": "a", "gpus": 1}, "agent": "x"}):
+        assert service.ask("POST", "/agent/v1/sync", "agent", json=body).status_code == 422
+    told = to_json(Observed(NodeInfo("../x", 1), "a"))
+    assert service.ask("POST", "/agent/v1/sync", "agent", json=told).status_code == 422
+
+
+def test_backup_is_a_store(service: Service, tmp_path: Path) -> None:
+    service.submit()
+    target = tmp_path / "copy.db"
+    answer = service.ask("POST", "/v1/backup", json={"path": str(target)})
+    assert answer.json()["path"] == str(target)
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert service.ask("POST", "/v1/backup", json={"path": str(target)}).status_code == 422
+    copy = Store.open(target)
+    assert [row["number"] for row in copy.jobs()] == [0]
+    copy.close()

@@ -1,0 +1,328 @@
+"""The store on SQLite and, where a server can be started, on PostgreSQL: the same tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from live_cases import Cluster
+
+from plait.core.errors import InputError
+from plait.live.engine import Engine
+from plait.live.layout import Layout
+from plait.live.store import Entry, Store, StoreError, Token, schema
+from plait.live.store.migrate import migrate, version
+from plait.live.store.store import restore_backup
+from plait.live.verify import replay_verify
+
+
+def programs() -> Path | None:
+    """The folder of PostgreSQL's server programs, if there is one."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if found:
+        return found[-1].parent
+    here = shutil.which("initdb")
+    return Path(here).parent if here else None
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """A PostgreSQL server of our own on a Unix socket; its URL without a database."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed (extra postgres)")
+    folder = programs()
+    if folder is None:
+        pytest.skip("no PostgreSQL server programs (initdb, pg_ctl) on this machine")
+    data = Path(tempfile.mkdtemp(prefix="plait-pg-"))
+    run_as: list[str] = []
+    if os.getuid() == 0:  # the server refuses to run as root
+        try:
+            user = pwd.getpwnam("postgres")
+        except KeyError:
+            shutil.rmtree(data)
+            pytest.skip("PostgreSQL does not run as root, and there is no user postgres to run it as")
+        os.chown(data, user.pw_uid, user.pw_gid)
+        run_as = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+
+    def call(program: str, *args: str) -> subprocess.CompletedProcess[str]:
+        assert folder is not None
+        return subprocess.run([*run_as, str(folder / program), *args], capture_output=True, text=True, cwd=data)
+
+    try:
+        made = call("initdb", "-D", str(data / "db"), "-U", "plait", "-A", "trust", "--no-sync", "-E", "UTF8")
+        options = f"-k {data} -c listen_addresses='' -c fsync=off"
+        up = call("pg_ctl", "-D", str(data / "db"), "-o", options, "-l", str(data / "log"), "-w", "start")
+        if up.returncode:
+            pytest.skip(f"PostgreSQL does not start here: {(made.stderr + up.stderr + up.stdout).strip()[-300:]}")
+        yield f"postgresql://plait@/%s?host={data}"
+    finally:
+        call("pg_ctl", "-D", str(data / "db"), "-m", "immediate", "stop")
+        shutil.rmtree(data, ignore_errors=True)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty store."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'plait.db'}"
+    server = request.getfixturevalue("server")
+    name = f"d{os.urandom(6).hex()}"
+    admin = sa.create_engine((server % "postgres").replace("postgresql:", "postgresql+psycopg:"))
+    with admin.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(sa.text(f"CREATE DATABASE {name}"))
+    admin.dispose()
+    return str(server % name)
+
+
+def note(seq: int, policy: str = "fifo") -> Entry:
+    return Entry(seq, float(seq), "PolicySet", json.dumps({"type": "PolicySet", "at_s": seq, "policy": policy}))
+
+
+def test_what_is_committed_is_there_again(url: str) -> None:
+    store = Store.open(url)
+    made_at = store.made_at
+    store.commit([note(1), note(2)])
+    store.commit([Entry(3, 3.0, "X", "{}", "[]", (5, 6, 5))], snapshot=(2, {"state": 2}))
+    store.close()
+    store = Store.open(url)
+    assert store.made_at == made_at
+    assert [e.seq for e in store.entries()] == [1, 2, 3]
+    assert [e.seq for e in store.entries(job=5)] == [3]
+    assert [e.seq for e in store.entries(after=1, limit=1)] == [2]
+    found, tail = store.load()
+    assert found == {"state": 2}
+    assert [e.seq for e in tail] == [3]
+    store.close()
+
+
+def test_a_commit_is_whole_or_not_at_all(url: str) -> None:
+    store = Store.open(url)
+    store.commit([note(1)])
+    with pytest.raises(StoreError, match="cannot write to the store"):
+        store.commit([note(2), note(1)])
+    assert [e.seq for e in store.entries()] == [1]
+    store.close()
+
+
+def test_only_the_newest_snapshots_are_kept(url: str) -> None:
+    store = Store.open(url)
+    for seq in range(1, 6):
+        store.commit([note(seq)], snapshot=(seq, {"seq": seq}))
+    with store.reading() as connection:
+        assert sorted(connection.execute(sa.select(schema.snapshots.c.seq)).scalars()) == [4, 5]
+    store.close()
+
+
+def test_terms_only_grow(url: str) -> None:
+    store = Store.open(url)
+    first = [store.next_term(), store.next_term()]
+    store.close()
+    store = Store.open(url)
+    assert [*first, store.next_term()] == [1, 2, 3]
+    store.close()
+
+
+def test_one_service_a_store(url: str) -> None:
+    store = Store.open(url)
+    with pytest.raises(StoreError, match=r"in use by another service; stop that one first"):
+        Store.open(url)
+    reader = Store.open(url, exclusive=False)
+    assert list(reader.entries()) == []
+    reader.close()
+    store.close()
+    Store.open(url).close()
+
+
+def test_tokens(url: str) -> None:
+    store = Store.open(url)
+    store.add_token(Token("h1", "t-1", "ann", "user", "p", 1.0))
+    store.add_token(Token("h2", "t-2", "ben", "admin", "default", 2.0))
+    assert store.revoke_token("t-1")
+    assert not store.revoke_token("t-1")
+    assert store.tokens() == [Token("h2", "t-2", "ben", "admin", "default", 2.0)]
+    store.close()
+
+
+def test_migrations_make_the_tables_of_the_models_and_take_them_away(url: str) -> None:
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    store = Store.open(url)
+    with store._engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
+    with store._engine.begin() as connection:
+        assert version(connection) == schema.HEAD
+        migrate(connection, "base")
+        assert sa.inspect(connection).get_table_names() == ["alembic_version"]
+        migrate(connection)
+    assert list(store.entries()) == []
+    store.close()
+
+
+def test_a_store_of_a_newer_plait_is_refused(url: str) -> None:
+    store = Store.open(url)
+    with store._engine.begin() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+    store.close()
+    with pytest.raises(StoreError, match=r"written by a newer plait .*9999"):
+        Store.open(url)
+
+
+def test_an_engine_lives_in_it(url: str, tmp_path: Path) -> None:
+    store = Store.open(url)
+    engine = Engine(store, Layout(tmp_path), now=0.0, policy="fifo")
+    engine.submit([{"command": ["x"]}] * 3, owner="ann", now=1.0)
+    engine.set_project("p", gpu_quota=3, weight=1.0, now=1.5)
+    engine.cancel(1, 2.0)
+    store.close()
+    store = Store.open(url)
+    again = Engine(store, Layout(tmp_path), now=0.0)
+    assert again.submit([{"command": ["y"]}], owner="ben", now=3.0) == [3]
+    assert [row["state"] for row in store.jobs()] == ["waiting", "waiting", "cancelled", "waiting"]
+    assert [row["number"] for row in store.jobs(owner="ben")] == [3]
+    assert [row["number"] for row in store.jobs(states=["cancelled"])] == [1]
+    assert store.counts() == {"waiting": 3, "cancelled": 1}
+    assert replay_verify(store).difference is None
+    store.close()
+
+
+CLIENT = """
+import sys
+from pathlib import Path
+from plait.live.engine import Engine
+from plait.live.layout import Layout
+from plait.live.store import Store
+
+store = Store.open(sys.argv[1])
+engine = Engine(store, Layout(Path(sys.argv[2])), now=0.0, policy="fifo")
+for i in range(1000):
+    (number,) = engine.submit([{"command": [f"job-{i}"]}], owner="ann", now=float(i))
+    print(number, flush=True)
+"""
+
+
+def test_kill_9_during_submissions_loses_none_that_was_acknowledged(url: str, tmp_path: Path) -> None:
+    acknowledged = -1
+    for stop_after in (60, 150):
+        process = subprocess.Popen(
+            [sys.executable, "-c", CLIENT, url, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        for count, line in enumerate(process.stdout):
+            acknowledged = int(line)
+            if count == stop_after:
+                break
+        process.kill()
+        rest = process.stdout.read().split("\n")  # acknowledged before the kill took effect
+        acknowledged = max([acknowledged, *(int(x) for x in rest[:-1])])
+        process.wait()
+        process.stdout.close()
+        store = Store.open(url)
+        numbers = sorted(row["number"] for row in store.jobs(limit=5000))
+        assert numbers == list(range(len(numbers)))
+        assert len(numbers) > acknowledged
+        assert replay_verify(store).difference is None
+        store.close()
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("mysql://x/y", "cannot store on 'mysql'; write sqlite:///file or postgresql://host/db"),
+        ("://", "cannot read the store's URL"),
+        ("sqlite://", "the store needs a file"),
+        ("postgresql://nobody@/x?host=/nonexistent", "cannot open the store"),
+    ],
+)
+def test_urls_that_are_none(where: str, says: str) -> None:
+    with pytest.raises(InputError, match=says) as caught:
+        Store.open(where)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_no_store(tmp_path: Path) -> None:
+    path = tmp_path / "plait.db"
+    path.write_bytes(b"this is not a database" * 100)
+    with pytest.raises(StoreError, match=r"cannot open the store .*not a database"):
+        Store.open(path)
+
+
+def test_the_file_is_for_its_owner_alone_and_the_passwords_of_urls_are_not_told(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "a" / "plait.db")
+    assert (tmp_path / "a" / "plait.db").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "a").stat().st_mode & 0o077 == 0
+    store.close()
+    with pytest.raises(StoreError) as caught:
+        Store.open("postgresql://ann:hush@127.0.0.1:1/x")
+    assert "hush" not in str(caught.value)
+
+
+def test_backup_while_in_use_and_back(tmp_path: Path) -> None:
+    c = Cluster(tmp_path / "home")
+    c.submit({}, {})
+    c.pass_s()
+    c.store.backup(tmp_path / "copy")
+    with pytest.raises(InputError, match="is there already"):
+        c.store.backup(tmp_path / "copy")
+    c.submit({})
+    with pytest.raises(StoreError, match="in use"):
+        restore_backup(tmp_path / "copy", tmp_path / "home" / "plait.db")
+    c.store.close()
+    restore_backup(tmp_path / "copy", tmp_path / "home" / "plait.db")
+    store = Store.open(tmp_path / "home" / "plait.db")
+    assert [row["number"] for row in store.jobs()] == [1, 0]
+    assert replay_verify(store).difference is None
+    store.close()
+    with sqlite3.connect(tmp_path / "other") as other:
+        other.execute("CREATE TABLE x (y)")
+    other.close()
+    with pytest.raises(StoreError, match="is not a backup"):
+        restore_backup(tmp_path / "other", tmp_path / "home" / "plait.db")
+
+
+def test_verify_finds_what_was_changed(tmp_path: Path) -> None:
+    c = Cluster(tmp_path)
+    c.submit({})
+    c.pass_s()
+    assert replay_verify(c.store).decisions >= 1
+    with c.store._engine.begin() as connection:
+        connection.execute(sa.text("UPDATE log SET commands = '[]' WHERE type = 'ReplanDue'"))
+    found = replay_verify(c.store)
+    assert found.difference is not None
+    assert "the log says nothing, derived is" in str(found)
+    c.store.close()
+
+
+def test_a_log_with_a_gap_is_not_gone_on_from(tmp_path: Path) -> None:
+    c = Cluster(tmp_path)
+    c.submit({})
+    with c.store._engine.begin() as connection:
+        connection.execute(sa.text("DELETE FROM log WHERE seq = 2"))
+    with pytest.raises(Exception, match="the log has entry 3 where 2 was expected"):
+        c.restart()
+    c.store.close()
+
+
+def test_no_socket_is_left(tmp_path: Path) -> None:
+    """A port that the service lets go can be taken at once."""
+    from plait.live.service.main import _listen
+
+    first = _listen("127.0.0.1", 0)
+    port = first.getsockname()[1]
+    first.listen()
+    with pytest.raises(InputError, match=f"cannot listen on 127.0.0.1:{port}"):
+        _listen("127.0.0.1", port)
+    first.close()
+    again = _listen("127.0.0.1", port)
+    assert isinstance(again, socket.socket)
+    again.close()
