@@ -114,3 +114,14 @@ def test_this_machine_can_run_agents() -> None:
     machine = detect()
     assert machine.problem is None
     assert machine.cores > 0
+
+
+def test_whoever_stops_says_how_long_jobs_may_take(world: World) -> None:
+    LocalBackend(world.layout, nodes=1, cuda=False, stop_grace_s=600.0).start()
+    stubborn = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + PATIENT
+    world.service.want(world.python(1, stubborn, grace_s=600.0))
+    world.said(1, "ready")
+    LocalBackend(world.layout, nodes=1, cuda=False, stop_grace_s=0.2).stop(jobs=True)
+    record = procs.read_json(world.folder(1) / "exit.json")
+    assert record is not None
+    assert record["reason"] == "did not end within 0.2 s after SIGTERM, so it was killed"

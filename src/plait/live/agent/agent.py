@@ -454,9 +454,13 @@ class Agent:
             os.write(self._wake_write, b"\0")
 
     def _stop_all(self) -> None:
+        asked = procs.read_json(self.folder / "stop.json") or {}
+        (self.folder / "stop.json").unlink(missing_ok=True)
+        said = asked.get("grace_s")
+        grace_s = float(said) if isinstance(said, (int, float)) else self.settings.stop_grace_s
         with self.lock:
             for attempt in list(self.attempts.values()):
-                attempt.stop(min(attempt.run.grace_s, self.settings.stop_grace_s), "the cluster is being shut down")
+                attempt.stop(min(attempt.run.grace_s, grace_s), "the cluster is being shut down")
         while any(a.alive for a in list(self.attempts.values())):
             self._wait()
 

@@ -12,6 +12,7 @@ behave as several machines would, which is what tests and demonstrations need.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import re
@@ -107,7 +108,9 @@ class LocalBackend:
         *,
         stop_grace_s: float = 10.0,
     ) -> None:
-        """Nothing is started yet; raises InputError if the machine cannot be divided so, or cannot run agents."""
+        """Nothing is started yet. `stop_grace_s`: most seconds that jobs get at `stop(jobs=True)`.
+
+        Raises InputError if the machine cannot be divided so, or cannot run agents."""
         machine = detect()
         if machine.problem:
             raise InputError(machine.problem)
@@ -227,6 +230,9 @@ class LocalBackend:
             self._wait_for(name)
             process = self._agent(name)
             if process is not None:
+                if jobs:
+                    with contextlib.suppress(OSError):  # a full disk: the grace the agent was started with
+                        procs.write_json(self.layout.node(name) / "stop.json", {"grace_s": self.stop_grace_s})
                 process.send(signal.SIGCONT)
                 process.send(signal.SIGUSR1 if jobs else signal.SIGTERM)
         for name in names:
