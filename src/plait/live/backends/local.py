@@ -110,7 +110,8 @@ class LocalBackend:
     ) -> None:
         """Nothing is started yet. `stop_grace_s`: most seconds that jobs get at `stop(jobs=True)`.
 
-        Raises InputError if the machine cannot be divided so, or cannot run agents."""
+        Raises InputError if the machine cannot be divided so, or cannot run agents.
+        """
         machine = detect()
         if machine.problem:
             raise InputError(machine.problem)
