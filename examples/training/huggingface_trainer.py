@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 from plait.training.adapters.transformers import PlaitCallback
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=150)
+parser.add_argument("--steps", type=int, default=600)
 options = parser.parse_args()
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -31,7 +31,7 @@ trainer = Trainer(
         max_steps=options.steps,
         per_device_train_batch_size=32,
         learning_rate=5e-3,
-        logging_steps=25,
+        logging_steps=50,
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,

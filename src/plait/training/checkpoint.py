@@ -7,6 +7,7 @@ older checkpoint stays, and training goes on. Torch is imported when there is so
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import shutil
@@ -21,7 +22,7 @@ from typing import Any
 from plait.core.errors import InputError, PlaitError
 from plait.training.commits import Commit, Commits
 
-GATHER_S = 300.0
+GATHER_S = 120.0
 PLAIN = (int, float, str, bytes, type(None))
 
 
@@ -116,7 +117,6 @@ class Checkpointer:
         self._staging = Staging()
         self._thread: threading.Thread | None = None
         self._handle: CheckpointHandle | None = None
-        self._swept = False
 
     @property
     def busy(self) -> bool:
@@ -171,15 +171,13 @@ class Checkpointer:
         for name in ("rank0.pt", f"rank{self.rank}.pt"):
             if (commit.path / name).exists():
                 # Everything, not only weights: the folder is the user's own, and so is the state they registered.
-                states |= torch.load(commit.path / name, map_location="cpu", weights_only=False)
+                own = torch.load(commit.path / name, map_location="cpu", weights_only=False)
+                states = states | own | {"states": states.get("states", {}) | own["states"]}
         return states
 
     def _write(self, handle: CheckpointHandle, state: dict[str, Any]) -> None:
         making: Path | None = None
         try:
-            if self.rank == 0 and not self._swept:
-                self._swept = True
-                self.commits.sweep()
             self.commits.check_epoch()
             making = self.commits.begin(handle.step)
             _save(state, making / f"rank{self.rank}.pt")
@@ -194,6 +192,9 @@ class Checkpointer:
                 (making / f"rank{self.rank}.part").unlink(missing_ok=True)
                 if self.rank == 0:
                     shutil.rmtree(making, ignore_errors=True)
+                else:  # rank 0 need not wait
+                    with contextlib.suppress(OSError):
+                        (making / f"rank{self.rank}.failed").touch()
             handle.end(None, good=False)
             _warn(handle.step, error)
         finally:
@@ -205,6 +206,8 @@ class Checkpointer:
         end_s = time.monotonic() + GATHER_S
         for rank in range(1, self.world):
             while not (making / f"rank{rank}.pt").exists():
+                if (making / f"rank{rank}.failed").exists():
+                    raise PlaitError(f"rank {rank} could not write its part")
                 if time.monotonic() > end_s:
                     raise PlaitError(f"rank {rank} has not written its part within {GATHER_S:.0f} s")
                 time.sleep(0.01)

@@ -103,6 +103,7 @@ class Commits:
         """
         agreed = self.folder / f"resume-e{self.epoch}.json"
         if rank == 0:
+            self.sweep(self.epoch)
             found = self.complete()
             if world > 1:
                 self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -123,12 +124,15 @@ class Commits:
             (commit.path / MARKER).unlink(missing_ok=True)  # first, so that half a folder is never a checkpoint
             shutil.rmtree(commit.path, ignore_errors=True)
 
-    def sweep(self) -> None:
-        """Remove what attempts up to this one left unfinished. For rank 0, before its first checkpoint."""
+    def sweep(self, newest_epoch: int) -> None:
+        """Remove what attempts up to this one left unfinished. For rank 0.
+
+        What other ranks of this attempt write may be among it, so only before they begin to.
+        """
         for path in self._folders():
             unmarked = NAME.fullmatch(path.name) and not (path / MARKER).exists()
             epoch = path.name.rpartition("-e")[2]
-            if (path.name.startswith("tmp-") or unmarked) and epoch.isdigit() and int(epoch) <= self.epoch:
+            if (path.name.startswith("tmp-") or unmarked) and epoch.isdigit() and int(epoch) <= newest_epoch:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _folders(self) -> list[Path]:

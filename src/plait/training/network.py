@@ -144,7 +144,12 @@ class GateThread:
 def register(job: AttachedJob, model: Any, inner: Hook | None) -> NetworkStage:
     """Put the marks on a DDP model."""
     stage = NetworkStage(job, model, inner)
-    model.register_comm_hook(None, stage.hook)
+
+    def hook(state: Any, bucket: Any) -> Any:
+        return stage.hook(state, bucket)
+
+    hook.__annotations__.clear()  # DDP insists on its own types, or none
+    model.register_comm_hook(None, hook)
     return stage
 
 

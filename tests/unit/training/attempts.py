@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ def environment(job: Path, epoch: int, rank: int = 0, world: int = 1, **extra: s
     run = job / "attempts" / str(epoch) / f"rank{rank}"
     run.mkdir(parents=True, exist_ok=True)
     Page.create(run / "page.bin").close()
+    (job / "EPOCH").write_text(str(epoch))
     return os.environ | {
         "PLAIT_JOB": job.name,
         "PLAIT_EPOCH": str(epoch),
@@ -31,40 +33,93 @@ def environment(job: Path, epoch: int, rank: int = 0, world: int = 1, **extra: s
         "PYTHONPATH": os.pathsep.join([str(HOOK), str(ROOT / "src")]),
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(rank),
         "OMP_NUM_THREADS": "1",
         **extra,
     }
 
 
-class Attempt:
-    """A running process with its page."""
+class Forker:
+    """Starts scripts in copies of one process with torch in it."""
 
-    def __init__(
-        self, job: Path, epoch: int, script: str, *args: str, rank: int = 0, world: int = 1, **extra: str
-    ) -> None:
-        """Start `script` (of this folder) with `args`."""
-        (job / "EPOCH").parent.mkdir(parents=True, exist_ok=True)
-        (job / "EPOCH").write_text(str(epoch))
-        env = environment(job, epoch, rank, world, **extra)
-        self.page = Page.open(Path(env["PLAIT_RUN_DIR"]) / "page.bin", mapped=False)
-        command = [sys.executable, str(SCRIPTS / script), *args]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+    def __init__(self) -> None:
+        """Start that process."""
+        env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(SCRIPTS / "forker.py")]
+        self.process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, text=True)
+
+    def start(self, job: Path, epoch: int, script: str | Path, *args: str, **extra: object) -> Attempt:
+        """An attempt of a script of `scripts`, or any; `extra` as for `environment`."""
+        env = environment(job, epoch, **extra)  # type: ignore[arg-type]
+        folder = Path(env["PLAIT_RUN_DIR"])
+        order = {"script": str(SCRIPTS / script), "args": list(args), "env": env, "folder": str(folder)}
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        return Attempt(folder)
+
+    def close(self) -> None:
+        """End it."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(10)
+
+
+class Attempt:
+    """A script that runs in the folder of a rank."""
+
+    def __init__(self, folder: Path) -> None:
+        """Look at it from outside, as the agent does."""
+        self.folder = folder
+        self.page = Page.open(folder / "page.bin", mapped=False)
+
+    def _wait(self, what: str, timeout_s: float = 60.0) -> int:
+        end_s = time.monotonic() + timeout_s
+        while not (self.folder / what).exists():
+            assert time.monotonic() < end_s, f"no {what} in {self.folder} within {timeout_s} s"
+            time.sleep(0.002)
+        return int((self.folder / what).read_text())
+
+    @property
+    def ended(self) -> bool:
+        return (self.folder / "code").exists()
 
     def until(self, steps: int, timeout_s: float = 60.0) -> None:
         """Wait for that many steps, or for the end."""
         end_s = time.monotonic() + timeout_s
-        while self.page.steps < steps and self.process.poll() is None:
+        while self.page.steps < steps and not self.ended:
             assert time.monotonic() < end_s, f"no {steps} steps within {timeout_s} s, only {self.page.steps}"
             time.sleep(0.002)
 
     def send(self, number: signal.Signals) -> None:
         """A signal to the process alone, as the agent's first is."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
+        pid = self._wait("pid")
+        if not self.ended:
+            os.kill(pid, number)
 
     def end(self, timeout_s: float = 60.0) -> tuple[int, str]:
-        """Exit code and output."""
-        output, _ = self.process.communicate(timeout=timeout_s)
-        self.page.close()
-        return self.process.returncode, output
+        """Exit code (minus the signal) and output."""
+        code = self._wait("code", timeout_s)
+        return code, (self.folder / "output").read_text()
+
+
+def steps_saved(job: Path, *, marked: bool = True) -> list[int]:
+    """The steps of the checkpoints of a job."""
+    found = (job / "checkpoints").glob("step-*")
+    return sorted(int(p.name[5:15]) for p in found if (p / "COMMITTED").exists() == marked)
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    """Whether two files of torch have bitwise equal contents."""
+    import torch
+
+    def same(a: object, b: object) -> bool:
+        if isinstance(a, torch.Tensor):
+            return isinstance(b, torch.Tensor) and torch.equal(a, b)
+        if isinstance(a, dict) and isinstance(b, dict):
+            return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+        if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+            return len(a) == len(b) and all(map(same, a, b))
+        return a == b
+
+    return same(torch.load(one, weights_only=False), torch.load(other, weights_only=False))

@@ -1,6 +1,6 @@
 """A tiny network on random data with everything that has state: dropout, scheduler, augmentation by three libraries.
 
-tiny.py WEIGHTS [--workers N] [--epochs N] [--delay S] [--steps N]: writes the final weights and says how many samples it saw.
+tiny.py WEIGHTS [--workers N] [--epochs N] [--delay S]: writes the final weights, says how many steps it did.
 """
 
 import argparse
@@ -29,13 +29,13 @@ class Points(Dataset):
         return 64
 
     def __getitem__(self, index):
-        x = torch.full((8,), index / 64) + 0.1 * torch.rand(8) + random.random() + float(np.random.rand())
+        x = torch.full((8,), index / 64) + 0.1 * torch.rand(8) + random.random() + float(np.random.rand())  # noqa: NPY002
         return x, torch.tensor(index % 2)
 
 
 torch.manual_seed(1)
 random.seed(1)
-np.random.seed(1)
+np.random.seed(1)  # noqa: NPY002
 model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.ReLU(), nn.Linear(16, 2))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
