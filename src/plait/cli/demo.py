@@ -19,7 +19,7 @@ def demo(
     examples: Annotated[
         Path | None, typer.Option(help="Folder of the training scripts; default: examples/training of the repository.")
     ] = None,
-    policy: Annotated[str, typer.Option("--policy", "-p", help="The policy that interleaves.")] = "muri-l",
+    policy: Annotated[str, typer.Option("--policy", "-p", help="The policy that interleaves.")] = "muri-s",
 ) -> None:
     """Start a cluster on CPU slots, train four models one after the other, then interleaved, and compare.
 

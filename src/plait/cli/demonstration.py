@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -16,8 +18,9 @@ from plait.cli.cluster import start, stop
 from plait.cli.live import duration, print_table
 from plait.control.metrics import RunResult
 from plait.core.errors import InputError, MissingExtra, PlaitError
+from plait.core.resources import Resource
 from plait.forecast.fidelity import Fidelity, fidelity
-from plait.forecast.replayed import read_rows, replay
+from plait.forecast.replayed import Replayed, read_rows, replay
 from plait.forecast.sharing import Sharing, Watch
 from plait.live.client import FINAL, Client
 from plait.live.jobfile import read_jobs
@@ -44,6 +47,15 @@ class Half:
     fidelity: Fidelity
     jct_s: dict[str, float]
     makespan_s: float
+    profiles: dict[str, tuple[list[float], float]]
+
+    def profile(self, name: str) -> dict[str, Any]:
+        """What was measured of a job, as the field of a submission; empty if it was not."""
+        stage_s, iteration_s = self.profiles.get(name, ([], 0.0))
+        if not stage_s or not sum(stage_s) > 0:
+            return {}
+        stages = {r.name.lower(): round(s, 6) for r, s in zip(Resource, stage_s, strict=True)}
+        return {"profile": {**stages, "iteration_s": round(iteration_s, 6)}}
 
 
 def demonstrate(out: Path, examples: Path | None, policy: str) -> None:
@@ -51,11 +63,16 @@ def demonstrate(out: Path, examples: Path | None, policy: str) -> None:
     for module, extra in (("torch", "torch"), ("fastapi", "live"), ("sqlalchemy", "live"), ("httpx", "live")):
         if importlib.util.find_spec(module) is None:
             raise MissingExtra(module, extra, "the demo of a running cluster (plait demo --simulate needs nothing)")
-    jobs = demo_jobs(find_examples(examples))
+    folder = find_examples(examples)
     out.mkdir(parents=True, exist_ok=True)
-    names = ", ".join(job["name"] for job in jobs)
-    print(f"Four trainings ({names}) on {SLOTS} CPU slots of this machine.")
-    halves = [run_half(EXCLUSIVE, jobs, "each with its slots for itself"), run_half(policy, jobs, "taking turns")]
+    with tempfile.TemporaryDirectory(prefix="plait-demo-") as work:
+        jobs = demo_jobs(folder, Path(work))
+        names = ", ".join(job["name"] for job in jobs)
+        print(f"Four trainings, each named after what it needs most ({names}), on {SLOTS} CPU slots of this machine.")
+        prepare(jobs)
+        first = run_half(EXCLUSIVE, jobs, "each with its slots for itself")
+        jobs = [job | first.profile(job["name"]) for job in jobs]
+        halves = [first, run_half(policy, jobs, "taking turns, by the profiles that were just measured")]
     show(halves)
     write(halves, out)
 
@@ -74,14 +91,26 @@ def find_examples(given: Path | None) -> Path:
     )
 
 
-def demo_jobs(folder: Path) -> list[dict[str, Any]]:
-    """The jobs of the demo, run by this Python in their folder."""
+def demo_jobs(folder: Path, work: Path) -> list[dict[str, Any]]:
+    """The jobs of the demo: scripts of `folder`, run by this Python in the folder `work`."""
     jobs = read_jobs(folder / JOBS_FILE)
     for job in jobs:
         program, *rest = job["command"]
-        job["command"] = [sys.executable if program in ("python", "python3") else program, *rest]
-        job["workdir"] = str(folder)
+        words = [str(folder / word) if word.endswith(".py") else word for word in rest]
+        job["command"] = [sys.executable if program in ("python", "python3") else program, *words]
+        job["workdir"] = str(work)
     return jobs
+
+
+def prepare(jobs: list[dict[str, Any]]) -> None:
+    """Let the job that reads files make them now, so that the first half does not pay for it."""
+    job = next((job for job in jobs if job["name"] == "storage"), None)
+    if job is not None:
+        print("Making the image files that one of them reads ...", flush=True)
+        command = [*job["command"], "--steps", "1", "--epochs", "1"]
+        done = subprocess.run(command, cwd=job["workdir"], capture_output=True, text=True, timeout=120, check=False)
+        if done.returncode:
+            raise PlaitError(f"{job['name']} does not run here:\n{done.stderr[-1500:]}")
 
 
 def run_half(policy: str, jobs: list[dict[str, Any]], how: str) -> Half:
@@ -115,7 +144,20 @@ def run_half(policy: str, jobs: list[dict[str, Any]], how: str) -> Half:
         fidelity(rows, answer, round_s=ROUND_S),
         jct_s,
         max(job["ended_s"] for job in ended) - min(job["created_s"] for job in ended),
+        _profiles(answer, names),
     )
+
+
+def _profiles(answer: Replayed, names: dict[str, str]) -> dict[str, tuple[list[float], float]]:
+    """Stage and iteration seconds of each job, where they are known."""
+    assert answer.state.controller is not None
+    books = answer.state.controller.books
+    out = {}
+    for job in range(books.count):
+        stage_s, iteration_s = books.columns["stage_s"][job].tolist(), float(books.columns["iteration_s"][job])
+        if all(map(math.isfinite, stage_s)) and math.isfinite(iteration_s):
+            out[names[books.spec(job).id]] = (stage_s, iteration_s)
+    return out
 
 
 def watch_jobs(service: Client, names: dict[str, str], began: float) -> list[dict[str, Any]]:
@@ -152,7 +194,11 @@ def _last_words(service: Client, job: dict[str, Any]) -> str:
 
 
 def show(halves: list[Half]) -> None:
-    """What was measured: completion times, groups beside their model, the simulator beside the truth."""
+    """What was measured: stages alone, completion times, groups beside their model, the simulator beside the truth."""
+    print("\nMilliseconds of an iteration alone, measured")
+    heads = ("", *(f">{r.name.lower()}" for r in Resource), ">iteration")
+    known = halves[0].profiles
+    print_table(heads, [[n, *(f"{1e3 * s:.1f}" for s in (*known[n][0], known[n][1]))] for n in known], "nothing")
     print("\nSeconds from submission to completion, measured")
     names = list(halves[0].jct_s)
     rows: list[list[object]] = [[name, *(f"{half.jct_s[name]:.1f}" for half in halves)] for name in names]

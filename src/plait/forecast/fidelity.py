@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 
 from plait.control.controller import Controller
+from plait.control.drive import drive
 from plait.control.messages import ProgressReported
-from plait.core.errors import InputError, SimulationError
+from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, Phase
 from plait.forecast.eta import TURNS_COST
 from plait.forecast.replayed import Replayed, Row
 from plait.policies.catalog import make_policy
 from plait.sim.overheads import Overheads
 from plait.sim.physics import StandardPhysics
-from plait.sim.run import simulate
+from plait.sim.run import simulator
 from plait.sim.world import World
 
 
@@ -79,18 +80,16 @@ def fidelity(rows: Sequence[Row], replayed: Replayed, *, round_s: float = 1.0) -
         "live", "what was measured", StandardPhysics(interference=TURNS_COST), _costs(truth, start_up_s, typical),
         round_s=0.0 if round_s < 0.05 else round_s,
     )  # fmt: skip
-    first_s = float(truth.submit_s.min())
-    try:
-        run = simulate(
-            truth.replace(submit_s=truth.submit_s - first_s),
-            controller.cluster,
-            make_policy(replayed.state.policy_text),
-            world,
-        )
-    except SimulationError as error:
-        raise InputError(f"the simulator cannot run what ran live: {error}") from error
-    ends = run.controller.books.columns["end_s"]
-    starts = truth.submit_s - first_s
+    starts = truth.submit_s - float(truth.submit_s.min())
+    backend = simulator(truth.replace(submit_s=starts), controller.cluster, world)
+    # The policy is told what was said at submission; what was measured only while they ran is the simulator's secret.
+    said = JobBatch.of([replace(books.spec(job), model=f"job-{job}") for job in finished.tolist()])
+    backend.reported = said.replace(submit_s=starts)
+    again = Controller(make_policy(replayed.state.policy_text), controller.cluster)
+    drive(again, backend)
+    if len(again.active):
+        raise InputError("the simulator cannot run what ran live: some jobs never start under this policy in it")
+    ends = again.books.columns["end_s"]
     jobs = tuple(
         Compared(
             str(books.spec(int(job)).id),
