@@ -24,6 +24,8 @@ SCRIPTS = {
     "Exact matching": ["bench_matching.py"],
     "Grouping": ["bench_grouping.py"],
     "Muri's evaluation": ["bench_reproduce.py"],
+    "Training": ["bench_training.py"],
+    "The live service": ["bench_service.py"],
     "Gates between jobs": ["bench_gates.py"],
 }
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from plait.live.attempts import Attempt, JobRecord, NodeRecord, Rank
 from plait.live.reconcile import GRACEFUL
-from plait.live.wire import Ask, Assignment, GroupInfo, Mate, Run, to_json
+from plait.live.wire import Ask, Assignment, GroupInfo, Mate, Run
 
 if TYPE_CHECKING:
     from plait.live.engine import Engine
@@ -22,6 +21,7 @@ class Assigner:
         """For this engine."""
         self._engine = engine
         self._runs: dict[str, list[Run]] = {}
+        self._told: dict[str, list[Run]] = {}
         self._fresh = False
         self._stops: dict[tuple[str, int, int, int], int] = {}
 
@@ -72,9 +72,8 @@ class Assigner:
 
     def _renumber(self, record: NodeRecord) -> None:
         runs = self._runs.get(record.id, [])
-        digest = json.dumps([to_json(run) for run in runs]) if runs else ""
-        if digest != record.digest or not record.version:
-            record.digest = digest
+        if runs != self._told.get(record.id, []) or not record.version:
+            self._told[record.id] = runs
             record.version = max(record.version + 1, self._engine.state.seq)
         for run in runs:
             if run.stop:

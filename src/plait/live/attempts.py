@@ -190,7 +190,6 @@ class NodeRecord:
     usage: Usage = field(default_factory=Usage)
     reached: int = 0
     version: int = 0
-    digest: str = ""
     suspect: bool = False
 
     @property

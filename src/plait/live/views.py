@@ -25,7 +25,8 @@ STATES = ("waiting", "starting", "running", "stopping", "unreachable", "finished
 
 def shown_state(engine: Engine, job: JobRecord) -> str:
     """What users see: the controller's phase, and what the processes are really doing."""
-    phase, attempt = engine.state.phase(job), job.live
+    attempt = job.live
+    phase = engine.state.phase(job)
     if attempt is not None:
         nodes = [engine.state.nodes[r.node] for r in attempt.ranks if not r.ended]
         if any(n.lost or n.suspect for n in nodes):

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI, Query, Request
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
+from pydantic_core import to_json as to_json_bytes
 
 from plait import __version__
 from plait.core.errors import InputError, PlaitError
@@ -50,8 +51,8 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """Compact; unknown numbers must be null by now."""
-        return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+        """Compact; numbers that are none become null."""
+        return to_json_bytes(content, inf_nan_mode="null")
 
 
 class Api:

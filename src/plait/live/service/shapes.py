@@ -10,25 +10,52 @@ from plait.live.layout import job_name
 from plait.live.store import Entry
 
 FINAL = frozenset({"finished", "failed", "cancelled"})
+#: what memory knows beyond the table, of jobs that run
+_LIVE = (
+    "step_s", "total_steps", "gate", "stage_s", "checkpoint_steps", "checkpoint_age_s", "places", "group",
+)  # fmt: skip
 
 
-def job(row: Mapping[str, Any], live: Mapping[str, Any], now_s: float, *, mine: bool) -> dict[str, Any]:
+def job(row: dict[str, Any], live: dict[str, Any], now_s: float, *, mine: bool) -> dict[str, Any]:
     """A row of the table, with what memory knows laid over it. What others run is not for everybody."""
-    out = {"id": job_name(row["number"]), **row, **live}
-    out["user"] = out.pop("owner")
-    out["iterations_done"] = out.pop("steps")
-    out["attained_gpu_s"] = out.pop("held_gpu_s")
-    out["nodes"] = out["nodes"].split()
-    ended = out["ended_s"]
-    out["age_s"] = now_s - out["created_s"]
-    out["jct_s"] = None if ended is None else ended - out["created_s"]
-    out["command"] = out["command"].split(" ") if mine else []
-    if not mine:
-        out["name"] = ""
+    known = row | live if live else row
+    created_s, started_s, ended_s = known["created_s"], known["started_s"], known["ended_s"]
+    nodes = known["nodes"]
+    out = {
+        "id": job_name(known["number"]),
+        "number": known["number"],
+        "name": known["name"] if mine else "",
+        "user": known["owner"],
+        "project": known["project"],
+        "model": known["model"],
+        "class": known["class"],
+        "command": known["command"].split(" ") if mine else [],
+        "gpus": known["gpus"],
+        "state": known["state"],
+        "reason": known["reason"],
+        "iterations": known["iterations"],
+        "iterations_done": known["steps"],
+        "nodes": nodes.split() if nodes else [],
+        "epoch": known["epoch"],
+        "exit_code": known["exit_code"],
+        "starts": known["starts"],
+        "preemptions": known["preemptions"],
+        "failures": known["failures"],
+        "created_s": round(created_s, 3),
+        "started_s": started_s and round(started_s, 3),
+        "ended_s": ended_s and round(ended_s, 3),
+        "age_s": round(now_s - created_s, 3),
+        "jct_s": None if ended_s is None else round(ended_s - created_s, 3),
+        "run_s": round(known["run_s"], 3),
+        "attained_gpu_s": round(known["held_gpu_s"], 3),
+    }
+    for name in _LIVE:
+        if name in live:
+            out[name] = live[name]
     return out
 
 
-def whole_job(row: Mapping[str, Any], live: Mapping[str, Any], now_s: float, *, secrets: bool) -> dict[str, Any]:
+def whole_job(row: Mapping[str, Any], live: dict[str, Any], now_s: float, *, secrets: bool) -> dict[str, Any]:
     """Everything about one job; its environment only for its owner."""
     request = row["request"]
     out = job({k: v for k, v in row.items() if k not in ("request", "attempts")}, live, now_s, mine=True)

@@ -190,7 +190,7 @@ class Store:
         with self.reading() as connection:
             result = connection.execute(query)
             names = tuple(result.keys())
-            return [dict(zip(names, row, strict=True)) for row in result]
+            return [dict(zip(names, row, strict=False)) for row in result.fetchall()]
 
     def job(self, number: int) -> dict[str, Any] | None:
         """One job with its request and its attempts, or None."""
