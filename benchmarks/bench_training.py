@@ -1,0 +1,143 @@
+"""What plait adds to a training process: step hooks, stage marks, and how long a checkpoint stops training.
+
+    python benchmarks/bench_training.py [--quick]
+
+The step is about 10 ms of one core. Hooked and plain steps alternate in one process and CPU seconds of the training
+thread are compared, so that other load on the machine falls on both.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import common
+import torch
+from common import Figure
+from torch import nn
+
+from plait.training import AttachedJob, Resource, attach
+from plait.training.page import Page
+
+QUICK = "--quick" in sys.argv
+
+
+def attached(folder: Path) -> AttachedJob:
+    """A job in a folder as an agent makes it."""
+    Page.create(folder / "page.bin").close()
+    os.environ |= {"PLAIT_RUN_DIR": str(folder), "PLAIT_JOB_DIR": str(folder), "PLAIT_CHECKPOINT_S": "100000"}
+    job = attach()
+    assert isinstance(job, AttachedJob)
+    return job
+
+
+def a_step(width: int = 480) -> tuple[Callable[[], None], torch.optim.Optimizer]:
+    """A step of about 10 ms on one core, and its optimizer."""
+    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    x = torch.randn(480, width)
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step, optimizer
+
+
+def hook_cost(job: AttachedJob) -> Figure:
+    """CPU time of a step with the hook against the same without."""
+    step, optimizer = a_step()
+    job.wrap_optimizer(optimizer)
+    counting = job._counting
+    took: dict[bool, list[float]] = {True: [], False: []}
+    dice = random.Random(1)  # not in turn: allocators alternate too
+    for _ in range(60 if QUICK else 1000):
+        on = dice.random() < 0.5
+        job._counting = counting if on else -1  # another optimizer's step: the hook returns at once
+        begin = time.thread_time()
+        if on:
+            job.batch_begins()
+        step()
+        took[on].append(time.thread_time() - begin)
+    job._counting = counting
+    plain, hooked = statistics.median(took[False]), statistics.median(took[True])
+    note = f"{(hooked / plain - 1) * 100:+.2f} % of a step of {plain * 1e3:.1f} ms"
+    return Figure("step with hooks and marks", hooked, len(took[True]), plain / hooked, "plain", "goal <= 1 %", note)
+
+
+def hook_alone(job: AttachedJob) -> Figure:
+    """The hook by itself: what `optimizer.step()` calls afterwards."""
+    optimizer = a_step()[1]
+    job._counting = id(optimizer)
+    count = 2_000 if QUICK else 20_000
+
+    def run() -> None:
+        for _ in range(count):
+            job.optimizer_stepped(optimizer)
+
+    run()
+    each = common.cpu_s(run) / count
+    return Figure("step hook alone", each, common.RUNS, goal="goal <= 100 us", note=f"{each * 1e6:.1f} us")
+
+
+def mark_cost(job: AttachedJob) -> Figure:
+    """One `with job.stage(...)` without a gate."""
+    count = 2_000 if QUICK else 20_000
+
+    def run() -> None:
+        for _ in range(count):
+            with job.stage(Resource.CPU):
+                pass
+
+    run()
+    each = common.cpu_s(run) / count
+    return Figure("stage mark", each, common.RUNS, goal="goal < 15 us", note=f"{each * 1e6:.1f} us")
+
+
+def checkpoint_cost(job: AttachedJob, folder: Path) -> Figure:
+    """Seconds that training stands still for a checkpoint, against torch.save of the same state; wall time."""
+    width = 1024 if QUICK else 2048
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(3)))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(4, width)).sum().backward()
+    optimizer.step()
+    job.register_state(bench_model=model, bench_optimizer=optimizer)
+    blocking, saving = [], []
+    for number in range(6):
+        job.step += 1
+        handle = job.checkpoint(block=True)
+        assert handle is not None
+        assert handle.committed
+        if number:  # the first one makes the buffers
+            blocking.append(handle.blocking_s)
+        begin = time.perf_counter()
+        with (folder / "plain.pt").open("wb") as file:
+            torch.save({"m": model.state_dict(), "o": optimizer.state_dict()}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        saving.append(time.perf_counter() - begin)
+    size = (folder / "plain.pt").stat().st_size / 1e6
+    ours, theirs = statistics.median(blocking), statistics.median(saving)
+    what = f"checkpoint of {size:.0f} MB stops training"
+    note = f"{ours * 1e3:.0f} ms of wall time, {ours / theirs * 100:.0f} % of torch.save"
+    return Figure(what, ours, len(blocking), theirs / ours, "torch.save", "goal >= 10 x", note)
+
+
+def main() -> None:
+    """Measure and print."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as made:
+        job = attached(Path(made))
+        common.show([hook_cost(job), hook_alone(job), mark_cost(job), checkpoint_cost(job, Path(made))])
+        job.checkpointer.drain()
+
+
+if __name__ == "__main__":
+    main()
