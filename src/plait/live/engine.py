@@ -84,6 +84,8 @@ class Engine:
         self._fence = fence or self._write_epoch
         self.weight = 0.0
         self.broken = False
+        #: False while what decisions need is still being compiled: all else goes on.
+        self.ready = True
         self.state = self._restored()
         self.begin_s = self.now_s = max(now, self.state.now_s)
         for node in self.state.nodes.values():
@@ -560,7 +562,7 @@ class Engine:
     def _decision_s(self) -> float:
         """When the next decision is due."""
         controller = self.state.controller
-        if controller is None:
+        if controller is None or not self.ready:
             return math.inf
         pause = max(self.options.round_s, 5.0) if self.state.policy_error else self.options.round_s
         earliest = self.state.decision_s + pause

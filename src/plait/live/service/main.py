@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -208,8 +209,9 @@ async def _serve(
     server = _server(config, lambda: _announce(args, layout, listener, begin))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+    engine.ready = False
     worker.start()
-    worker.submit(lambda engine, now: warm_up())
+    threading.Thread(target=_get_ready, args=(worker, engine.state.policy_text), name="warm-up", daemon=True).start()
     await server._serve(sockets=[listener])
     await _finish(worker)
     return 1 if trouble else 0
@@ -261,8 +263,21 @@ def _start_time() -> int:
         return 0
 
 
-def warm_up() -> None:
-    """Load what the first decision needs, before somebody waits for it."""
+def _get_ready(worker: Worker, policy: str) -> None:
+    """Decisions wait until their kernels are there: compiling them must not keep users and agents waiting."""
+    try:
+        warm_up(policy)
+    except Exception:  # the first decision will meet the same trouble, and the status will say so
+        _LOG.warning("the policy failed on an empty cluster", exc_info=True)
+
+    def ready(engine: Engine, now: float) -> None:
+        engine.ready = True
+
+    worker.submit(ready)
+
+
+def warm_up(policy: str) -> None:
+    """Let a policy decide about two jobs on one GPU, so that everything it needs is loaded, or compiled."""
     from plait.control.controller import Controller
     from plait.control.messages import JobSubmitted, ReplanDue
     from plait.core.cluster import Cluster
@@ -270,7 +285,7 @@ def warm_up() -> None:
     from plait.core.resources import StageProfile
     from plait.policies.catalog import make_policy
 
-    controller = Controller(make_policy("muri-l"), Cluster.of(1, 1))
+    controller = Controller(make_policy(policy), Cluster.of(1, 1))
     stages = (StageProfile.of(cpu=0.2, gpu=0.1), StageProfile.of(cpu=0.1, gpu=0.2))
     specs = [JobSpec(id=f"warm-{i}", iterations=10, profile=stage) for i, stage in enumerate(stages)]
     controller.handle(JobSubmitted(0.0, 0, JobBatch.of(specs)))
