@@ -33,7 +33,7 @@ MIXES = {
     "M2": [(2, 0.5, 1, 0.5), (0.5, 1, 2, 0.5)],
     "G4": [(0.5, 0.5, 2, 0.5)] * 4,
 }
-#: Jobs of 1.75 and 4.75 units; the short one needs the GPU, which the long one nearly fills, for 14 or 29 % of its time.
+#: Jobs of 1.75 and 4.75 units; the long one nearly fills the GPU, the short one needs it for 14 or 29 % of its time.
 UNEQUAL = {
     "pair 14 %": ((0.5, 0.5, 0.25, 0.5), (0.25, 0.25, 4.0, 0.25)),
     "pair 29 %": ((0.5, 0.25, 0.5, 0.5), (0.25, 0.25, 4.0, 0.25)),

@@ -34,16 +34,14 @@ class Device:
         """Free from now on."""
         self._lock, self._free_s = _fork.Lock(), _fork.RawValue("d", 0.0)
 
-    def run(self, seconds: float, between: Callable[[], None]) -> None:
-        """Be served for so many seconds; `between` is called after each slot."""
+    def run(self, seconds: float, between: Callable[[], bool]) -> None:
+        """Be served for so many seconds; `between` is called after each slot and says whether others went first."""
         at = time.monotonic()
         for _ in range(round(seconds / SLOT_S)):
             with self._lock:
                 at = self._free_s.value = max(at, self._free_s.value) + SLOT_S
             time.sleep(max(0.0, at - time.monotonic()))
-            begin = time.monotonic()
-            between()
-            if time.monotonic() - begin > 0.0005:  # others went first: what was ready has to be started again
+            if between():  # what was ready has to be started again
                 at = time.monotonic()
 
 
@@ -134,10 +132,15 @@ def _job(
 
 
 def _stages(gate: StageGate, units: Stages, devices: Sequence[Device], resources: Sequence[Resource]) -> None:
+    def between() -> bool:
+        before = gate.stats.yields
+        gate.yield_point()
+        return gate.stats.yields != before
+
     for r in resources:
         if units[r]:
             gate.enter(r)
-            devices[r].run(units[r] * UNIT_S, gate.yield_point)
+            devices[r].run(units[r] * UNIT_S, between)
             gate.leave(r)
 
 
