@@ -111,6 +111,13 @@ def test_a_day_in_the_life_of_a_cluster(plait, tmp_path):
     assert job_processes(plait.layout) == before
     assert "2 nodes, 4 slots" in plait("status") or "of 4 held" in plait("status")
 
+    # so is an agent: `plait up` starts it again, and it takes the job back
+    (node,) = found["nodes"]
+    os.kill(json.loads((plait.layout.node(node) / "agent.json").read_text())["pid"], signal.SIGKILL)
+    assert f"started again the agents of {node}" in plait("up")
+    assert plait.until(long, "running")["epoch"] == 1
+    assert job_processes(plait.layout) == before
+
     # why, when, and whether it was all decided as the log says
     assert "is running" in plait("explain", long)
     wide = plait.submit("--gpus", 4, "--", sys.executable, "-c", "pass")
@@ -132,6 +139,15 @@ def test_a_day_in_the_life_of_a_cluster(plait, tmp_path):
     assert "stopped" in plait("down", "--stop-jobs")
     assert job_processes(plait.layout) == {}
     assert "nothing runs" in plait("down")
+
+
+def test_one_command_alone_has_the_exit_code_of_the_command(plait):
+    code = "import os; print(os.environ['PLAIT_JOB'], 'epoch', os.environ['PLAIT_EPOCH']); raise SystemExit(7)"
+    said = plait("run", "--", sys.executable, "-c", code, code=7)
+    assert "j-0 epoch 1" in said
+    assert "no optimizer step was seen" in said
+    assert "epoch 2" in plait("run", "--", sys.executable, "-c", code, code=7)
+    assert "cannot run 'no-such-program'" in plait("run", "--", "no-such-program", code=2)
 
 
 def test_a_service_that_cannot_start_says_why(plait):

@@ -123,7 +123,7 @@ def restore(
     if service_lives(layout):
         raise InputError(f"the service in {layout.home} runs; stop it with: plait down")
     try:
-        with sqlite3.connect(f"{source.expanduser().resolve().as_uri()}?mode=ro", uri=True) as database:
+        with sqlite3.connect(f"{source.expanduser().resolve().as_uri()}?mode=ro&immutable=1", uri=True) as database:
             sound = database.execute("PRAGMA integrity_check").fetchone()[0]
             tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master")}
     except sqlite3.Error as error:

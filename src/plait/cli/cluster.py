@@ -70,7 +70,7 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
 
     Raises `InputError` if one runs already or the service does not come up, with the end of its log.
     """
-    from plait.core.errors import InputError, MissingExtra
+    from plait.core.errors import MissingExtra
     from plait.live.layout import make_private
 
     missing = [
@@ -83,10 +83,7 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
 
     running = service_process(layout)
     if running is not None:
-        raise InputError(
-            f"a service runs in {layout.home} already (process {running.pid}); look at it with: plait status, "
-            "stop it with: plait down"
-        )
+        return _mended(layout, given, running.pid)
     if "policy" in given:
         from plait.cli.runs import import_from_here
         from plait.policies.catalog import make_policy
@@ -113,6 +110,26 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
         stop(layout, stop_jobs=False)
         raise
     return service
+
+
+def _mended(layout: Layout, given: dict[str, Any], pid: int) -> Client:
+    """The service that runs, with agents that have died started again; `InputError` if nothing is to be done."""
+    from plait.core.errors import InputError
+    from plait.live.backends.local import LocalBackend
+    from plait.live.client import Client
+
+    known = _remembered(layout)
+    fake = False if known.get("fake") else None
+    backend = LocalBackend(layout, known.get("nodes"), known.get("gpus-per-node"), fake)
+    # Nodes are remembered once a cluster is up: until then another `plait up` is at work on it.
+    started = [] if given or not (layout.home / OPTIONS_FILE).exists() else backend.start()
+    if not started:
+        raise InputError(
+            f"a service runs in {layout.home} already (process {pid}); look at it with: plait status, "
+            "stop it with: plait down"
+        )
+    note(f"the service runs; started again the agents of {', '.join(started)}")
+    return Client.at(str(layout.home))
 
 
 def _enrol(layout: Layout, node: str) -> None:

@@ -64,13 +64,13 @@ def run(
 
 
 def _summary(page: object) -> str:
-    from plait.cli.live import duration, number
+    from plait.cli.live import number
     from plait.core.resources import Resource
 
     steps = number(getattr(page, "steps", 0))
     if not steps:
         return "no optimizer step was seen"
-    text = f"{steps:,.0f} steps, {duration(getattr(page, 'step_s', None))} each"
+    text = f"{steps:,.0f} steps, {1000 * number(getattr(page, 'step_s', None)):.1f} ms each lately"
     profile = getattr(page, "profile", None)
     stages = getattr(profile, "stage_s", None)
     if stages:

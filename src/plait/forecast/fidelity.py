@@ -137,7 +137,9 @@ def _truth(controller: Controller, finished: Any, start_up_s: Mapping[int, float
 
 def _costs(truth: JobBatch, start_up_s: Mapping[int, float], typical: float) -> Overheads:
     rows = []
-    for model in truth.column("model").tolist():
-        seconds = start_up_s.get(int(model.removeprefix("job-")), typical)
+    for model, iterations in zip(truth.column("model").tolist(), truth.iterations.tolist(), strict=True):
+        # A job that made no iteration is all work: nobody saw where its start ended.
+        unseen = 0.0 if iterations <= 1 else typical
+        seconds = start_up_s.get(int(model.removeprefix("job-")), unseen)
         rows.append((model, ((1.0, seconds, 0.0, seconds, 0.0),)))
     return Overheads(tuple(rows))
