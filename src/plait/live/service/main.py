@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import fcntl
+import gc
 import ipaddress
 import json
 import logging
@@ -209,6 +210,9 @@ async def _serve(
     server = _server(config, lambda: _announce(args, layout, listener, begin))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+    # What is loaded stays; and a long listing need not be stopped to look through it.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
     engine.ready = False
     worker.start()
     threading.Thread(target=_get_ready, args=(worker, engine.state.policy_text), name="warm-up", daemon=True).start()
