@@ -103,7 +103,7 @@ class _Marked:
     def __init__(self, inner: Any, workers: int, stages: Stages) -> None:
         self.inner = inner
         # Busy seconds by worker and resource, in memory that workers and job share.
-        self.seconds = torch.zeros(max(workers, 1), 2, dtype=torch.float64)
+        self.seconds = torch.zeros((max(int(workers), 1), 2), dtype=torch.float64)
         if workers:
             self.seconds.share_memory_()  # type: ignore[no-untyped-call]
         self._stages: Stages | None = stages

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,13 @@ ROOT = Path(__file__).resolve().parents[3]
 HOOK = ROOT / "src" / "plait" / "training" / "hook"
 SCRIPTS = Path(__file__).parent / "scripts"
 PREEMPTED = 75
+
+
+def free_port() -> int:
+    """A port nobody listens on just now."""
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        return int(made.getsockname()[1])
 
 
 def environment(job: Path, epoch: int, rank: int = 0, world: int = 1, **extra: str) -> dict[str, str]:
@@ -34,6 +42,8 @@ def environment(job: Path, epoch: int, rank: int = 0, world: int = 1, **extra: s
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
         "LOCAL_RANK": str(rank),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
         "OMP_NUM_THREADS": "1",
         **extra,
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-from attempts import PREEMPTED, Forker, same_weights, steps_saved
+from attempts import PREEMPTED, Forker, free_port, same_weights, steps_saved
 
 WAYS = {
     "main process": [],
@@ -116,8 +116,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning(forker: Forker, tmp_path: 
 
 def test_two_ranks_stop_at_the_same_step_and_resume_exactly(forker: Forker, tmp_path: Path) -> None:
     def start(job: Path, epoch: int, weights: Path) -> list:
-        port = str(20_000 + random.Random(f"{tmp_path}{job}{epoch}").randrange(20_000))
-        extra = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "world": 2}
+        extra = {"MASTER_PORT": str(free_port()), "world": 2}
         return [forker.start(job, epoch, "two.py", str(weights), rank=rank, **extra) for rank in (0, 1)]
 
     for attempt in start(tmp_path / "j-1", 1, tmp_path / "plain"):

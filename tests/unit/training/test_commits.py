@@ -1,0 +1,84 @@
+"""Which checkpoints count, which are removed, who may commit."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.core.errors import PlaitError
+from plait.training.commits import MARKER, Commits, StaleEpoch
+
+
+def made(commits, step, content="state"):
+    making = commits.begin(step)
+    (making / "rank0.pt").write_text(content)
+    return commits.commit(making, step)
+
+
+def test_the_newest_counts_and_so_many_are_kept(tmp_path):
+    commits = Commits(tmp_path / "c", keep=2)
+    for step in (5, 10, 15):
+        made(commits, step)
+    assert [c.step for c in commits.complete()] == [15, 10]
+
+
+def test_a_later_attempt_counts_more_than_a_later_step(tmp_path):
+    made(Commits(tmp_path / "c", epoch=1, keep=9), 100)
+    made(Commits(tmp_path / "c", epoch=2, keep=9), 60)
+    assert [(c.epoch, c.step) for c in Commits(tmp_path / "c").complete()] == [(2, 60), (1, 100)]
+
+
+@pytest.mark.parametrize("harm", ["no marker", "half a marker", "a file cut short", "a file gone"])
+def test_what_is_not_whole_does_not_count(tmp_path, harm):
+    commits = Commits(tmp_path / "c")
+    made(commits, 5)
+    newest = made(commits, 10).path
+    if harm == "no marker":
+        (newest / MARKER).unlink()
+    elif harm == "half a marker":
+        (newest / MARKER).write_text('{"step": 10, "epo')
+    elif harm == "a file cut short":
+        (newest / "rank0.pt").write_text("st")
+    else:
+        (newest / "rank0.pt").unlink()
+    assert [c.step for c in commits.complete()] == [5]
+
+
+def test_a_stale_attempt_commits_nothing(tmp_path):
+    (tmp_path / "EPOCH").write_text("3\n")
+    stale = Commits(tmp_path / "c", epoch=2, epoch_file=tmp_path / "EPOCH")
+    with pytest.raises(StaleEpoch, match="attempt 2 was replaced by attempt 3"):
+        made(stale, 5)
+    assert stale.complete() == []
+    assert made(Commits(tmp_path / "c", epoch=3, epoch_file=tmp_path / "EPOCH"), 5).epoch == 3
+
+
+def test_an_epoch_that_cannot_be_read_commits_nothing(tmp_path):
+    (tmp_path / "EPOCH").write_text("three")
+    with pytest.raises(StaleEpoch, match="not a number"):
+        made(Commits(tmp_path / "c", epoch=3, epoch_file=tmp_path / "EPOCH"), 5)
+
+
+def test_leftovers_of_this_and_earlier_attempts_go_those_of_later_ones_stay(tmp_path):
+    for epoch in (1, 2, 3):
+        (Commits(tmp_path / "c", epoch=epoch).begin(7) / "rank0.pt").write_text("half")
+    Commits(tmp_path / "c", epoch=2).choose()
+    assert [p.name for p in (tmp_path / "c").iterdir()] == ["tmp-0000000007-e3"]
+
+
+def test_all_ranks_resume_from_what_rank_0_saw(tmp_path):
+    commits = Commits(tmp_path / "c", epoch=2)
+    made(Commits(tmp_path / "c", epoch=1), 5)
+    assert [c.step for c in commits.choose(rank=0, world=2)] == [5]
+    made(Commits(tmp_path / "c", epoch=1), 9)  # by a stale attempt, between the two looks
+    assert [c.step for c in commits.choose(rank=1, world=2)] == [5]
+
+
+def test_a_silent_rank_0_is_an_error_not_a_hang(tmp_path):
+    with pytest.raises(PlaitError, match="rank 0 has not said"):
+        Commits(tmp_path / "c").choose(rank=1, world=2, timeout_s=0.05)
+
+
+def test_the_same_step_again_replaces_it(tmp_path):
+    commits = Commits(tmp_path / "c")
+    made(commits, 5, "first")
+    assert (made(commits, 5, "second").path / "rank0.pt").read_text() == "second"

@@ -1,0 +1,63 @@
+"""Profiles from step boundaries, on a clock that only the test moves."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from plait.training.profiler import FEWEST, MOST, WARM_UP, Profiler, skew
+
+
+def run(profiler: Profiler, steps: int, iteration_s: object, *, now_s: float = 0.0, **options: object) -> list[int]:
+    """Steps of a job with 0.1, 0.2, 0.6, 0 s stages; those at which the profile was complete."""
+    length = iteration_s if callable(iteration_s) else lambda n: iteration_s
+    busy, done = [0.0] * 4, []
+    for number in range(steps):
+        now_s += length(number)
+        busy = [b + t for b, t in zip(busy, (0.1, 0.2, 0.6, 0.0), strict=True)]
+        if profiler.step(now_s, busy, **options):
+            done.append(number)
+    return done
+
+
+def test_a_steady_job_is_profiled_from_twenty_iterations_after_warm_up_and_only_once():
+    profiler = Profiler()
+    done = run(profiler, 200, lambda n: 5.0 if n < WARM_UP else 0.8)
+    assert done == [WARM_UP + FEWEST]
+    stage_s, iteration_s, samples = profiler.result
+    assert stage_s == pytest.approx((0.1, 0.2, 0.6, 0.0))
+    assert iteration_s == pytest.approx(0.8)
+    assert samples == FEWEST
+    assert profiler.step_s == pytest.approx(0.8)
+
+
+def test_an_unsteady_one_gets_fifty():
+    profiler = Profiler()
+    assert run(profiler, 200, lambda n: 1.0 + (n % 2)) == [WARM_UP + MOST]
+    assert profiler.result[1:] == (pytest.approx(1.5), MOST)
+
+
+def test_iterations_beside_others_do_not_count_and_it_starts_over():
+    profiler = Profiler()
+    assert run(profiler, 20, 1.0) == []
+    assert run(profiler, 100, 1.0, now_s=20.0, alone=False) == []
+    assert run(profiler, 40, 1.0, now_s=120.0) == [WARM_UP + FEWEST - 1]
+
+
+def test_time_that_is_not_the_jobs_own_is_left_out():
+    profiler = Profiler()
+    run(profiler, 60, 1.0, idle_s=0.25)
+    assert profiler.result[1] == pytest.approx(0.75)
+
+
+def test_without_marks_the_gpu_is_what_the_job_needs():
+    profiler = Profiler()
+    for number in range(60):
+        profiler.step(number * 0.5, [0.0] * 4)
+    assert profiler.result[0] == (0.0, 0.0, pytest.approx(0.5), 0.0)
+
+
+def test_skew_is_the_largest_tensors_part():
+    assert skew([10, 30, 60]) == 0.6
+    assert math.isnan(skew([]))

@@ -1,0 +1,97 @@
+"""Busy and exposed seconds of nested and overlapping stages, on a clock that only the test moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.core.resources import Resource
+from plait.training.stagegate import GateTimeout, NullGate
+from plait.training.stages import Stages
+
+STORAGE, CPU, GPU, NETWORK = Resource
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def test_stages_one_after_the_other(clock):
+    stages = Stages(None, NullGate(), clock=clock)
+    for resource, seconds in ((CPU, 1.0), (GPU, 3.0)):
+        with stages.stage(resource):
+            clock.now_s += seconds
+        clock.now_s += 0.5
+    assert stages.busy_s == [0.0, 1.0, 3.0, 0.0]
+    assert stages.exposed_s == stages.busy_s
+    assert stages.idle
+
+
+def test_what_two_stages_share_is_exposed_in_neither(clock):
+    stages = Stages(None, NullGate(), clock=clock)
+    stages.enter(GPU)
+    clock.now_s += 2
+    stages.enter(NETWORK, gated=False)
+    clock.now_s += 1
+    stages.leave(GPU)
+    clock.now_s += 4
+    stages.leave(NETWORK)
+    assert stages.busy_s == [0.0, 0.0, 3.0, 5.0]
+    assert stages.exposed_s == [0.0, 0.0, 2.0, 4.0]
+
+
+def test_the_same_stage_inside_itself_counts_once(clock):
+    stages = Stages(None, NullGate(), clock=clock)
+    with stages.stage(GPU), stages.stage(GPU):
+        clock.now_s += 1
+    assert stages.busy_s[GPU] == 1.0
+
+
+def test_a_stage_is_split_afterwards(clock):
+    stages = Stages(None, NullGate(), clock=clock)
+    with stages.stage(STORAGE):
+        clock.now_s += 4
+    stages.split(STORAGE, {STORAGE: 0.25, CPU: 0.75})
+    assert stages.busy_s == [1.0, 3.0, 0.0, 0.0]
+
+
+def test_an_exception_closes_its_stage(clock):
+    stages = Stages(None, NullGate(), clock=clock)
+    with pytest.raises(ZeroDivisionError), stages.stage(GPU):
+        _ = 1 / 0
+    assert stages.idle
+
+
+class Stuck(NullGate):
+    def enter(self, resource, timeout_s=60.0):
+        raise GateTimeout(resource, "g", timeout_s, "its holder is not known", 0)
+
+    def leave(self, resource):
+        raise AssertionError("left what was never entered")
+
+
+def test_a_gate_that_times_out_is_a_warning_once_and_the_job_goes_on(clock):
+    stages = Stages(None, Stuck(), clock=clock)
+    with pytest.warns(RuntimeWarning, match="may go on without a gate"), stages.stage(GPU):
+        clock.now_s += 1
+    with stages.stage(GPU):
+        clock.now_s += 1
+    assert stages.busy_s[GPU] == 2.0
+
+
+def test_the_gate_is_changed_between_stages_only(clock):
+    right = [NullGate("one")]
+    stages = Stages(None, NullGate(), refresh=lambda gate: right[-1], clock=clock)
+    with stages.stage(GPU):
+        right.append(NullGate("two"))
+        with stages.stage(NETWORK):
+            assert stages.gate.reason == "one"
+    with stages.stage(CPU):
+        assert stages.gate.reason == "two"
