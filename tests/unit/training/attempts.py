@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import signal
@@ -73,6 +75,14 @@ class Forker:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(10)
+
+
+@functools.cache
+def the_forker() -> Forker:
+    """One for all test modules: importing torch is what takes the time."""
+    made = Forker()
+    atexit.register(made.close)
+    return made
 
 
 class Attempt:

@@ -7,11 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from attempts import HOOK, PREEMPTED, ROOT, SCRIPTS, Attempt, Forker, environment, steps_saved
+from attempts import HOOK, PREEMPTED, ROOT, SCRIPTS, Attempt, Forker, environment, steps_saved, the_forker
 
 from plait.core.resources import Resource
 from plait.training import AttachedJob, attach
@@ -23,10 +22,8 @@ STORAGE, CPU, GPU, NETWORK = Resource
 
 
 @pytest.fixture(scope="module")
-def forker() -> Iterator[Forker]:
-    made = Forker()
-    yield made
-    made.close()
+def forker() -> Forker:
+    return the_forker()
 
 
 def played(forker: Forker, job: Path, what: str) -> tuple[Attempt, str]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
-from attempts import PREEMPTED, Forker, free_port, same_weights, steps_saved
+from attempts import PREEMPTED, Forker, free_port, same_weights, steps_saved, the_forker
 
 WAYS = {
     "main process": [],
@@ -20,10 +19,8 @@ WAYS = {
 
 
 @pytest.fixture(scope="module")
-def forker() -> Iterator[Forker]:
-    made = Forker()
-    yield made
-    made.close()
+def forker() -> Forker:
+    return the_forker()
 
 
 @pytest.mark.parametrize("way", WAYS)
