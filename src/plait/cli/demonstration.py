@@ -48,6 +48,7 @@ class Half:
     jct_s: dict[str, float]
     makespan_s: float
     profiles: dict[str, tuple[list[float], float]]
+    names: dict[str, str]
 
     def profile(self, name: str) -> dict[str, Any]:
         """What was measured of a job, as the field of a submission; empty if it was not."""
@@ -145,6 +146,7 @@ def run_half(policy: str, jobs: list[dict[str, Any]], how: str) -> Half:
         jct_s,
         max(job["ended_s"] for job in ended) - min(job["created_s"] for job in ended),
         _profiles(answer, names),
+        names,
     )
 
 
@@ -209,17 +211,20 @@ def show(halves: list[Half]) -> None:
     if shared:
         print("\nJobs that took turns: seconds of an iteration, by the model and measured")
         table = [
-            [" + ".join(m.id for m in s.members), s.gate, f"{s.to_s - s.from_s:.1f} s", _ms(s.predicted_s),
-             _ms(s.measured_s), f"{s.speed:.2f}"]
-            for _, s in shared
+            [" + ".join(h.names[m.id] for m in s.members), s.gate, f"{s.to_s - s.from_s:.1f} s", _ms(s.predicted_s),
+             _ms(s.measured_s), f"{s.speed:.2f}" if s.speed == s.speed else "-"]
+            for h, s in shared
         ]  # fmt: skip
         print_table(("group", "gate", ">together for", ">predicted", ">measured", ">throughput"), table, "")
-        print("Throughput: 1 is what these slots give to one job after the other.")
+        print(
+            "Throughput: 1 is what these slots give to one job after the other. On slots of CPU every stage but waiting"
+        )
+        print("for disk and network needs the same cores, so taking turns gains less here than where there are GPUs.")
     else:
         print(f"\n{halves[-1].policy} let no jobs take turns: it saw no gain in it.")
     print("\nThe simulator, with the measured profiles, beside what happened")
     table = [
-        [half.policy, j.id, f"{j.predicted_s:.1f}", f"{j.measured_s:.1f}", f"{j.error:+.0%}"]
+        [half.policy, half.names[j.id], f"{j.predicted_s:.1f}", f"{j.measured_s:.1f}", f"{j.error:+.0%}"]
         for half in halves
         for j in half.fidelity.jobs
     ]
@@ -233,14 +238,14 @@ def _ms(seconds: float) -> str:
 def write(halves: list[Half], out: Path) -> None:
     """The report of both halves, and the stages of groups."""
     write_html([half.result for half in halves], out / "report.html", title="Four trainings, live")
-    groups = [_stages(half.policy, sharing) for half in halves for sharing in half.sharings]
+    groups = [_stages(half, sharing) for half in halves for sharing in half.sharings]
     write_stages(groups, out / "stages.html", "Who used which resource when")
     print(f"\nOpen {(out / 'report.html').resolve()} (who held which slot) and stages.html beside it in a browser.")
 
 
-def _stages(policy: str, sharing: Sharing) -> StageGroup:
-    names = " + ".join(m.id for m in sharing.members)
+def _stages(half: Half, sharing: Sharing) -> StageGroup:
+    names = " + ".join(half.names[m.id] for m in sharing.members)
     predicted, measured = _ms(sharing.predicted_s), _ms(sharing.measured_s)
     text = f"Together for {duration(sharing.to_s - sharing.from_s)}. An iteration of all: {predicted} by the model, "
-    rows = tuple(StageRow(m.id, m.turn, m.stage_s) for m in sharing.members)
-    return StageGroup(f"{policy}: {names}, {sharing.gate}", (f"{text}{measured} measured.",), rows)
+    rows = tuple(StageRow(half.names[m.id], m.turn, m.stage_s) for m in sharing.members)
+    return StageGroup(f"{half.policy}: {names}, {sharing.gate}", (f"{text}{measured} measured.",), rows)
