@@ -18,7 +18,7 @@ from plait.training import attach
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)
-parser.add_argument("--steps", type=int, default=0, help="stop each epoch after so many; 0 all")
+parser.add_argument("--steps", type=int, default=0, help="about so many in all, on less data")
 parser.add_argument("--width", type=int, default=1024)
 options = parser.parse_args()
 torch.set_num_threads(1)
@@ -28,7 +28,8 @@ torch.manual_seed(0)
 patterns = torch.randn(16, 256)
 kinds = torch.arange(4096) % 16
 noisy = patterns[kinds] + 3 * torch.randn(4096, 256)
-train, held_out = TensorDataset(noisy[:3072], kinds[:3072]), (noisy[3072:], kinds[3072:])
+rows = min(3072, 32 * max(options.steps // options.epochs, 1)) if options.steps else 3072
+train, held_out = TensorDataset(noisy[:rows], kinds[:rows]), (noisy[3072:], kinds[3072:])
 sampler = DistributedSampler(train, seed=0)
 loader = DataLoader(train, 16, sampler=sampler)
 width = options.width
@@ -41,8 +42,6 @@ model, loader = job.wrap_ddp(model), job.wrap_loader(loader)
 for epoch in job.epochs(options.epochs):
     sampler.set_epoch(epoch)
     for step, (x, y) in enumerate(loader):
-        if options.steps and step >= options.steps:
-            break
         loss = nn.functional.cross_entropy(model(x), y)
         optimizer.zero_grad()
         loss.backward()

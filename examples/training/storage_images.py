@@ -1,6 +1,6 @@
 """Storage-bound: thousands of image files from disk through a small CNN, until it tells the shapes apart.
 
-    python storage_images.py [--data FOLDER] [--images N] [--epochs N] [--workers N]
+    python storage_images.py [--data FOLDER] [--images N] [--epochs N] [--workers N] [--steps N]
 
 The images are made once: 64 x 64 grey pictures of circles, squares and crosses in noise, a file each. Before each
 read the file is dropped from the page cache, so that the disk is what the job waits for, as with a data set larger than
@@ -23,8 +23,10 @@ parser.add_argument("--data", type=Path, default=Path.home() / ".cache" / "plait
 parser.add_argument("--images", type=int, default=4000)
 parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--workers", type=int, default=1)
-parser.add_argument("--steps", type=int, default=0, help="stop after so many; 0 all")
+parser.add_argument("--steps", type=int, default=0, help="about so many in all, on fewer images")
 options = parser.parse_args()
+if options.steps:
+    options.images = min(options.images, 32 * max(options.steps // options.epochs, 1))
 torch.set_num_threads(1)
 torch.manual_seed(0)
 
@@ -76,8 +78,6 @@ job = attach(model=model, optimizer=optimizer)
 train = job.wrap_loader(train)
 for epoch in job.epochs(options.epochs):
     for step, (pixels, kinds) in enumerate(train):
-        if options.steps and step >= options.steps:
-            break
         loss = nn.functional.cross_entropy(model(pixels), kinds)
         optimizer.zero_grad()
         loss.backward()
