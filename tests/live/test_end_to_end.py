@@ -72,6 +72,7 @@ def plait(tmp_path):
     shell("down", "--stop-jobs")
     assert job_processes(shell.layout) == {}
     assert service_process(shell.layout) is None
+    assert not shell.layout.gates.exists()
 
 
 def test_a_day_in_the_life_of_a_cluster(plait, tmp_path):

@@ -284,6 +284,8 @@ def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S) -> list
     if stop_jobs:
         kill_jobs(layout)
     left = job_processes(layout)
+    if not left:
+        _remove_gates(layout)
     if not said and not before:
         return [f"nothing runs in {layout.home}"]
     jobs = sorted({mark.split(":")[1] for mark in left.values()})
@@ -336,6 +338,16 @@ def job_processes(layout: Layout) -> dict[int, str]:
         if mark is not None and procs.start_time(pid) is not None:
             found[pid] = mark.partition(b"=")[2].decode()
     return found
+
+
+def _remove_gates(layout: Layout) -> None:
+    """Gates of a home without jobs are of no use, and shared memory is not to be left behind."""
+    import shutil
+
+    shutil.rmtree(layout.gates, ignore_errors=True)
+    if layout.gates.parent != layout.home:
+        with contextlib.suppress(OSError):
+            layout.gates.parent.rmdir()
 
 
 def kill_jobs(layout: Layout) -> None:
