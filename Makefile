@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-simulate test check format format-check lint types imports doctest bench docs docs-serve build clean distclean
+.PHONY: help demo demo-simulate test check format format-check lint types imports doctest chaos bench docs docs-serve build clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ imports: $(VENV)/.dev
 
 doctest: $(VENV)/.dev
 	$(BIN)/python -m pytest --doctest-modules src/plait
+
+chaos: $(VENV)/.dev ## 30 jobs and 50 faults on a live cluster (minutes); CHAOS_SEED=n another plan of faults
+	PLAIT_CHAOS=1 $(BIN)/python -m pytest -s tests/live/test_chaos.py -k for_minutes
 
 bench: $(VENV)/.dev ## speed, as ratios (about twenty minutes; see benchmarks/README.md)
 	$(BIN)/python benchmarks/run.py

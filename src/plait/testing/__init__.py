@@ -1,0 +1,20 @@
+"""Faults for a live cluster: what happens to real ones, at random moments that a seed repeats.
+
+with Cluster(home, nodes=2, slots=4) as cluster:
+    ...submit jobs...
+    chaos = Chaos(cluster, plan_faults(seed=1, count=10))
+    while not done():
+        chaos.step()
+        time.sleep(0.05)
+    chaos.end()
+assert remains(cluster.layout) == []
+"""
+
+from __future__ import annotations
+
+from plait.testing.chaos import Chaos, Done
+from plait.testing.cluster import Cluster
+from plait.testing.remains import remains
+from plait.testing.schedule import Fault, Kind, plan_faults
+
+__all__ = ["Chaos", "Cluster", "Done", "Fault", "Kind", "plan_faults", "remains"]

@@ -1,0 +1,159 @@
+"""Carries out a plan of faults against a running cluster, and writes down what it did.
+
+Signals go to processes by pid and start time, never by name. A disk is full for a process of a job by its
+limit on the size of files (RLIMIT_FSIZE, which needs no privileges): every write beyond it fails with EFBIG, the
+training process has to live with that as with ENOSPC. The limit is taken back afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from plait.live.agent.procs import Process
+from plait.testing.cluster import Cluster, workers
+from plait.testing.schedule import Fault, Kind
+
+T = TypeVar("T")
+
+#: Bytes a file may have while the disk is full.
+FULL_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Done:
+    """A fault that happened: seconds after the begin, what, to whom, for how long."""
+
+    at_s: float
+    kind: Kind
+    target: str
+    length_s: float
+
+
+class Chaos:
+    """One plan against one cluster. A fault for which there is no target yet waits, and those behind it with it."""
+
+    def __init__(self, cluster: Cluster, faults: Sequence[Fault], record: Path | None = None) -> None:
+        """`record`: a file that gets one JSON line a fault."""
+        self.cluster, self.record = cluster, record
+        self.done: list[Done] = []
+        self._left = list(faults)
+        self._begin = self._last = time.monotonic()
+        self._undo: list[tuple[float, Callable[[], object]]] = []
+        self._make = {
+            Kind.KILL_SERVICE: self._kill_service,
+            Kind.STOP_SERVICE: self._stop_service,
+            Kind.KILL_AGENT: self._kill_agent,
+            Kind.STOP_AGENT: self._stop_agent,
+            Kind.KILL_WORKER: self._kill_worker,
+            Kind.KILL_RUNNER: self._kill_runner,
+            Kind.FULL_DISK: self._full_disk,
+        }
+
+    @property
+    def over(self) -> bool:
+        """Whether all faults have happened and ended."""
+        return not self._left and not self._undo
+
+    def step(self) -> None:
+        """What is due now: faults that end, dead services and agents started again, the next fault."""
+        now = time.monotonic()
+        for at, undo in [entry for entry in self._undo if entry[0] <= now]:
+            self._undo.remove((at, undo))
+            undo()
+        self.cluster.tend()
+        if self._left and now >= self._last + self._left[0].after_s:
+            fault = self._left[0]
+            target = self._make[fault.kind](fault)
+            if target is not None:
+                self._left.pop(0)
+                self._last = now
+                self._note(Done(round(now - self._begin, 3), fault.kind, target, round(fault.length_s, 3)))
+
+    def end(self) -> None:
+        """End all faults that still last."""
+        for _, undo in self._undo:
+            undo()
+        self._undo.clear()
+
+    def _note(self, done: Done) -> None:
+        self.done.append(done)
+        if self.record is not None:
+            with open(self.record, "a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(done)) + "\n")
+
+    def _later(self, fault: Fault, undo: Callable[[], object]) -> None:
+        self._undo.append((time.monotonic() + fault.length_s, undo))
+
+    # Each makes a fault and says to whom; None if there is nobody.
+
+    def _kill_service(self, fault: Fault) -> str | None:
+        process = self.cluster.service
+        if process is None or self.cluster.url is None:
+            return None
+        self.cluster.keep_down(fault.length_s)
+        return _send(process, signal.SIGKILL, "service")
+
+    def _stop_service(self, fault: Fault) -> str | None:
+        process = self.cluster.service
+        if process is None or self.cluster.url is None:
+            return None
+        self._later(fault, lambda: process.send(signal.SIGCONT))
+        return _send(process, signal.SIGSTOP, "service")
+
+    def _agent(self, fault: Fault) -> tuple[str, Process] | None:
+        found = [(name, process) for name in self.cluster.backend.nodes if (process := self.cluster.agent(name))]
+        return _pick(found, fault.pick)
+
+    def _kill_agent(self, fault: Fault) -> str | None:
+        found = self._agent(fault)
+        return None if found is None else _send(found[1], signal.SIGKILL, f"agent {found[0]}")
+
+    def _stop_agent(self, fault: Fault) -> str | None:
+        found = self._agent(fault)
+        if found is None:
+            return None
+        process = found[1]
+        self._later(fault, lambda: process.send(signal.SIGCONT))
+        return _send(process, signal.SIGSTOP, f"agent {found[0]}")
+
+    def _kill_worker(self, fault: Fault) -> str | None:
+        child = _pick([child for _, child in workers(self.cluster.layout) if child is not None], fault.pick)
+        return None if child is None else _send(child, signal.SIGKILL, "worker")
+
+    def _kill_runner(self, fault: Fault) -> str | None:
+        found = _pick(workers(self.cluster.layout), fault.pick)
+        return None if found is None else _send(found[0], signal.SIGKILL, "runner")
+
+    def _full_disk(self, fault: Fault) -> str | None:
+        child = _pick([child for _, child in workers(self.cluster.layout) if child is not None], fault.pick)
+        if child is None or not _limit(child, FULL_BYTES):
+            return None
+        self._later(fault, lambda: _limit(child, None))
+        return f"worker {child.pid}"
+
+
+def _pick(found: Sequence[T], pick: float) -> T | None:
+    return found[min(int(pick * len(found)), len(found) - 1)] if found else None
+
+
+def _send(process: Process, number: int, name: str) -> str | None:
+    return f"{name} {process.pid}" if process.send(number) else None
+
+
+def _limit(process: Process, most_bytes: int | None) -> bool:
+    """Let a process write files of so many bytes at most, None for as many as it may; False if it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        if process.alive:
+            hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)[1]
+            soft = hard if most_bytes is None else most_bytes
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (soft, hard))
+            return True
+    return False

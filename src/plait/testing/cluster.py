@@ -1,0 +1,157 @@
+"""A cluster on CPU slots of this machine that is kept up: what a supervisor of the service and the backend do.
+
+Everything happens in `tend`, called now and then by whoever owns the cluster: no thread, no surprise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+from plait.core.errors import InputError
+from plait.live.agent import procs
+from plait.live.agent.procs import Process
+from plait.live.backends.local import LocalBackend
+from plait.live.client import Client, read_service_file
+from plait.live.layout import Layout, make_private
+
+_PATIENCE_S, _LOOK_S = 60.0, 0.02
+
+
+class Cluster:
+    """The service and the agents of a home folder; a context manager that ends them and their jobs."""
+
+    def __init__(
+        self, home: Path, *, nodes: int = 2, slots: int = 4, options: Mapping[str, object] | None = None
+    ) -> None:
+        """`options` of `python -m plait.live.service` by name, e.g. {"policy": "muri-l", "lost": 2}."""
+        self.layout = Layout.at(home)
+        self.options = dict(options or {})
+        self.backend = LocalBackend(self.layout, nodes, slots, False, stop_grace_s=5.0)
+        self.starts = 0
+        self._service: subprocess.Popen[bytes] | None = None
+        self._down_until = 0.0
+
+    def __enter__(self) -> Cluster:
+        """Started, and all nodes have joined."""
+        make_private(self.layout.home)
+        try:
+            self._spawn()
+            self._until(lambda: self.url is not None, "the service to answer")
+            for name in self.backend.nodes:
+                self._enrol(name)
+            self.backend.start()
+            self._until(self._all_ready, "all nodes to join")
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stopped, jobs too."""
+        self.stop()
+
+    @property
+    def url(self) -> str | None:
+        """Where the service answers; None while it does not."""
+        facts = read_service_file(self.layout)
+        alive = self._service is not None and self._service.poll() is None
+        return str(facts["url"]) if alive and facts and facts.get("pid") == getattr(self._service, "pid", 0) else None
+
+    def client(self) -> Client:
+        """A new connection as administrator; raises `NotRunning` while there is no service."""
+        return Client.at(str(self.layout.home))
+
+    @property
+    def service(self) -> Process | None:
+        """The process of the service."""
+        return None if self._service is None or self._service.poll() is not None else Process.of(self._service.pid)
+
+    def agent(self, node: str) -> Process | None:
+        """The process of a node's agent, if it has said that it runs."""
+        pid = next((n.pid for n in self.backend.list_nodes() if n.name == node), None)
+        return None if pid is None else Process.of(pid)
+
+    def keep_down(self, seconds: float) -> None:
+        """Leave the service dead for so long, should it die."""
+        self._down_until = time.monotonic() + seconds
+
+    def tend(self) -> None:
+        """Start what has died: agents as the backend does, the service as a supervisor would."""
+        if self._service is not None and self._service.poll() is not None and time.monotonic() >= self._down_until:
+            self._spawn()
+        self.backend.check()
+
+    def stop(self) -> None:
+        """End the service, then the agents with their jobs."""
+        if self._service is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._service.pid, signal.SIGCONT)
+            self._service.terminate()
+            try:
+                self._service.wait(20.0)
+            except subprocess.TimeoutExpired:
+                self._service.kill()
+                self._service.wait()
+            self._service = None
+        self.backend.stop(jobs=True)
+        self.layout.service_file.unlink(missing_ok=True)
+
+    def _spawn(self) -> None:
+        self.starts += 1
+        self.layout.service_file.unlink(missing_ok=True)  # of one that died
+        words = [word for name, value in self.options.items() for word in (f"--{name}", str(value))]
+        with open(self.layout.home / "service.log", "ab") as log:
+            self._service = subprocess.Popen(
+                [sys.executable, "-m", "plait.live.service", "--home", str(self.layout.home), *words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.layout.home,
+                start_new_session=True,
+            )
+
+    def _enrol(self, node: str) -> None:
+        path = make_private(self.layout.node(node)) / "enrol"
+        with open(path, "w", encoding="ascii", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write((self.layout.home / "enrol").read_text(encoding="ascii"))
+
+    def _all_ready(self) -> bool:
+        with self.client() as client:
+            ready = [node for node in client.nodes() if node["state"] == "ready"]
+        return len(ready) >= len(self.backend.nodes)
+
+    def _until(self, true: Callable[[], bool], what: str) -> None:
+        until = time.monotonic() + _PATIENCE_S
+        while not true():
+            if self._service is not None and self._service.poll() is not None:
+                raise InputError(f"the service ended at once; see {self.layout.home / 'service.log'}")
+            if time.monotonic() > until:
+                raise InputError(f"waited {_PATIENCE_S:g} s for {what}; see the logs in {self.layout.home}")
+            time.sleep(_LOOK_S)
+
+
+def workers(layout: Layout) -> list[tuple[Process, Process | None]]:
+    """Living runners of a home with the process of the job that each has started, in the order of their folders."""
+    found = []
+    for path in sorted(layout.home.glob("jobs/j-*/attempts/*/rank*/runner.json")):
+        claim = procs.read_json(path) or {}
+        runner = _same(claim.get("pid"), claim.get("start_time"))
+        if runner is not None:
+            found.append((runner, _same(claim.get("child"), claim.get("child_start_time"))))
+    return found
+
+
+def _same(pid: object, start_time: object) -> Process | None:
+    """The process, if it still lives and is that one."""
+    process = Process.of(pid) if isinstance(pid, int) else None
+    return process if process is not None and process.start_time == start_time else None

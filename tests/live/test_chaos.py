@@ -1,0 +1,205 @@
+"""Everything is killed, stopped or filled up at random moments, and no job is lost, done twice, or changed by a bit.
+
+`make chaos` is the long form: 30 jobs, 50 faults. CHAOS_SEED names the plan of faults (it is printed), PLAIT_CHAOS=1
+switches the long form on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra [live]")
+pytest.importorskip("torch", reason="the jobs are real training: needs the extra [torch]")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
+
+from plait.core.errors import PlaitError  # noqa: E402
+from plait.live.store import Store  # noqa: E402
+from plait.live.verify import replay_verify  # noqa: E402
+from plait.testing import Chaos, Cluster, plan_faults, remains  # noqa: E402
+
+SCRIPT = Path(__file__).parent / "scripts" / "chaos_job.py"
+SEED = int(os.environ.get("CHAOS_SEED", "1"))
+MIXES = [
+    {"storage": 0.03, "cpu": 0.01, "gpu": 0.01},
+    {"storage": 0.01, "cpu": 0.03, "gpu": 0.01},
+    {"cpu": 0.01, "gpu": 0.03, "network": 0.01},
+    {"cpu": 0.01, "gpu": 0.01, "network": 0.03},
+]
+
+
+@dataclass
+class Undisturbed:
+    """What a training gives when nothing happens to it, by number of ranks and seed; each is run once."""
+
+    folder: Path
+    running: dict[tuple[int, int], list[subprocess.Popen]] = field(default_factory=dict)
+
+    def start(self, world: int, seed: int) -> None:
+        out = self.folder / f"{world}-{seed}"
+        if (world, seed) in self.running:
+            return
+        out.mkdir(parents=True)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        base = {k: v for k, v in os.environ.items() if not k.startswith("PLAIT_")}
+        base |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(SCRIPT), str(out), str(seed), "0"]
+        self.running[world, seed] = [
+            subprocess.Popen(command, env=base | {"RANK": str(r)}, stdout=subprocess.DEVNULL) for r in range(world)
+        ]
+
+    def weights(self, world: int, seed: int) -> list[bytes]:
+        assert [process.wait(120) for process in self.running[world, seed]] == [0] * world
+        out = self.folder / f"{world}-{seed}"
+        return [(out / f"alone-e0-r{rank}.bin").read_bytes() for rank in range(world)]
+
+    def close(self) -> None:
+        for process in (p for group in self.running.values() for p in group):
+            process.kill()
+            process.wait()
+
+
+@dataclass
+class Trial:
+    """So many jobs of up to `widest` ranks, so many faults."""
+
+    tmp: Path
+    jobs: int
+    faults: int
+    widest: int
+    patience_s: float
+    every_s: float
+    pause_s: float
+    submit_s: float
+    lost_s: float
+    seed: int = SEED
+
+    def run(self) -> None:
+        draw = random.Random(self.seed)
+        worlds = [1 + i % self.widest for i in range(self.jobs)]
+        draw.shuffle(worlds)
+        shapes = [(world, draw.randrange(2)) for world in worlds]
+        out = self.tmp / "out"
+        out.mkdir()
+        options = {"policy": "muri-l", "round": 2, "lost": self.lost_s, "lease": 2 * self.lost_s, "grace": 5}
+        cluster = Cluster(self.tmp / "home", nodes=2, slots=4, options=options)
+        undisturbed = Undisturbed(self.tmp / "alone")
+        begin = time.monotonic()
+        plan = plan_faults(self.seed, self.faults, every_s=self.every_s, longest_s=2.5 * self.lost_s)
+        try:
+            with cluster:
+                chaos = Chaos(cluster, plan, self.tmp / "faults.jsonl")
+                people = threading.Thread(target=self._submit, args=(cluster, shapes, out), daemon=True)
+                people.start()
+                try:
+                    numbers = self._until_over(cluster, chaos)
+                finally:
+                    chaos.end()
+                people.join()
+                for world, seed in shapes:
+                    undisturbed.start(world, seed)
+            print(f"chaos: seed {self.seed}, {self.jobs} jobs, {self.faults} faults, {time.monotonic() - begin:.1f} s")
+            assert remains(cluster.layout) == []
+            assert len(chaos.done) == self.faults
+            self._check_log(cluster)
+            for i, (world, seed) in enumerate(shapes):
+                self._check_weights(out, numbers[f"chaos-{i}"], undisturbed.weights(world, seed))
+        finally:
+            undisturbed.close()
+
+    def _submit(self, cluster: Cluster, shapes: list[tuple[int, int]], out: Path) -> None:
+        """One by one, as people do; whoever gets no answer looks whether the job is there before asking again."""
+        for i, (world, seed) in enumerate(shapes):
+            job = {
+                "name": f"chaos-{i}",
+                "command": [sys.executable, str(SCRIPT), str(out), str(seed), str(self.pause_s)],
+                "gpus": world,
+                "retries": 100,
+                "checkpoint_s": 0.5,
+                "profile": MIXES[i % len(MIXES)],
+            }
+            unsure = False
+            while True:
+                try:
+                    with cluster.client() as client:
+                        if not (unsure and job["name"] in {j["name"] for j in client.jobs(limit=1000)}):
+                            client.submit([job])
+                    break
+                except PlaitError:
+                    unsure = True
+                    time.sleep(0.2)
+            time.sleep(self.submit_s)
+
+    def _until_over(self, cluster: Cluster, chaos: Chaos) -> dict[str, int]:
+        """Make faults until all jobs have ended; their numbers by name."""
+        until = time.monotonic() + self.patience_s
+        while True:
+            chaos.step()
+            jobs = _jobs(cluster.layout.database)
+            over = [job for job in jobs if job[2] in ("finished", "failed", "cancelled")]
+            if len(over) == self.jobs and chaos.over:
+                assert [job for job in jobs if job[2] != "finished"] == []
+                return {name: number for number, name, _, _ in jobs}
+            if time.monotonic() > until:
+                pytest.fail(f"not over in {self.patience_s} s, {len(chaos.done)} faults made; see {self.tmp}: {jobs}")
+            time.sleep(0.05)
+
+    def _check_log(self, cluster: Cluster) -> None:
+        """Each job finished exactly once, and every decision is derived again."""
+        store = Store.open(cluster.layout.database)
+        try:
+            finished, over = Counter(), Counter()
+            for row in store.entries():
+                event = json.loads(row.entry)
+                assert event["type"] != "JobCancelled", event
+                if event["type"] == "JobFinished":
+                    finished.update(event["jobs"])
+                if event["type"] == "AttemptOver" and event["outcome"] == "finished":
+                    over[event["job"]] += 1
+            assert finished == Counter(range(self.jobs))
+            assert over == Counter(range(self.jobs))
+            assert replay_verify(store).difference is None
+        finally:
+            store.close()
+
+    def _check_weights(self, out: Path, number: int, right: list[bytes]) -> None:
+        """Whatever attempt came to the end has the weights of an undisturbed run, and all ranks of one have."""
+        for rank, weights in enumerate(right):
+            written = list(out.glob(f"j-{number}-e*-r{rank}.bin"))
+            assert written, f"job {number} rank {rank} has finished and left no weights"
+            assert [p.name for p in written if p.read_bytes() != weights] == []
+
+
+def _jobs(database: Path) -> list[tuple[int, str, str, int]]:
+    """Number, name, state and epoch of all jobs, read beside the service, which may be dead or stopped just now."""
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=5.0)) as store:
+        return store.execute("SELECT number, name, state, epoch FROM jobs ORDER BY number").fetchall()
+
+
+def test_nothing_is_lost_whatever_is_killed(tmp_path):
+    Trial(
+        tmp_path, jobs=6, faults=10, widest=2, patience_s=150, every_s=1.5, pause_s=0.08, submit_s=1.0, lost_s=2.5
+    ).run()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.environ.get("PLAIT_CHAOS") != "1", reason="the long form: make chaos")
+def test_nothing_is_lost_whatever_is_killed_for_minutes(tmp_path):
+    Trial(
+        tmp_path, jobs=30, faults=50, widest=4, patience_s=1500, every_s=3.0, pause_s=0.1, submit_s=3.0, lost_s=4.0
+    ).run()
