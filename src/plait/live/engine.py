@@ -56,6 +56,8 @@ from plait.policies.catalog import make_policy
 DEFAULT_POLICY = "muri-l"
 #: Nodes are looked at this often at most, seconds.
 WATCH_S = 0.25
+#: Coming so many seconds later than was asked for means that the process stood still.
+LATE_S = 0.5
 #: A stage or iteration time counts as changed from this share on.
 DRIFT = 0.2
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -100,6 +102,7 @@ class Engine:
         self._stale = True
         self._settle_s = self.begin_s + self.options.settle_s
         self._watched_s = self._reported_s = -math.inf
+        self._due_s = math.inf
         self.assigner = Assigner(self)
         wanted = policy or self.state.policy_text or DEFAULT_POLICY
         if wanted != self.state.policy_text:
@@ -478,6 +481,7 @@ class Engine:
 
     def advance(self, now: float) -> float:
         """Nodes, admission, attempts, decision, in this order; returns when to come again."""
+        self._excuse(now)
         if now >= self._watched_s + WATCH_S:
             self._watch(now)
         if self.state.pending:
@@ -489,7 +493,15 @@ class Engine:
             self._settle(now)
         elif self.live and now >= self._reported_s + self.options.progress_s:
             self.report_progress(now)
-        return self._wake_s(now)
+        self._due_s = self._wake_s(now)
+        return self._due_s
+
+    def _excuse(self, now: float) -> None:
+        """Nobody was heard while this process itself stood still (stopped, suspended, no CPU): that is no silence."""
+        late_s = now - self._due_s
+        if late_s > LATE_S:
+            for node in self.state.nodes.values():
+                node.heard_s = min(now, node.heard_s + late_s)
 
     def _settle(self, now: float) -> None:
         while self._stale:

@@ -243,6 +243,20 @@ def test_a_node_that_comes_back_before_its_job_was_replaced_hands_it_over(cluste
     assert c.types().count("AttemptBegan") == 1
 
 
+def test_nobody_is_lost_because_the_service_itself_stood_still(cluster: Make) -> None:
+    c = cluster(nodes=(1, 1))
+    c.submit({})
+    c.pass_s()
+    c.now += 60.0  # stopped, or the lid was closed: whatever agents said meanwhile is still to be read
+    c.engine.tick(c.now)
+    assert {node.state for node in c.engine.state.nodes.values()} <= {"ready", "suspect"}
+    c.pass_s()
+    assert {node.state for node in c.engine.state.nodes.values()} == {"ready"}
+    assert c.engine.state.jobs[0].epoch == 1
+    c.pass_s(20, silent=["n0", "n1"])  # this time nobody says anything while it listens
+    assert {node.state for node in c.engine.state.nodes.values()} == {"lost"}
+
+
 def test_a_gang_that_lost_one_node_is_stopped_on_the_other_before_it_starts_again(cluster: Make) -> None:
     c = cluster((1, 1, 1), policy="fifo-backfill:placement=counting")
     c.submit({"gpus": 2})
