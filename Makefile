@@ -86,7 +86,7 @@ $(VENV)/.sim: pyproject.toml | $(VENV)/.made
 	@touch $@
 
 $(VENV)/.live: pyproject.toml | $(VENV)/.made
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[live,torch]' 'gymnasium>=1.0'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[live,torch]' 'torch==2.13.0' 'gymnasium>=1.0'
 	@touch $@ $(VENV)/.sim
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/.made

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ pytest.importorskip("fastapi", reason="needs the extra [live]")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
 
 from plait.cli.cluster import job_processes, service_process  # noqa: E402
+from plait.cli.keeper import keeper_process, stop_keeper  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
 
 PLAIT = (sys.executable, "-c", "import sys; sys.argv[0] = 'plait'; from plait.cli import main; main()")
@@ -64,6 +66,13 @@ class Shell:
             time.sleep(0.1)
         return found
 
+    def comes(self, what: Callable[[], bool]) -> None:
+        """Wait for something to come true."""
+        until = time.monotonic() + 30
+        while not what():
+            assert time.monotonic() < until, "it does not come"
+            time.sleep(0.1)
+
 
 @pytest.fixture
 def plait(tmp_path):
@@ -72,6 +81,7 @@ def plait(tmp_path):
     shell("down", "--stop-jobs")
     assert job_processes(shell.layout) == {}
     assert service_process(shell.layout) is None
+    assert keeper_process(shell.layout) is None
     assert not shell.layout.gates.exists()
 
 
@@ -100,22 +110,24 @@ def test_a_day_in_the_life_of_a_cluster(plait, tmp_path):
 
     # the service is killed while a job runs: the job does not notice
     long = plait.submit(
-        "--name", "long", "--", sys.executable, "-c", "import time; print('on', flush=True); time.sleep(60)"
+        "--name", "long", "--", sys.executable, "-c", "import time; print('on', flush=True); time.sleep(900)"
     )
     plait.until(long, "running")
     before = job_processes(plait.layout)
-    os.kill(json.loads(plait.layout.service_file.read_text())["pid"], signal.SIGKILL)
-    assert "plait up" in plait("ls", code=2)
-    plait("up")
+    service = json.loads(plait.layout.service_file.read_text())
+    os.kill(service["pid"], signal.SIGKILL)
+    plait.comes(lambda: (now := service_process(plait.layout)) is not None and now.pid != service["pid"])
+    plait.comes(lambda: "2 nodes, 4 slots" in plait("status") or "of 4 held" in plait("status"))
     found = plait.until(long, "running")
     assert found["epoch"] == 1
     assert job_processes(plait.layout) == before
-    assert "2 nodes, 4 slots" in plait("status") or "of 4 held" in plait("status")
 
-    # so is an agent: `plait up` starts it again, and it takes the job back
+    # so is an agent, and it takes the job back
     (node,) = found["nodes"]
-    os.kill(json.loads((plait.layout.node(node) / "agent.json").read_text())["pid"], signal.SIGKILL)
-    assert f"started again the agents of {node}" in plait("up")
+    agent = plait.layout.node(node) / "agent.json"
+    killed = json.loads(agent.read_text())["pid"]
+    os.kill(killed, signal.SIGKILL)
+    plait.comes(lambda: json.loads(agent.read_text())["pid"] != killed)
     assert plait.until(long, "running")["epoch"] == 1
     assert job_processes(plait.layout) == before
 
@@ -130,8 +142,14 @@ def test_a_day_in_the_life_of_a_cluster(plait, tmp_path):
     plait("wait", wide)
     assert "Launch" in plait("events")
 
+    # without a keeper `plait up` mends what is broken, and starts another
+    stop_keeper(plait.layout)
+    os.kill(json.loads(agent.read_text())["pid"], signal.SIGKILL)
+    assert f"started again the agents of {node}" in plait("up")
+    plait.comes(lambda: keeper_process(plait.layout) is not None)
+
     # down: jobs go on, up takes them back; with --stop-jobs nothing is left
-    last = plait.submit("--", sys.executable, "-c", "import time; time.sleep(60)")
+    last = plait.submit("--", sys.executable, "-c", "import time; time.sleep(900)")
     plait.until(last, "running")
     assert f"still running: {last}" in plait("down")
     assert job_processes(plait.layout)

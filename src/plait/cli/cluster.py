@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from plait.cli.keeper import spawn, stop_keeper
 from plait.cli.live import HomeOption, duration, note
 
 if TYPE_CHECKING:
     from plait.live.agent.procs import Process
+    from plait.live.backends.local import LocalBackend
     from plait.live.client import Client
     from plait.live.layout import Layout
 
@@ -59,6 +61,7 @@ def up(
     }  # fmt: skip
     began = time.monotonic()
     with start(layout, {name: value for name, value in given.items() if value is not None}) as service:
+        spawn(layout)
         for line in welcome(service, layout, home, time.monotonic() - began):
             typer.echo(line)
     if foreground:
@@ -112,15 +115,31 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     return service
 
 
+def local_backend(layout: Layout) -> LocalBackend:
+    """The nodes of this machine as they were started last."""
+    from plait.live.backends.local import LocalBackend
+
+    known = _remembered(layout)
+    return LocalBackend(layout, known.get("nodes"), known.get("gpus-per-node"), False if known.get("fake") else None)
+
+
+def mend(layout: Layout, backend: LocalBackend) -> list[str]:
+    """Start again what has died of a cluster that was up: the service, agents. Returns their names.
+
+    Keep the backend between calls: it knows agents that are still being born.
+    """
+    if service_process(layout) is None:
+        start(layout, {}).close()
+        return ["the service"]
+    return backend.start()
+
+
 def _mended(layout: Layout, given: dict[str, Any], pid: int) -> Client:
     """The service that runs, with agents that have died started again; `InputError` if nothing is to be done."""
     from plait.core.errors import InputError
-    from plait.live.backends.local import LocalBackend
     from plait.live.client import Client
 
-    known = _remembered(layout)
-    fake = False if known.get("fake") else None
-    backend = LocalBackend(layout, known.get("nodes"), known.get("gpus-per-node"), fake)
+    backend = local_backend(layout)
     # Nodes are remembered once a cluster is up: until then another `plait up` is at work on it.
     started = [] if given or not (layout.home / OPTIONS_FILE).exists() else backend.start()
     if not started:
@@ -273,6 +292,7 @@ def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S) -> list
     from plait.live.backends.local import LocalBackend
 
     said = []
+    stop_keeper(layout)
     process = service_process(layout)
     if process is not None:
         _end(process)
