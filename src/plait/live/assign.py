@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from plait.live.attempts import Attempt, JobRecord, NodeRecord, Rank
 from plait.live.reconcile import GRACEFUL
-from plait.live.wire import Ask, Assignment, GroupInfo, Mate, Run
+from plait.live.wire import Assignment, GroupInfo, Mate, Run
 
 if TYPE_CHECKING:
     from plait.live.engine import Engine
@@ -35,12 +35,13 @@ class Assigner:
         record = self._engine.state.nodes.get(node)
         return 0 if record is None else record.version
 
-    def assignment(self, node: str, ask: Sequence[Ask] = ()) -> Assignment:
-        """What should run on a node."""
+    def assignment(self, node: str, agent: str | None = None) -> Assignment:
+        """What should run on a node; nothing for an agent that was replaced, perhaps by one on another machine."""
         self._refresh()
         engine = self._engine
-        version = engine.state.nodes[node].version
-        return Assignment(engine.term, version, engine.options.lease_s, self._runs.get(node, []), [], list(ask))
+        record = engine.state.nodes[node]
+        runs = self._runs.get(node, []) if agent in (None, record.agent) else []
+        return Assignment(engine.term, record.version, engine.options.lease_s, runs)
 
     def stopped_at(self, node: str, reached: int) -> Iterator[tuple[int, int, int]]:
         """Processes (job, epoch, rank) that an agent which reached this version was told to stop."""

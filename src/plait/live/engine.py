@@ -39,18 +39,18 @@ from plait.control.messages import (
 from plait.core.cluster import Node
 from plait.core.errors import InputError, PlaitError
 from plait.core.jobs import JobBatch, JobSpec, Phase
-from plait.core.resources import Resource
 from plait.live import views
 from plait.live.assign import Assigner
-from plait.live.attempts import NOT_STARTED, JobRecord, NodeRecord
+from plait.live.attempts import NOT_STARTED, Attempt, JobRecord, NodeRecord
 from plait.live.layout import Layout, job_name, make_private
 from plait.live.options import Options
 from plait.live.reconcile import reconcile
 from plait.live.requests import profile_key, spec_of
+from plait.live.sane import check_node, sane_profile, sane_seen
 from plait.live.state import Entry, State, jobs_of
 from plait.live.store import Entry as Row
 from plait.live.store import Store
-from plait.live.wire import ENDED, STATES, Ask, Assignment, Observed, Profile, Seen
+from plait.live.wire import ENDED, STATES, Assignment, Observed, Profile, Seen
 from plait.policies.catalog import make_policy
 
 DEFAULT_POLICY = "muri-l"
@@ -96,6 +96,8 @@ class Engine:
         self.live = {job.number for job in self.state.jobs.values() if job.live}
         self.unfenced = set(self.live)
         self._rows: list[Row] = []
+        #: Attempts over since the last commit: their jobs may have begun others in the meantime.
+        self.over: list[Attempt] = []
         self._projects: dict[str, dict[str, Any] | None] = {}
         self._nodes: set[str] = set(self.state.nodes)
         self._batching = False
@@ -125,17 +127,22 @@ class Engine:
 
     def do(self, entry: Entry) -> Sequence[Command]:
         """Let something happen: change the state and note it for the next commit."""
-        state = self.state
         try:
-            commands = state.apply(entry)
+            commands = self.state.apply(entry)
+            self._write_down(entry, commands)
         except BaseException:
             self.broken = True  # half of the entry may have been taken: only the log knows the truth now
             raise
-        note = isinstance(entry, dict)
+        return commands
+
+    def _write_down(self, entry: Entry, commands: Sequence[Command]) -> None:
+        state, note = self.state, isinstance(entry, dict)
         data: Mapping[str, Any] = entry if isinstance(entry, dict) else to_json(entry)
         about: list[int] = []
         if isinstance(entry, dict):
             about = [entry["job"]] if "job" in entry else []
+            if entry["type"] == "AttemptOver" and (attempt := state.jobs[entry["job"]].attempt) is not None:
+                self.over.append(attempt)
             if entry["type"] == "Requested":
                 about = list(range(entry["first"], entry["first"] + len(entry["requests"])))
         elif not isinstance(entry, ProgressReported):
@@ -148,7 +155,6 @@ class Engine:
         self.weight += 1 + (0 if note or not isinstance(entry, ReplanDue) else len(state.jobs) / 20)
         if not isinstance(entry, _QUIET) and data["type"] not in ("Requested", "Learnt", "ProjectSet", "PolicySet"):
             self._stale = True
-        return commands
 
     @contextmanager
     def batch(self) -> Iterator[Engine]:
@@ -178,7 +184,7 @@ class Engine:
                 raise
             self.weight = 0.0 if keep else self.weight
             self._forget()
-            self._rows = []
+            self._rows, self.over = [], []
             self._nodes, self._projects = set(), {}
             self.assigner.changed()
         self._raise_fences()
@@ -351,16 +357,17 @@ class Engine:
         self._notice(node, seen, now)
         self.advance(now)
         self._flush()
-        return self.assignment(seen.node.id)
+        return self.assignment(seen.node.id, seen.agent)
 
-    def assignment(self, node: str, ask: Sequence[Ask] = ()) -> Assignment:
-        """What should run on a node as of the last commit, and what its agent is asked."""
-        return self.assigner.assignment(node, ask)
+    def assignment(self, node: str, agent: str | None = None) -> Assignment:
+        """What a node should run as of the last commit; nothing for an agent whose node another one has taken."""
+        return self.assigner.assignment(node, agent)
 
     def _hear(self, seen: Observed, now: float, address: str) -> NodeRecord:
         info, state = seen.node, self.state
         if not _NODE_NAME.fullmatch(info.id):
             raise InputError(f"a node cannot be called {info.id!r}; use letters, digits, '.', '_' and '-'")
+        check_node(info)
         record = state.nodes.get(info.id)
         if record is not None and record.info is not None and record.info.gpus != info.gpus:
             raise Conflict(
@@ -420,6 +427,7 @@ class Engine:
         rank = attempt.ranks[seen.rank]
         if rank.node != node.id or rank.ended or seen.state not in STATES:
             return
+        seen = sane_seen(seen)
         before = rank.seen
         if before is not None:
             if STATES.index(seen.state) < STATES.index(before.state):
@@ -454,7 +462,7 @@ class Engine:
         if seen.skew is not None and 0 < seen.skew <= 1 and known.get("skew") != seen.skew:
             self.do({"type": "Learnt", "at_s": now, "key": key, "skew": seen.skew})
         profile = seen.profile
-        if profile is None or not _sound(profile) or self.state.phase(job) > Phase.RUNNING:
+        if profile is None or not sane_profile(profile) or self.state.phase(job) > Phase.RUNNING:
             return
         columns = self.state.controller.books.columns
         if _differs(profile, columns["stage_s"][job.number].tolist(), float(columns["iteration_s"][job.number])):
@@ -626,17 +634,6 @@ def entry_from_json(text: str) -> Entry:
 
 
 NOTES = frozenset(State()._notes)
-
-
-def _sound(profile: Profile) -> bool:
-    times = profile.stage_s
-    return (
-        len(times) == len(Resource)
-        and all(math.isfinite(t) and t >= 0 for t in times)
-        and sum(times) > 0
-        and math.isfinite(profile.iteration_s)
-        and profile.iteration_s > 0
-    )
 
 
 def _differs(profile: Profile, stage_s: Sequence[float], iteration_s: float) -> bool:

@@ -123,13 +123,15 @@ def attempt_row(attempt: Attempt) -> dict[str, Any]:
 def changed(engine: Engine, nodes: Iterable[str], projects: Mapping[str, dict[str, Any] | None]) -> Views:
     """Rows of everything that looks different since the last commit."""
     state, out = engine.state, Views(projects=dict(projects))
+    tries = {(a.job, a.epoch): a for a in engine.over}
     for number in sorted(state.touched):
         job = state.jobs.get(number)
         if job is None:
             continue
         out.jobs.append(job_row(engine, job))
         if job.attempt is not None:
-            out.attempts.append(attempt_row(job.attempt))
+            tries[job.number, job.attempt.epoch] = job.attempt
+    out.attempts += [attempt_row(attempt) for _, attempt in sorted(tries.items())]
     for name in sorted(nodes):
         record = state.nodes[name]
         out.nodes.append({"id": name, "state": record.state, "info": json.dumps(_info(record))})

@@ -162,6 +162,10 @@ def test_tokens_are_stored_as_hashes_and_can_be_revoked(service: Service, tmp_pa
         ({"command": ["x"], "class": "royal"}, "class"),
         ({"command": ["x"], "env": {"A=B": "c"}}, "env"),
         ({"command": ["x"], "env": {"A": 3}}, "env.A"),
+        ({"command": ["x"], "env": {"": "c"}}, "env"),
+        ({"command": ["x"], "profile": {"gpu": 1e308}}, "profile.gpu"),
+        ({"command": ["x"], "iterations": 1e308}, "iterations"),
+        ({"command": ["x"], "priority": 1e308}, "priority"),
         ({"command": ["x"], "project": "../../etc"}, "project"),
         ({"command": ["x"], "name": "a\nb"}, "name"),
         ({"command": ["x"], "skew": 2}, "skew"),
@@ -213,6 +217,19 @@ def test_wrong_questions_for_logs(service: Service, query: str) -> None:
     service.submit()
     assert service.ask("GET", f"/v1/jobs/j-0/logs?{query}", "ann").status_code == 422
     assert service.ask("GET", "/v1/jobs/j-0/logs?rank=7", "ann").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "job", [{"command": ["\\ud800"]}, {"env": {"\\ud800": "x"}}, {"env": {"A": "\\ud800"}}, {"\\ud800": 1}]
+)
+def test_half_characters_are_refused_and_no_agent_is_cut_off(service: Service, job: Any) -> None:
+    """An answer that cannot be written would keep the assignments of all other jobs from their node."""
+    body = json.dumps({"command": ["true"], **job}).replace("\\\\", "\\")
+    answer = service.ask("POST", "/v1/jobs", "ann", content=body)
+    assert answer.status_code == 422
+    assert answer.json()["error"]["message"]
+    assert service.store.jobs() == []
+    service.sync()
 
 
 def test_what_others_run_is_not_shown(service: Service) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI, Query, Request
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
+from pydantic_core import PydanticSerializationError
 from pydantic_core import to_json as to_json_bytes
 
 from plait import __version__
@@ -36,7 +37,7 @@ from plait.live.service.models import (
 )
 from plait.live.service.worker import Stopped, Worker
 from plait.live.store import Store, StoreError, Token
-from plait.live.wire import Observed, Reply, WireError, from_json, to_json
+from plait.live.wire import Assignment, Observed, Reply, WireError, from_json, to_json
 
 #: An agent's question is held back this long at most.
 LONG_POLL_S = 1.0
@@ -51,8 +52,11 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """Compact; numbers that are none become null."""
-        return to_json_bytes(content, inf_nan_mode="null")
+        """Compact; numbers that are none become null, half characters a question mark."""
+        try:
+            return to_json_bytes(content, inf_nan_mode="null")
+        except PydanticSerializationError:
+            return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
 
 
 class Api:
@@ -527,12 +531,15 @@ def _agents(app: FastAPI, api: Api) -> None:
         def observe(engine: Engine, now: float) -> None:
             engine.observe(observed, now, address)
 
-        answer = await api.worker.call(observe, lambda engine, _: engine.assignment(node))
+        def assigned(engine: Engine, _: None) -> Assignment:
+            return engine.assignment(node, observed.agent)
+
+        answer = await api.worker.call(observe, assigned)
         asks = api.mailbox.due(node)
         wait_s = min(max(observed.wait_s, 0.0), LONG_POLL_S)
         if answer.version <= observed.reached and answer.term == observed.term and not asks and wait_s > 0:
             await _unless_gone(request, api.mailbox.news(node, answer.version, wait_s))
-            answer = await api.worker.call(lambda engine, now: None, lambda engine, _: engine.assignment(node))
+            answer = await api.worker.call(lambda engine, now: None, assigned)
             asks = api.mailbox.due(node)
         return Json({**to_json(answer), "ask": [to_json(ask) for ask in asks]})
 

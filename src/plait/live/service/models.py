@@ -9,8 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 Text = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f]*$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]
 Word = Annotated[str, StringConstraints(max_length=65_536, pattern=r"^[^\x00]*$")]
-Count = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=1e9)]
+#: Bounds keep sums and products over many jobs finite: one job must not make decisions fail for all.
+Size = Annotated[float, Field(ge=0, le=1e18)]
+StageSeconds = Annotated[float, Field(ge=0, le=1e6)]
+Variable = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"^[^\x00=]*$")]
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -23,11 +26,11 @@ class Model(BaseModel):
 class ProfileIn(Model):
     """Seconds an iteration spends on each resource, alone."""
 
-    storage: Count = 0.0
-    cpu: Count = 0.0
-    gpu: Count = 0.0
-    network: Count = 0.0
-    iteration_s: Positive | None = None
+    storage: StageSeconds = 0.0
+    cpu: StageSeconds = 0.0
+    gpu: StageSeconds = 0.0
+    network: StageSeconds = 0.0
+    iteration_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
 
 
 class JobIn(Model):
@@ -36,19 +39,19 @@ class JobIn(Model):
     command: Annotated[list[Word], Field(min_length=1, max_length=4096)]
     name: Text | None = None
     workdir: Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00]*$")] | None = None
-    env: Annotated[dict[str, Word], Field(max_length=1000)] = {}
+    env: Annotated[dict[Variable, Word], Field(max_length=1000)] = {}
     gpus: Annotated[int, Field(ge=1, le=100_000)] = 1
-    iterations: Positive | None = None
+    iterations: Annotated[float, Field(gt=0, le=1e15)] | None = None
     model: Text | None = None
     job_class: Annotated[Literal["guaranteed", "opportunistic"], Field(alias="class")] = "guaranteed"
     retries: Annotated[int, Field(ge=0, le=1000)] = 3
-    gpu_memory: Count | None = None
-    cpus: Count | None = None
-    memory: Count | None = None
-    deadline_s: Positive | None = None
-    checkpoint_s: Positive = 60.0
+    gpu_memory: Size | None = None
+    cpus: Size | None = None
+    memory: Size | None = None
+    deadline_s: Annotated[float, Field(gt=0, le=1e12)] | None = None
+    checkpoint_s: Annotated[float, Field(gt=0, le=1e9)] = 60.0
     project: Name | None = None
-    priority: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    priority: Annotated[float, Field(ge=-1e9, le=1e9)] | None = None
     profile: ProfileIn | None = None
     skew: Annotated[float, Field(ge=0, le=1)] | None = None
 
@@ -58,14 +61,6 @@ class JobIn(Model):
         if not command[0].strip():
             raise ValueError("the program's name is empty")
         return command
-
-    @field_validator("env")
-    @classmethod
-    def _names(cls, env: dict[str, str]) -> dict[str, str]:
-        for name in env:
-            if not name or "=" in name or "\0" in name:
-                raise ValueError(f"{name!r} cannot be the name of a variable")
-        return env
 
     @field_validator("gpus", "retries", mode="before")
     @classmethod
@@ -117,7 +112,7 @@ class ProjectIn(Model):
     """A project: GPUs that its jobs may hold together (null: no limit), and its share beside others."""
 
     name: Name
-    quota_gpus: Annotated[int, Field(ge=0)] | None = None
+    quota_gpus: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     weight: Positive | None = None
 
 
@@ -156,7 +151,8 @@ def parse(model: type[M], data: Any) -> M:
         return model.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or None
+        loc = first["loc"][:-2] if first["loc"][-1:] == ("[key]",) else first["loc"]
+        where = ".".join(str(part) for part in loc) or None
         message = first["msg"].removeprefix("Value error, ")
         given = first.get("input")
         if first["type"] not in ("missing", "extra_forbidden") and not isinstance(given, (dict, list)):

@@ -1,0 +1,88 @@
+"""What agents say of processes, without what cannot be: jobs can write to their pages and folders.
+
+A number that is none would get into the log, where every later reader meets it; a profile of 1e308 seconds overflows in
+the policy, whose decisions then fail for everybody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from plait.core.errors import InputError
+from plait.core.resources import Resource
+from plait.live.wire import NodeInfo, Profile, Seen
+
+#: Seconds of an iteration or a stage, and iterations of a job, at most.
+LONGEST_S, MOST_STEPS = 1e6, 1e15
+#: Characters of a reason at most.
+LONGEST_REASON = 2000
+#: What a process cannot end with counts as this exit code.
+NONSENSE = 255
+
+
+def sane_seen(seen: Seen) -> Seen:
+    r"""The same process with numbers that are numbers, an exit code that there is, and a text that can be stored.
+
+    >>> one = sane_seen(Seen(1, 1, 0, "running", steps=math.nan, step_s=-1.0, reason="a\0b", exit_code=10**30))
+    >>> one.steps, one.step_s, one.reason, one.exit_code
+    (0.0, None, 'a b', 255)
+    """
+    code = seen.exit_code
+    stage_s = seen.stage_s
+    if stage_s is not None and not all(_between(t, 0.0, LONGEST_S) for t in stage_s):
+        stage_s = None
+    return replace(
+        seen,
+        exit_code=code if code is None or -128 <= code <= NONSENSE else NONSENSE,
+        reason=None if seen.reason is None else sane_text(seen.reason),
+        gate=sane_text(seen.gate)[:20],
+        steps=_or_none(seen.steps, MOST_STEPS) or 0.0,
+        held_s=_or_none(seen.held_s, math.inf) or 0.0,
+        ended_s_ago=_or_none(seen.ended_s_ago, math.inf) or 0.0,
+        step_s=_or_none(seen.step_s, LONGEST_S),
+        total_steps=_or_none(seen.total_steps, MOST_STEPS),
+        checkpoint_steps=_or_none(seen.checkpoint_steps, MOST_STEPS),
+        checkpoint_age_s=_or_none(seen.checkpoint_age_s, math.inf),
+        skew=_or_none(seen.skew, 1.0),
+        stage_s=stage_s,
+    )
+
+
+def sane_text(text: str) -> str:
+    """Characters that every store and every answer can hold, so many at most."""
+    return text[:LONGEST_REASON].replace("\0", " ").encode("utf-8", "replace").decode()
+
+
+def sane_profile(profile: Profile) -> bool:
+    """Whether a measured profile is one: all four stages, some of them longer than nothing, none for ever."""
+    times = profile.stage_s
+    return (
+        len(times) == len(Resource)
+        and all(_between(t, 0.0, LONGEST_S) for t in times)
+        and sum(times) > 0
+        and 0 < profile.iteration_s <= LONGEST_S
+    )
+
+
+def check_node(info: NodeInfo) -> None:
+    """Raise `InputError` for hardware that no node has."""
+    sizes: Sequence[tuple[str, float]] = (
+        ("gpus", info.gpus), ("gpu_memory_bytes", info.gpu_memory_bytes), ("cpus", info.cpus),
+        ("memory_bytes", info.memory_bytes), ("rack", info.rack),
+    )  # fmt: skip
+    for name, value in sizes:
+        most = 1024 if name == "gpus" else 1e18
+        if not _between(value, 0.0, most):
+            raise InputError(f"node {info.id!r}: {name} is {value}, needs a number from 0 to {most:g}")
+    if info.gpu_kind != sane_text(info.gpu_kind)[:100]:
+        raise InputError(f"node {info.id!r}: gpu_kind is {info.gpu_kind!r:.120}, needs up to 100 plain characters")
+
+
+def _between(value: float, low: float, high: float) -> bool:
+    return math.isfinite(value) and low <= value <= high
+
+
+def _or_none(value: float | None, most: float) -> float | None:
+    return value if value is not None and _between(value, 0.0, most) else None
