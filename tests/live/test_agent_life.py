@@ -255,6 +255,18 @@ def test_without_contact_for_the_lease_work_is_stopped_gracefully(world: World) 
     assert (seen.exit_code, seen.reason) == (75, "no contact with the service for 0.5 s")
 
 
+def test_ended_by_the_lease_is_no_failure_of_the_job(world: World) -> None:
+    world.start()
+    world.service.lease_s = 0.5
+    world.service.want(world.python(1, PATIENT))  # it knows nothing of SIGTERM, and dies of it
+    world.said(1, "ready")
+    world.service.quiet = True
+    until(lambda: (world.folder(1) / "exit.json").exists(), "the job to be stopped")
+    world.service.quiet = False
+    seen = world.service.wait(1, "ended")
+    assert (seen.exit_code, seen.reason) == (75, "no contact with the service for 0.5 s")
+
+
 def test_an_agent_stopped_beyond_its_lease_asks_before_it_acts(world: World) -> None:
     world.start()
     world.service.lease_s = 0.5

@@ -50,7 +50,7 @@ from plait.live.sane import check_node, sane_profile, sane_seen
 from plait.live.state import Entry, State, jobs_of
 from plait.live.store import Entry as Row
 from plait.live.store import Store
-from plait.live.wire import ENDED, STATES, Assignment, Observed, Profile, Seen
+from plait.live.wire import ENDED, STARTING, STATES, Assignment, Observed, Profile, Seen
 from plait.policies.catalog import make_policy
 
 DEFAULT_POLICY = "muri-l"
@@ -105,6 +105,8 @@ class Engine:
         self._settle_s = self.begin_s + self.options.settle_s
         self._watched_s = self._reported_s = -math.inf
         self._due_s = math.inf
+        #: Whether attempts are to stop after their first step.
+        self.deferred = False
         self.assigner = Assigner(self)
         wanted = policy or self.state.policy_text or DEFAULT_POLICY
         if wanted != self.state.policy_text:
@@ -406,6 +408,9 @@ class Engine:
             attempt = self.state.jobs[number].live
             for i, rank in enumerate(attempt.ranks if attempt else ()):
                 known = rank.node == node.id and rank.seen is not None and not rank.ended
+                if attempt and known and rank.seen is not None and rank.seen.state == STARTING:
+                    rank.seen = None  # it waited for its GPUs and had no process: nothing is lost
+                    continue
                 if attempt and known and (number, attempt.epoch, i) not in listed:
                     self._ended(number, attempt.epoch, i, None, "the agent has lost track of it", True, now)
 
@@ -494,6 +499,7 @@ class Engine:
             self._watch(now)
         if self.state.pending:
             self._admit(now)
+        self._stale |= self.deferred
         self._settle(now)
         if now >= self._decision_s():
             self.report_progress(now)
@@ -594,7 +600,7 @@ class Engine:
             times.append(self._settle_s)
         if self.live:
             times.append(self._reported_s + self.options.progress_s)
-        if self.unfenced:
+        if self.unfenced or self.deferred:
             times.append(now + 1.0)
         for node in self.state.nodes.values():
             if not node.lost:

@@ -13,6 +13,8 @@ class Options:
     suspect_s       a node silent for so long gets no new work
     lost_s          ... is lost: its jobs wait again and may be replaced, under a new epoch
     lease_s         an agent without contact for so long stops its work
+    first_step_s    an attempt gets so long for its first step before it makes room for others: else jobs that take
+                    long to begin would be started for ever and never trained
     settle_s        a job too large for the cluster waits so long for more nodes before it is refused
     progress_s      note progress at least this often while jobs run
     grace_s         for a checkpoint when a job is preempted
@@ -27,6 +29,7 @@ class Options:
     suspect_s: float = 3.0
     lost_s: float = 15.0
     lease_s: float = 600.0
+    first_step_s: float = 0.0
     settle_s: float = 10.0
     progress_s: float = 10.0
     grace_s: float = 60.0

@@ -13,17 +13,21 @@ import numpy as np
 from plait.control.messages import JobFailed, JobFinished, LaunchFailed
 from plait.core.jobs import Phase
 from plait.live.attempts import FAILED, REQUEUE, START, Attempt, JobRecord
+from plait.live.wire import RUNNING
 
 if TYPE_CHECKING:
     from plait.live.engine import Engine
 
 #: Why an attempt was told to stop although it could have gone on with a checkpoint.
 GRACEFUL = frozenset({"preempted", "moved", "drained"})
+#: Those that can wait until the attempt has got something out of its start.
+ROOM = frozenset({"preempted", "moved"})
 
 
 def reconcile(engine: Engine, now: float) -> None:
     """One pass over jobs that run or should."""
     state = engine.state
+    engine.deferred = False
     for number in sorted(engine.live):
         job = state.jobs[number]
         attempt = job.live
@@ -33,7 +37,9 @@ def reconcile(engine: Engine, now: float) -> None:
         wanted = state.wanted(job)
         if attempt.stop is None:
             why = _why_stop(engine, job, attempt, wanted)
-            if why:
+            if why in ROOM and _begins(engine, attempt):
+                engine.deferred = True
+            elif why:
                 engine.do({"type": "StopAsked", "at_s": now, "job": number, "epoch": attempt.epoch, "why": why})
         if _may_close(engine, job, attempt, wanted):
             _close(engine, job, attempt, now)
@@ -54,6 +60,14 @@ def _why_stop(engine: Engine, job: JobRecord, attempt: Attempt, wanted: tuple[in
         return "cancelled"
     nodes = [engine.state.nodes[r.node] for r in attempt.ranks if not r.ended]
     return "lost" if any(n.lost for n in nodes) else "drained" if any(n.drained for n in nodes) else "preempted"
+
+
+def _begins(engine: Engine, attempt: Attempt) -> bool:
+    """Whether it has processes that have not made a step yet, and still some time for it."""
+    if attempt.held_s >= engine.options.first_step_s or any(engine.state.nodes[r.node].lost for r in attempt.ranks):
+        return False
+    seen = [rank.seen for rank in attempt.ranks if rank.seen is not None]
+    return any(s.state == RUNNING for s in seen) and not any((s.step_s or 0.0) > 0 for s in seen)
 
 
 def _may_close(engine: Engine, job: JobRecord, attempt: Attempt, wanted: tuple[int, ...] | None) -> bool:

@@ -243,6 +243,43 @@ def test_a_node_that_comes_back_before_its_job_was_replaced_hands_it_over(cluste
     assert c.types().count("AttemptBegan") == 1
 
 
+def test_an_attempt_gets_time_for_its_first_step_before_it_makes_room(cluster: Make) -> None:
+    c = cluster(nodes=(1,), policy="las:quantum_s=1", first_step_s=20.0)
+    c.submit({})
+    c.pass_s()
+    c.nodes[0].report(0, held_s=1.0)
+    c.submit({})
+    c.pass_s(10)  # the new job has had less, but the old one has not got anything out of its start yet
+    assert 0 in c.nodes[0].jobs()
+    c.nodes[0].report(0, held_s=11.0, steps=1.0, step_s=0.1)
+    c.pass_s(2.2)
+    assert c.nodes[0].jobs() == {1}
+    row = c.store.job(0)
+    assert row is not None
+    assert row["attempts"][0]["outcome"] == "preempted"
+    c.nodes[0].report(1, held_s=15.0)
+    c.pass_s(10)
+    assert 1 in c.nodes[0].jobs()
+    c.nodes[0].report(1, held_s=21.0)  # that must be enough
+    c.pass_s(3)
+    assert c.nodes[0].jobs() == {0}
+
+
+def test_an_attempt_that_waits_for_its_gpus_survives_its_agent(cluster: Make) -> None:
+    c = cluster(nodes=(1,))
+    c.nodes[0].obeys = False
+    c.submit({})
+    c.pass_s()
+    c.nodes[0].seen[0, 1, 0] = Seen(0, 1, 0, STARTING)
+    c.pass_s()
+    c.nodes[0].seen.clear()  # it had no process yet, so the next agent's journal knows nothing of it
+    c.nodes[0].agent = "n0-b"
+    c.nodes[0].obeys = True
+    c.pass_s()
+    assert (c.state(0), c.engine.state.jobs[0].epoch) == ("running", 1)
+    assert "LaunchFailed" not in c.types()
+
+
 def test_nobody_is_lost_because_the_service_itself_stood_still(cluster: Make) -> None:
     c = cluster(nodes=(1, 1))
     c.submit({})

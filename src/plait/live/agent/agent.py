@@ -275,7 +275,7 @@ class Agent:
             for attempt in self.attempts.values():
                 if attempt.state in (STARTING, RUNNING):
                     self.log("lease expired", key=attempt.key)
-                    attempt.stop(attempt.run.grace_s, f"no contact with the service for {self.lease_s:g} s")
+                    attempt.stop(attempt.run.grace_s, f"no contact with the service for {self.lease_s:g} s", own=True)
         for attempt in self.attempts.values():
             if attempt.overdue():
                 self._end_by_force(attempt)
@@ -460,7 +460,7 @@ class Agent:
         grace_s = float(said) if isinstance(said, (int, float)) else self.settings.stop_grace_s
         with self.lock:
             for attempt in list(self.attempts.values()):
-                attempt.stop(min(attempt.run.grace_s, grace_s), "the cluster is being shut down")
+                attempt.stop(min(attempt.run.grace_s, grace_s), "the cluster is being shut down", own=True)
         while any(a.alive for a in list(self.attempts.values())):
             self._wait()
 

@@ -19,6 +19,8 @@ from plait.training.page import STOP_GRACEFULLY, STOP_NOW
 
 #: What the runner is given beyond the grace before the agent ends everything itself.
 RUNNER_PATIENCE_S = 5.0
+#: How a process ends that was told to and has no better idea.
+_TOLD_TO_END = (-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
 
 
 @dataclass
@@ -35,6 +37,7 @@ class Attempt:
     exit_code: int | None = None
     reason: str | None = None
     stop_reason: str | None = None
+    own_stop: bool = False
     kill_at: float | None = None
     began_boot_s: float = 0.0
     ended_boot_s: float = 0.0
@@ -64,8 +67,11 @@ class Attempt:
             self.page.close()
         self.state, self.process, self.page, self.pid, self.reason = STARTING, None, None, 0, why
 
-    def stop(self, grace_s: float, reason: str | None) -> None:
-        """Ask it to end; after `grace_s` seconds it is killed, at once if that is 0. Asking again can only hurry it."""
+    def stop(self, grace_s: float, reason: str | None, *, own: bool = False) -> None:
+        """Ask it to end; after `grace_s` seconds it is killed, at once if that is 0. Asking again can only hurry it.
+
+        `own`: the agent wants it, the service did not ask. However it obeys, it is then to be started again.
+        """
         if self.state == ENDED:
             return
         if self.state == STARTING:
@@ -75,10 +81,11 @@ class Attempt:
         if self.kill_at is not None and kill_at >= self.kill_at:
             return
         self.state, self.kill_at, self.stop_reason = STOPPING, kill_at, self.stop_reason or reason
+        self.own_stop |= own
         if self.page is not None:
             self.page.stop(STOP_GRACEFULLY if grace_s > 0 else STOP_NOW)
         with contextlib.suppress(OSError):  # a full disk: the runner knows the usual grace
-            procs.write_json(self.folder / "stop.json", {"grace_s": grace_s})
+            procs.write_json(self.folder / "stop.json", {"grace_s": grace_s, "own": self.own_stop})
         if self.process is not None:
             self.process.send(signal.SIGTERM if grace_s > 0 else signal.SIGUSR1)
 
@@ -104,6 +111,9 @@ class Attempt:
             procs.kill_until_none(lambda: strays() | set(procs.marked(self.mark)), reap)
             record = procs.read_json(self.folder / "exit.json") or self._unknown_end()
         code, reason, boot = record.get("exit_code"), record.get("reason"), record.get("ended_boot_s")
+        own = self.own_stop or (procs.read_json(self.folder / "stop.json") or {}).get("own") is True
+        if own and code in _TOLD_TO_END:  # not its failure
+            code, reason = PREEMPTED, self.stop_reason or reason
         same_boot = record.get("boot") == procs.boot_id() and isinstance(boot, float)
         self.end(
             code if isinstance(code, int) else None,

@@ -55,6 +55,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lost", type=float, default=15.0, help="a node silent for so many seconds is lost")
     parser.add_argument("--lease", type=float, default=600.0, help="agents work so many seconds without a service")
     parser.add_argument("--settle", type=float, default=10.0, help="wait so many seconds for more nodes")
+    parser.add_argument(
+        "--first-step", type=float, default=30.0, help="seconds an attempt gets for its first step before it makes room"
+    )
     parser.add_argument("--grace", type=float, default=60.0, help="seconds for a checkpoint at preemption")
     parser.add_argument("--tls-cert", help="certificate file; with --tls-key the service speaks HTTPS")
     parser.add_argument("--tls-key", help="key file")
@@ -163,6 +166,7 @@ def _open(args: argparse.Namespace, layout: Layout) -> tuple[Store, Engine, Cloc
         clock = Clock(store.made_at)
         options = Options(
             round_s=args.round, lost_s=args.lost, lease_s=args.lease, settle_s=args.settle, grace_s=args.grace,
+            first_step_s=args.first_step,
             suspect_s=min(3.0, args.lost / 2),
         )  # fmt: skip
         engine = Engine(store, layout, now=clock(), policy=args.policy, options=options)
