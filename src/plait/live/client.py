@@ -117,8 +117,8 @@ class Client:
         self, *, state: str | None = None, user: str | None = None, limit: int = 100, offset: int = 0
     ) -> list[Json]:
         """Jobs, newest first, as the service lists them."""
-        answer = self._ask("GET", "/v1/jobs", state=state, user=user, limit=limit, offset=offset)
-        found: list[Json] = answer["jobs"] if isinstance(answer, dict) else answer
+        answer = self._ask("GET", "/v1/jobs", state=state, user=user, limit=limit, offset=offset, columns=1)
+        found: list[Json] = jobs_of_table(answer) if isinstance(answer, dict) else answer
         return found
 
     def job(self, job: str) -> Json:
@@ -314,6 +314,25 @@ class Client:
         if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
             return NotRunning(f"{self.url} does not answer within {ANSWER_S:g} s; look at it with: plait status")
         return NotRunning(f"no service answers at {self.url}{where}; start it with: plait up")
+
+
+def jobs_of_table(table: Mapping[str, Any]) -> list[Json]:
+    """The jobs of a listing by columns, each as the service shows one."""
+    columns, now_s = table["columns"], float(table["now_s"])
+    more = {int(number): fields for number, fields in table["more"].items()}
+    names, jobs = tuple(columns), []
+    for values in zip(*columns.values(), strict=True):
+        job: Json = dict(zip(names, values, strict=True))
+        number, created_s, ended_s = job["number"], job["created_s"], job["ended_s"]
+        job["id"] = f"j-{number}"
+        job["command"] = job["command"].split(" ") if job["command"] else []
+        job["nodes"] = job["nodes"].split()
+        job["age_s"] = round(now_s - created_s, 3)
+        job["jct_s"] = None if ended_s is None else round(ended_s - created_s, 3)
+        if number in more:
+            job.update(more[number])
+        jobs.append(job)
+    return jobs
 
 
 def service_url(layout: Layout) -> str:

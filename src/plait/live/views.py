@@ -230,9 +230,18 @@ def _finite(value: float) -> float | None:
 
 
 def forecast(engine: Engine, now: float) -> dict[str, Any]:
-    """Everything a forward simulation needs: the whole state, without what jobs run and with which environment."""
+    """Everything a forward simulation needs: the whole state, without what jobs run, with which environment, and
+    why they failed, which quotes their logs: every user may ask.
+    """
     out = engine.state.to_json()
+    if out["controller"] is not None:
+        life = out["controller"]["books"]["life"]
+        life["reason"] = [""] * len(life["reason"])
     for job in out["jobs"]:
+        job["reason"] = ""
+        if job["attempt"]:
+            job["attempt"]["cause"] = ""
+            job["attempt"]["ranks"] = [[*rank[:4], None] for rank in job["attempt"]["ranks"]]
         job["request"] = {k: v for k, v in job["request"].items() if k not in ("env", "workdir", "name", "command")}
     paces = {}
     for number in engine.live:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from plait.live.client import jobs_of_table
 from plait.live.engine import Engine
 from plait.live.layout import Layout
 from plait.live.options import Options
@@ -241,6 +242,41 @@ def test_what_others_run_is_not_shown(service: Service) -> None:
         assert "hush" not in service.ask("GET", path, "ben").text
     assert '"KEY"' not in service.ask("GET", "/v1/events", "eve").text
     assert '"KEY"' not in service.ask("GET", "/v1/jobs/j-0", "eve").text
+
+
+def test_why_a_job_failed_is_told_to_those_who_may_read_its_log(service: Service) -> None:
+    service.submit("ann", retries=0)
+    run = assigned(service)
+    over = Seen(run["job"], run["epoch"], run["rank"], ENDED, pid=7, exit_code=1, reason="last lines: hush")
+    for _ in range(3):
+        service.sync(over)
+    assert "hush" in service.ask("GET", "/v1/jobs", "ann").text
+    for path in ("/v1/jobs", "/v1/jobs?columns=1", "/v1/state", "/v1/status", "/v1/nodes"):
+        assert "hush" not in service.ask("GET", path, "ben").text
+
+
+@pytest.mark.parametrize("who", ["ann", "ben", "eve"])
+def test_a_listing_by_columns_says_the_same(service: Service, who: str) -> None:
+    for i in range(4):
+        service.submit("ann", name=f"n{i}", gpus=1 + i % 2, command=["train", str(i)])
+    run = assigned(service)
+    service.sync(Seen(run["job"], run["epoch"], run["rank"], RUNNING, pid=7, steps=3.0, step_s=0.5))
+    rows = service.ask("GET", "/v1/jobs", who).json()
+    table = service.ask("GET", "/v1/jobs?columns=1", who).json()
+    changing = ("age_s", "run_s")
+    strip = [{k: v for k, v in row.items() if k not in changing} for row in rows]
+    assert [{k: v for k, v in row.items() if k not in changing} for row in jobs_of_table(table)] == strip
+    assert all(row.keys() >= set(changing) for row in jobs_of_table(table))
+    assert jobs_of_table(service.ask("GET", "/v1/jobs?columns=1&user=nobody", who).json()) == []
+
+
+def assigned(service: Service) -> dict[str, Any]:
+    """The first process that the node is asked for, once it is."""
+    deadline = time.monotonic() + 20
+    while not (runs := service.sync()["attempts"]):
+        assert time.monotonic() < deadline
+    found: dict[str, Any] = runs[0]
+    return found
 
 
 def test_users_stay_in_their_project(service: Service) -> None:

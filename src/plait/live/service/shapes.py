@@ -17,7 +17,10 @@ _LIVE = (
 
 
 def job(row: dict[str, Any], live: dict[str, Any], now_s: float, *, mine: bool) -> dict[str, Any]:
-    """A row of the table, with what memory knows laid over it. What others run is not for everybody."""
+    """A row of the table, with what memory knows laid over it.
+
+    What others run is not for everybody; nor is why it failed, which quotes its log.
+    """
     known = row | live if live else row
     created_s, started_s, ended_s = known["created_s"], known["started_s"], known["ended_s"]
     nodes = known["nodes"]
@@ -32,7 +35,7 @@ def job(row: dict[str, Any], live: dict[str, Any], now_s: float, *, mine: bool) 
         "command": known["command"].split(" ") if mine else [],
         "gpus": known["gpus"],
         "state": known["state"],
-        "reason": known["reason"],
+        "reason": known["reason"] if mine else live.get("reason", ""),
         "iterations": known["iterations"],
         "iterations_done": known["steps"],
         "nodes": nodes.split() if nodes else [],
@@ -53,6 +56,48 @@ def job(row: dict[str, Any], live: dict[str, Any], now_s: float, *, mine: bool) 
         if name in live:
             out[name] = live[name]
     return out
+
+
+#: columns of a long listing: name in the answer, name in the table
+_COLUMNS = {
+    "number": "number", "name": "name", "user": "owner", "project": "project", "model": "model", "class": "class",
+    "command": "command", "gpus": "gpus", "state": "state", "reason": "reason", "iterations": "iterations",
+    "iterations_done": "steps", "nodes": "nodes", "epoch": "epoch", "exit_code": "exit_code", "starts": "starts",
+    "preemptions": "preemptions", "failures": "failures", "created_s": "created_s", "started_s": "started_s",
+    "ended_s": "ended_s", "run_s": "run_s", "attained_gpu_s": "held_gpu_s",
+}  # fmt: skip
+_ROUNDED = ("created_s", "started_s", "ended_s", "run_s", "attained_gpu_s")
+_CHANGING = [(name, source) for name, source in _COLUMNS.items() if name not in ("number", "user", "created_s")]
+
+
+def table(
+    found: Mapping[str, list[Any]], fields: Mapping[int, Mapping[str, Any]], now_s: float, only: str | None
+) -> dict[str, Any]:
+    """Many jobs as columns; `jobs_of_table` of the client makes the rows of `job` from them.
+
+    `fields` is what memory knows by number; `only` the user whose jobs are shown in full, None for those of all.
+    """
+    columns = {name: list(found[source]) for name, source in _COLUMNS.items()}
+    more: dict[int, dict[str, Any]] = {}
+    hidden = [only is not None and owner != only for owner in columns["user"]]
+    if any(hidden):
+        for name in ("name", "command", "reason"):
+            columns[name] = ["" if hide else value for hide, value in zip(hidden, columns[name], strict=True)]
+    for i, number in enumerate(columns["number"] if fields else ()):
+        live = fields.get(number)
+        if live is None:
+            continue
+        if len(live) <= 2:  # a job that waits, as most of a long listing do
+            columns["state"][i] = live["state"]
+            columns["reason"][i] = live.get("reason", columns["reason"][i])
+            continue
+        for name, source in _CHANGING:
+            if source in live:
+                columns[name][i] = live[source]
+        more[number] = {name: live[name] for name in _LIVE if name in live}
+    for name in _ROUNDED:
+        columns[name] = [value and round(value, 3) for value in columns[name]]
+    return {"now_s": now_s, "columns": columns, "more": more}
 
 
 def whole_job(row: Mapping[str, Any], live: dict[str, Any], now_s: float, *, secrets: bool) -> dict[str, Any]:

@@ -180,6 +180,20 @@ class Store:
         self, *, states: Sequence[str] = (), owner: str | None = None, limit: int = 1000, offset: int = 0
     ) -> list[dict[str, Any]]:
         """Rows of jobs, newest first, without the requests."""
+        names, rows = self._jobs(states, owner, limit, offset)
+        return [dict(zip(names, row, strict=False)) for row in rows]
+
+    def job_columns(
+        self, *, states: Sequence[str] = (), owner: str | None = None, limit: int = 1000, offset: int = 0
+    ) -> dict[str, list[Any]]:
+        """The same by columns: what a long listing is made of."""
+        names, rows = self._jobs(states, owner, limit, offset)
+        values = zip(*rows, strict=True) if rows else (() for _ in names)
+        return {name: list(column) for name, column in zip(names, values, strict=True)}
+
+    def _jobs(
+        self, states: Sequence[str], owner: str | None, limit: int, offset: int
+    ) -> tuple[tuple[str, ...], Sequence[tuple[Any, ...]]]:
         table = schema.jobs
         query = sa.select(*(c for c in table.c if c.name != "request"))
         if states:
@@ -189,8 +203,8 @@ class Store:
         query = query.order_by(table.c.number.desc()).limit(limit).offset(offset)
         with self.reading() as connection:
             result = connection.execute(query)
-            names = tuple(result.keys())
-            return [dict(zip(names, row, strict=False)) for row in result.fetchall()]
+            # Numbers and texts need no translation: the driver's rows will do, at half the time.
+            return tuple(result.keys()), result.cursor.fetchall()
 
     def job(self, number: int) -> dict[str, Any] | None:
         """One job with its request and its attempts, or None."""
