@@ -87,13 +87,14 @@ class Trial:
     pause_s: float
     submit_s: float
     lost_s: float
+    seeds: int = 1  # different trainings of each width
     seed: int = SEED
 
     def run(self) -> None:
         draw = random.Random(self.seed)
         worlds = [1 + i % self.widest for i in range(self.jobs)]
         draw.shuffle(worlds)
-        shapes = [(world, draw.randrange(2)) for world in worlds]
+        shapes = [(world, draw.randrange(self.seeds)) for world in worlds]
         out = self.tmp / "out"
         out.mkdir()
         options = {"policy": "muri-l", "round": 2, "lost": self.lost_s, "lease": 2 * self.lost_s, "grace": 5}
@@ -193,7 +194,7 @@ def _jobs(database: Path) -> list[tuple[int, str, str, int]]:
 
 def test_nothing_is_lost_whatever_is_killed(tmp_path):
     Trial(
-        tmp_path, jobs=6, faults=10, widest=2, patience_s=150, every_s=1.5, pause_s=0.08, submit_s=1.0, lost_s=2.5
+        tmp_path, jobs=6, faults=10, widest=2, patience_s=150, every_s=1.2, pause_s=0.08, submit_s=1.0, lost_s=2.5
     ).run()
 
 

@@ -92,8 +92,8 @@ class NetworkStage:
             self._job.gate_thread.post(lambda: gate.leave(NETWORK))
 
     def _all_reduce(self, state: Any, bucket: Any) -> Any:
-        """The mean over all ranks, as DDP computes it without a hook: divided first, then summed."""
-        tensor = bucket.buffer().div_(self._group.size())
+        """The mean over all ranks, as DDP computes it without a hook: scaled first (by the inverse), then summed."""
+        tensor = bucket.buffer().mul_(1.0 / self._group.size())
         return dist.all_reduce(tensor, group=self._group, async_op=True).get_future()
 
 
