@@ -113,11 +113,11 @@ def restore(
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite the store that is there.")] = False,
 ) -> None:
     """Put a copy of the store back; the service must be down."""
-    import shutil
     import sqlite3
 
     from plait.core.errors import InputError
     from plait.live.layout import Layout, make_private
+    from plait.live.store.store import restore_backup
 
     layout = Layout.at(home)
     if service_lives(layout):
@@ -133,12 +133,7 @@ def restore(
     if layout.database.exists() and not replace:
         raise InputError(f"{layout.database} is there; add --replace to overwrite it")
     make_private(layout.home)
-    for suffix in ("-wal", "-shm"):
-        Path(f"{layout.database}{suffix}").unlink(missing_ok=True)
-    beside = layout.database.with_name(".restoring")
-    shutil.copyfile(source, beside)
-    beside.chmod(0o600)
-    beside.replace(layout.database)
+    restore_backup(source, layout.database)
     typer.echo(f"restored {layout.database}; go on with: plait up")
 
 

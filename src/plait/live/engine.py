@@ -212,14 +212,30 @@ class Engine:
             self.unfenced.discard(number)
             self.assigner.changed()
 
+    def next_epoch(self, job: JobRecord) -> int:
+        """Above every one that the job's folder has seen, which may be more than a store knows that was put back.
+
+        A job that never ran has no folder: what is there is of another one of its number, and is put aside.
+        """
+        reached = self._epoch_on_disk(job.number)
+        if reached and not job.epoch:
+            folder = self.layout.job(job.number)
+            aside = make_private(folder / f"before-{reached}")
+            for path in [p for p in folder.iterdir() if p.name != "EPOCH" and not p.name.startswith("before-")]:
+                path.replace(aside / path.name)
+        return max(reached, job.epoch) + 1
+
+    def _epoch_on_disk(self, number: int) -> int:
+        try:
+            return int(self.layout.epoch_file(number).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return 0
+
     def _write_epoch(self, number: int, epoch: int) -> None:
         path = self.layout.epoch_file(number)
         make_private(path.parent)
-        try:
-            if int(path.read_text()) >= epoch:
-                return
-        except (OSError, ValueError):
-            pass
+        if self._epoch_on_disk(number) >= epoch:
+            return
         part = path.with_name(path.name + ".part")
         with open(part, "w", encoding="ascii") as file:
             file.write(f"{epoch}\n")

@@ -136,9 +136,13 @@ def _begin(engine: Engine, job: JobRecord, gpus: tuple[int, ...], now: float) ->
     for gpu in sorted(gpus):
         node = int(cluster.gpu_node[gpu])
         ranks.append([cluster.nodes[node].id, gpu - int(cluster.first_gpu[node])])
+    try:
+        epoch = engine.next_epoch(job)
+    except OSError:
+        return  # a disk that is full or gone: at the next event, then
     engine.do(
         {
-            "type": "AttemptBegan", "at_s": now, "job": job.number, "epoch": job.epoch + 1, "gpus": list(gpus),
+            "type": "AttemptBegan", "at_s": now, "job": job.number, "epoch": epoch, "gpus": list(gpus),
             "ranks": ranks, "port": _port(engine) if len(gpus) > 1 else 0,
         }
     )  # fmt: skip

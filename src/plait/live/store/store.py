@@ -33,6 +33,8 @@ from plait.live.store.schema import Entry, Token, Views
 
 _BUSY_S = 10
 _KEPT_SNAPSHOTS = 2
+#: Terms left free for the services of a store between its copy and its being put back.
+_TERMS = 1_000_000
 _LOCK_KEY = 0x706C616974  # "plait"
 
 
@@ -404,6 +406,9 @@ def restore_backup(source: str | Path, target: str | Path) -> None:
             os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             with closing(sqlite3.connect(part)) as copy:
                 backup.backup(copy)
+                # Agents refuse terms below the highest they have seen, which the copy knows nothing of.
+                copy.execute("UPDATE meta SET value = CAST(value AS INTEGER) + ? WHERE key = 'term'", (_TERMS,))
+                copy.commit()
         if path.exists():
             with closing(sqlite3.connect(path)) as old:
                 old.execute("PRAGMA wal_checkpoint(TRUNCATE)")
