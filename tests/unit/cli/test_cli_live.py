@@ -427,18 +427,29 @@ def test_doctor_looks_at_everything(plait, fake, tmp_path):
 
 
 def test_restore_takes_only_sound_stores(plait, tmp_path, monkeypatch):
+    import contextlib
     import sqlite3
+
+    from plait.live.store import Store
 
     monkeypatch.setenv("PLAIT_HOME", str(tmp_path / "home"))
     (tmp_path / "text").write_text("no database")
     assert "is not a" in plait("restore", "text").err
     assert plait("restore", "nothing").code == 2
-    database = sqlite3.connect(tmp_path / "copy.db")
-    database.execute("CREATE TABLE log (seq INTEGER)")
-    database.commit()
-    database.close()
+    for name in ("log", "meta"):  # tables of one alone are no store
+        with contextlib.closing(sqlite3.connect(tmp_path / "half.db")) as database:
+            database.execute(f"CREATE TABLE IF NOT EXISTS {name} (seq INTEGER)")
+            database.commit()
+        assert plait("restore", "half.db").code == 2
+    assert not (tmp_path / "home" / "plait.db").exists()
+    store = Store.open(tmp_path / "home" / "first.db")
+    made_at = store.made_at
+    store.backup(tmp_path / "copy.db")
+    store.close()
     assert plait("restore", "copy.db").code == 0
-    assert (tmp_path / "home" / "plait.db").read_bytes() == (tmp_path / "copy.db").read_bytes()
+    store = Store.open(tmp_path / "home" / "plait.db")
+    assert store.made_at == made_at
+    store.close()
     assert "add --replace to overwrite" in plait("restore", "copy.db").err
     assert plait("restore", "copy.db", "--replace").code == 0
 
