@@ -7,6 +7,7 @@ processes has a rank.
 
 from __future__ import annotations
 
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -223,13 +224,19 @@ def from_json(kind: type[T], data: Any) -> T:
     return typing.cast("T", _parse(kind, data, kind.__name__))
 
 
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The types of a message's fields: looked up once, not for each process of each report."""
+    return typing.get_type_hints(kind)
+
+
 def _parse(kind: Any, value: Any, at: str) -> Any:
     if is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise WireError(f"{at} is {value!r:.80}, needs an object")
         if "v" in {f.name for f in fields(kind)} and value.get("v", VERSION) != VERSION:
             raise WireError(f"{at} has version {value.get('v')!r}; this plait speaks version {VERSION}")
-        hints = typing.get_type_hints(kind)
+        hints = _hints(typing.cast("type[Any]", kind))
         known = {
             f.name: _parse(hints[f.name], value[f.name], f"{at}.{f.name}") for f in fields(kind) if f.name in value
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -346,6 +347,23 @@ def test_logs_come_from_the_agent(service: Service) -> None:
         )
         service.sync(running, replies=[Reply(asks[0]["id"], "llo", 2, 5, 12)])
         assert asked.result().json() == {"text": "llo", "offset": 2, "next": 5, "size": 12, "epoch": 1, "rank": 0}
+
+
+def test_a_followed_log_ends_when_the_token_is_revoked(service: Service) -> None:
+    service.submit("ann")
+    mine = next(t["id"] for t in service.ask("GET", "/v1/tokens").json() if t["user"] == "ann")
+    threading.Timer(0.6, lambda: service.ask("DELETE", f"/v1/tokens/{mine}")).start()
+    answer = service.ask("GET", "/v1/jobs/j-0/logs?follow=1", "ann")  # of a job that never starts: there is no node
+    assert answer.text.startswith("event: error")
+    assert "revoked" in answer.text
+
+
+def test_invented_methods_are_counted_together(service: Service) -> None:
+    for i in range(20):
+        service.http.request(f"BREW{i}", "/v1/jobs")
+    text = service.ask("GET", "/metrics").text
+    assert "BREW" not in text
+    assert 'method="other"' in text
 
 
 def test_policy_and_nodes(service: Service) -> None:

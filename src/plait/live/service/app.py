@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -38,12 +39,14 @@ from plait.live.service.models import (
 from plait.live.service.worker import Stopped, Worker
 from plait.live.store import Store, StoreError, Token
 from plait.live.wire import Assignment, Observed, Reply, WireError, from_json, to_json
+from plait.policies.catalog import make_policy
 
 #: An agent's question is held back this long at most.
 LONG_POLL_S = 1.0
 #: Parts of a log: default, at most; and how often a log is looked at that does not grow.
 PART, LARGEST_PART = 65_536, 1_000_000
 FOLLOW_S = 0.3
+_LOG = logging.getLogger("plait.service")
 
 
 class Json(Response):
@@ -292,7 +295,7 @@ def _logs(app: FastAPI, api: Api) -> None:
         if rank >= row["gpus"]:
             raise LookupError(f"job {job} has ranks 0 to {row['gpus'] - 1}; there is no rank {rank}")
         if follow:
-            stream = _follow(api, job, rank, offset, limit)
+            stream = _follow(api, lambda: api.who(request), job, rank, offset, limit)
             headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
             return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
         if epoch is None and not row["attempts"]:
@@ -318,10 +321,20 @@ async def _part(
     }  # fmt: skip
 
 
-async def _follow(api: Api, job: str, rank: int, offset: int, limit: int) -> AsyncIterator[str]:
-    """The log of the newest attempt, then of the next one, until the job has ended and all of it was sent."""
+async def _follow(
+    api: Api, may: Callable[[], object], job: str, rank: int, offset: int, limit: int
+) -> AsyncIterator[str]:
+    """The log of the newest attempt, then of the next one, until the job has ended and all of it was sent.
+
+    `may` raises `Denied` once the token was revoked: a stream that is open is no way around that.
+    """
     epoch, quiet, patience = 0, 0.0, 0
     while not api.closing.is_set():
+        try:
+            may()
+        except Denied as error:
+            yield _event({"message": str(error)}, "error")
+            return
         row = await api.row(job)
         newest = max((a["epoch"] for a in row["attempts"]), default=0)
         over = row["state"] in shapes.FINAL
@@ -382,7 +395,8 @@ def _cluster(app: FastAPI, api: Api) -> None:
     async def state(request: Request) -> Response:
         """Everything a forward simulation needs."""
         api.who(request)
-        return Json(await api.worker.call(lambda engine, now: engine.state_for_forecast(now)))
+        found = await api.worker.call(lambda engine, now: engine.state_for_forecast(now))
+        return await asyncio.to_thread(Json, found)
 
     @app.get("/v1/nodes")
     async def nodes(request: Request) -> Response:
@@ -412,6 +426,7 @@ def _cluster(app: FastAPI, api: Api) -> None:
         """Let another policy decide from now on."""
         api.who(request, "admin")
         wanted = parse(PolicyIn, await api.body(request)).policy
+        await asyncio.to_thread(_try_out, wanted)
         await api.worker.call(lambda engine, now: engine.set_policy(wanted, now))
         return Json(await api.worker.call(_policy))
 
@@ -427,6 +442,17 @@ def _cluster(app: FastAPI, api: Api) -> None:
             return Json({"events": shown})
 
         return await asyncio.to_thread(read)
+
+
+def _try_out(policy: str) -> None:
+    """Load and compile what a policy needs: in the engine's thread all users and agents would wait for that."""
+    from plait.live.service.main import warm_up
+
+    make_policy(policy)  # raises InputError for one that there is not
+    try:
+        warm_up(policy)
+    except Exception:  # on a cluster of its own; the status will tell how it does on the real one
+        _LOG.warning("policy %s failed on an empty cluster", policy, exc_info=True)
 
 
 def _policy(engine: Engine, now: float) -> dict[str, Any]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 #: Bytes of a body at most; agents may send more, as replies hold parts of logs.
 LARGEST_BODY, LARGEST_REPORT = 1_000_000, 16_000_000
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 _LOG = logging.getLogger("plait.http")
 
 
@@ -55,7 +56,8 @@ class BodyLimit:
         self._count(scope, status, time.perf_counter() - began, agent)
 
     def _count(self, scope: Scope, status: int, taken_s: float, agent: bool) -> None:
-        self.metrics.requests.labels(scope["method"], str(status)).inc()
+        # Whoever asks may invent methods; each would be remembered for ever.
+        self.metrics.requests.labels(scope["method"] if scope["method"] in METHODS else "other", str(status)).inc()
         if agent:
             return
         self.metrics.seconds.observe(taken_s)

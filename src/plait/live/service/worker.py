@@ -121,7 +121,8 @@ class Worker(threading.Thread):
                 wake_s = engine.step(self.clock())
         except BaseException as error:
             for item in items:
-                item.future.set_exception(error)
+                item.error = error
+                self._answer(item)
             raise
         self.commits += 1
         taken_s = time.perf_counter() - begin
