@@ -236,7 +236,7 @@ def _parse(kind: Any, value: Any, at: str) -> Any:
             raise WireError(f"{at} is {value!r:.80}, needs an object")
         if "v" in {f.name for f in fields(kind)} and value.get("v", VERSION) != VERSION:
             raise WireError(f"{at} has version {value.get('v')!r}; this plait speaks version {VERSION}")
-        hints = _hints(typing.cast("type[Any]", kind))
+        hints = _hints(typing.cast("Any", kind))
         known = {
             f.name: _parse(hints[f.name], value[f.name], f"{at}.{f.name}") for f in fields(kind) if f.name in value
         }
