@@ -289,7 +289,7 @@ def test_an_agent_told_to_stop_jobs_ends_them_and_tells(world: World) -> None:
     assert world.end_agent(signal.SIGTERM) == 0
     seen = world.service.seen(1)
     assert seen is not None
-    assert (seen.state, seen.exit_code) == ("ended", -15)
+    assert (seen.state, seen.exit_code) == ("ended", 75)
 
 
 def test_members_of_a_group_are_told_of_it_and_of_its_changes(world: World) -> None:
