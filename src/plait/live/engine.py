@@ -396,7 +396,9 @@ class Engine:
             self._settle_s = now + self.options.settle_s
             self._nodes.add(info.id)
             record = state.nodes[info.id]
-        fresh = seen.agent not in record.agents
+        # After a restart nobody is known: words of an earlier term are late once the node's agent speaks in this one.
+        late = 0 < seen.term < self.term and record.reached > 0
+        fresh = seen.agent not in record.agents and not late
         if fresh:
             record.agents.add(seen.agent)
             record.agent, record.reached = seen.agent, 0
