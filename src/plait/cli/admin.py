@@ -13,6 +13,15 @@ token = typer.Typer(help="Tokens: who may use the service.", no_args_is_help=Tru
 project = typer.Typer(help="Projects: quotas and shares.", no_args_is_help=True)
 
 
+def _print_rows(rows: list[dict[str, Any]], as_json: bool, nothing: str) -> None:
+    """Rows with whatever columns they have."""
+    if as_json:
+        print_json(rows)
+        return
+    columns = tuple(dict.fromkeys(key for row in rows for key in row))
+    print_table(columns, ([row.get(c) for c in columns] for row in rows), nothing)
+
+
 @token.command("create", no_args_is_help=True)
 def create_token(
     user: Annotated[str, typer.Argument(help="Who will use it.")],
@@ -36,11 +45,7 @@ def list_tokens(home: HomeOption = None, as_json: JsonFlag = False) -> None:
     """List tokens, without their secrets."""
     with client(home) as service:
         found = service.tokens()
-    if as_json:
-        print_json(found)
-        return
-    columns = tuple(dict.fromkeys(key for row in found for key in row))
-    print_table(columns, ([row.get(c) for c in columns] for row in found), "no tokens")
+    _print_rows(found, as_json, "no tokens")
 
 
 @token.command("revoke", no_args_is_help=True)
@@ -59,11 +64,7 @@ def list_projects(home: HomeOption = None, as_json: JsonFlag = False) -> None:
     """List projects."""
     with client(home) as service:
         found = service.projects()
-    if as_json:
-        print_json(found)
-        return
-    columns = tuple(dict.fromkeys(key for row in found for key in row))
-    print_table(columns, ([row.get(c) for c in columns] for row in found), "no projects")
+    _print_rows(found, as_json, "no projects")
 
 
 @project.command("set", no_args_is_help=True)

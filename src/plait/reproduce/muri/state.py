@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +55,7 @@ class State:
         )
 
 
-class Rule:
+class Rule(ABC):
     """A policy of the artifact with the tolerances of its event loop (spec B.3).
 
     Completions whose times differ by a part `bucket` are one event; so are those within `near_s`. An arrival
@@ -79,6 +80,6 @@ class Rule:
     def advanced(self, state: State) -> None:
         """Progress has been counted up to now, before the decision."""
 
+    @abstractmethod
     def decide(self, state: State) -> None:
         """Say who runs from now on, where and how fast."""
-        raise NotImplementedError
