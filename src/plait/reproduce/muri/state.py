@@ -71,13 +71,13 @@ class Rule(ABC):
         """When the rule wants an event of its own; never, by default."""
         return math.inf
 
-    def arrive(self, state: State, jobs: IntArray) -> None:
+    def arrive(self, state: State, jobs: IntArray) -> None:  # noqa: B027 - most rules have nothing to do
         """Jobs have been submitted and are on the list."""
 
-    def leave(self, state: State, jobs: IntArray) -> None:
+    def leave(self, state: State, jobs: IntArray) -> None:  # noqa: B027 - most rules have nothing to do
         """Jobs have ended and left the list; `running` still tells that they ran."""
 
-    def advanced(self, state: State) -> None:
+    def advanced(self, state: State) -> None:  # noqa: B027 - most rules have nothing to do
         """Progress has been counted up to now, before the decision."""
 
     @abstractmethod
