@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plait.core.resources import Resource
-    from plait.training.job import AttachedJob, Job, attach
+    from plait.training.job import AttachedJob, attach
+    from plait.training.outside import Job
 
 __all__ = ["AttachedJob", "Job", "Resource", "attach"]
 
-_HOMES = {"Resource": "plait.core.resources"}
+_HOMES = {"Resource": "plait.core.resources", "Job": "plait.training.outside"}
 
 
 def __getattr__(name: str) -> object:

@@ -19,103 +19,23 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
-from plait.core.errors import InputError
 from plait.core.resources import Resource
-from plait.training import streams
 from plait.training.checkpoint import Checkpointer, CheckpointHandle, need_stateful
 from plait.training.commits import Commit, Commits
+from plait.training.compute import Compute
+from plait.training.keeping import Kept
+from plait.training.outside import Job
+from plait.training.pace import Pace
 from plait.training.page import STOP_NOW, JobState, Page
-from plait.training.profiler import Profiler, skew
+from plait.training.profiler import Profiler
 from plait.training.stagegate import NullGate
 from plait.training.stages import Stages
-from plait.training.stopping import PREEMPTED, Agreement, StopFlag
+from plait.training.stopping import PREEMPTED, Boundary
 from plait.training.surroundings import ControlFile, Surroundings, claim
-
-#: A part of an iteration shorter than this is not worth a pause for pacing.
-LEAST_PAUSE_S = 0.001
-
-
-class Job:
-    """A job outside plait: every method does nothing, or what a plain script would have done."""
-
-    def __init__(self, *, seed: int = 0) -> None:
-        """`seed` of `rng`."""
-        self._seed = seed
-        self._rng: Any = None
-
-    @property
-    def attached(self) -> bool:
-        """Whether plait runs this process."""
-        return False
-
-    @property
-    def rng(self) -> Any:
-        """A torch generator of the job's own, seeded by `attach(seed=...)`; its state is in checkpoints."""
-        if self._rng is None:
-            import torch
-
-            self._rng = torch.Generator().manual_seed(self._seed)
-        return self._rng
-
-    def stage(self, resource: Resource, *, sync: bool = False) -> AbstractContextManager[None]:
-        """`with job.stage(Resource.GPU):` marks a stage and waits for its turn. `sync`: wait for the GPU at the end."""
-        return nullcontext()
-
-    def wrap_loader(self, loader: Any, *, train: bool = True) -> Any:
-        """The loader with storage and CPU stages marked and, if it is the one for training, its place remembered.
-
-        An ordinary DataLoader goes on with exactly the batches that were left, in the middle of an epoch too;
-        torchdata's StatefulDataLoader keeps its own state. `train=False`, for evaluation: marks only.
-        """
-        return loader
-
-    def wrap_optimizer(self, optimizer: Any) -> Any:
-        """The same optimizer: its steps count, the GPU stage ends with them, its state is in checkpoints."""
-        return optimizer
-
-    def wrap_ddp(self, model: Any, *, inner: Any = None) -> Any:
-        """The same DDP model with its network stage marked. `inner`: a communication hook of one's own to go through.
-
-        DDP takes one hook, so a script that registers its own gives it here instead.
-        """
-        if inner is not None:
-            model.register_comm_hook(None, inner)
-        return model
-
-    def register_state(self, **stateful: Any) -> None:
-        """Have these in checkpoints, by name: whatever has `state_dict` and `load_state_dict`.
-
-        Optimizers are also wrapped as by `wrap_optimizer`. Raises `InputError` for what cannot be saved.
-        """
-
-    def resume(self) -> int:
-        """Put back the newest checkpoint's state, if there is one; the number of the next step, 0 at the beginning.
-
-        What is registered later is put back when it is registered.
-        """
-        return 0
-
-    def steps(self, total: int) -> Iterable[int]:
-        """`for step in job.steps(1000):` the steps that are left; resumes first."""
-        return range(total)
-
-    def epochs(self, total: int) -> Iterable[int]:
-        """`for epoch in job.epochs(10):` the epochs that are left, the first perhaps begun; resumes first."""
-        return range(total)
-
-    def yield_point(self) -> None:
-        """Inside a long stage: a moment at which others may go first."""
-
-    def step_boundary(self) -> None:
-        """End of an iteration, for loops that end it elsewhere than in an optimizer step; from then on the only one."""
-
-    def checkpoint(self, *, block: bool = False) -> CheckpointHandle | None:
-        """Save now, at the end of an iteration, written beside training unless `block`; all ranks together."""
-        return None
 
 
 class AttachedJob(Job):
@@ -128,27 +48,21 @@ class AttachedJob(Job):
         self.around, self.page = around, page
         self.control = ControlFile(around, page)
         self.stages = Stages(page, NullGate(), refresh=self.control.gate)
+        self.compute = Compute(self.stages, page)
         self.profiler = Profiler()
-        self.stop = StopFlag()
-        self.agreement = Agreement(around.world)
         folder = around.job_dir / "checkpoints"
         commits = Commits(folder, epoch=around.epoch, epoch_file=around.job_dir / "EPOCH")
         self.checkpointer = Checkpointer(commits, rank=around.rank, world=around.world, done=self._committed)
         self.step = 0
-        self.compute_thread = 0
         self._pid = os.getpid()
-        self._registered: dict[str, Any] = {}
-        self._replicated: set[str] = set()  # names of models under DDP
-        self._restored: dict[str, Any] | None = None  # states of the checkpoint that nobody has asked for yet
+        self.kept = Kept()
+        self._pace = Pace(page)
         self._resumed = self._manual = self._pending = self._leaving = False
-        self._counting: int | None = None  # id of the optimizer whose steps count
-        self._wrapped = self._marks_compute = False
         self._loops: list[str] = []  # loops of ours that are running: they know better moments than the optimizer
         self._epoch = self._counted = 0
-        self._saved_s = time.monotonic()
+        self._turn, self._turn_counted = 0, False  # of `steps`; whether an iteration ended in it
+        self.boundary = Boundary(page, self.checkpointer, around)
         self._idle_s = 0.0
-        self._due_sent = False
-        self._memory_limit = 0.0
         self._gate_thread: Any = None
         page.pid, page.state = os.getpid(), JobState.STARTING
         self._failed = False
@@ -157,12 +71,8 @@ class AttachedJob(Job):
 
     @property
     def rng(self) -> Any:
-        """See `Job.rng`; made after the checkpoint was read, it begins where the checkpoint's was."""
-        made = self._rng is None
-        generator = super().rng
-        if made and self._restored is not None and self._restored["streams"]["own"]:
-            generator.set_state(self._restored["streams"]["own"][0])
-        return generator
+        """See `Job.rng`."""
+        return self.kept.generator(self._seed)
 
     # -- what scripts call; documented in Job ---------------------------------------------------------------------
 
@@ -173,9 +83,8 @@ class AttachedJob(Job):
 
     def stage(self, resource: Resource, *, sync: bool = False) -> AbstractContextManager[None]:
         """See `Job.stage`."""
-        if resource is Resource.GPU and self._marks_compute:  # the script knows better where it begins and ends
-            self._marks_compute = False
-            self.stages.leave(Resource.GPU)
+        if resource is Resource.GPU:
+            self.compute.leave_to_script()
         return self.stages.stage(Resource(resource), sync=sync)
 
     def wrap_loader(self, loader: Any, *, train: bool = True) -> Any:
@@ -184,14 +93,14 @@ class AttachedJob(Job):
 
         wrapped = wrap(self, loader, train=train)
         if train and wrapped is not loader:
-            self._register(self._free_name("loader"), wrapped)
+            self.kept.add(self.kept.free_name("loader"), wrapped)
         return wrapped
 
     def wrap_optimizer(self, optimizer: Any) -> Any:
         """See `Job.wrap_optimizer`."""
-        if not any(value is optimizer for value in self._registered.values()):
-            self._register(self._free_name("optimizer"), optimizer)
-        self._mark_optimizer(optimizer)
+        if self.kept.name_of(optimizer) is None:
+            self.kept.add(self.kept.free_name("optimizer"), optimizer)
+        self.compute.know(optimizer)
         return optimizer
 
     def wrap_ddp(self, model: Any, *, inner: Any = None) -> Any:
@@ -200,12 +109,12 @@ class AttachedJob(Job):
 
         register(self, model, inner)
         module = module_of(model)
-        names = [name for name, value in self._registered.items() if value in (model, module)]
-        name = names[0] if names else self._free_name("model")
-        if not names:
-            self._register(name, module)
-        self._registered[name] = module
-        self._replicated.add(name)
+        name = self.kept.name_of(model, module)
+        if name is None:
+            name = self.kept.free_name("model")
+            self.kept.add(name, module)
+        self.kept.values[name] = module
+        self.kept.replicated.add(name)
         return model
 
     def register_state(self, **stateful: Any) -> None:
@@ -213,9 +122,9 @@ class AttachedJob(Job):
         for name, value in stateful.items():
             need_stateful(name, value)
         for name, value in stateful.items():
-            self._register(name, value)
+            self.kept.add(name, value)
             if hasattr(value, "param_groups"):
-                self._mark_optimizer(value)
+                self.compute.know(value)
 
     def resume(self) -> int:
         """See `Job.resume`."""
@@ -224,29 +133,28 @@ class AttachedJob(Job):
         self._resumed = True
         found = self.checkpointer.load()
         if found is not None:
-            commit, self._restored = found
+            commit, state = found
             self.step = commit.step
-            self._epoch = self._restored["plait"]["epoch"]
+            self._epoch, self._turn = state["plait"]["epoch"], state["plait"].get("turn", self.step)
             self.page.steps = self.page.checkpoint_steps = self.step
             with contextlib.suppress(OSError):
                 self.page.checkpoint_time = commit.path.stat().st_mtime
-            for name, value in self._registered.items():
-                self._restore(name, value)
-            self.restore_streams()
+            self.kept.found(state)
         self.page.state = JobState.RUNNING
-        self._saved_s = time.monotonic()
+        self.boundary.saved()
         return self.step
 
     def steps(self, total: int) -> Iterator[int]:
         """See `Job.steps`."""
-        first = self.resume()
+        self.resume()
         self.page.total_iterations = total
         with self.in_loop("steps"):
-            for step in range(first, total):
-                if step > first:
-                    self.safe_point("steps")
-                yield step
-            self.safe_point("steps")
+            for turn in range(self._turn, total):
+                self._turn, self._turn_counted = turn, False
+                yield turn
+                # Not the count of optimizer steps: a scaler may skip one, and it may take several turns to make one.
+                self._turn, self._turn_counted = turn + 1, False
+                self.safe_point("steps")
 
     def epochs(self, total: int) -> Iterator[int]:
         """See `Job.epochs`."""
@@ -280,13 +188,18 @@ class AttachedJob(Job):
         handle = self.checkpointer.save(self.step, self._collect)
         self.page.blocking_s += handle.blocking_s
         self._idle_s += handle.blocking_s
-        self._saved_s = time.monotonic()
+        self.boundary.saved()
         if block:
             handle.wait()
         self.page.state = before
         return handle
 
     # -- what loaders, hooks and adapters call --------------------------------------------------------------------
+
+    @property
+    def compute_thread(self) -> int:
+        """The thread that the GPU stage was opened in."""
+        return self.compute.thread
 
     @property
     def gate_thread(self) -> Any:
@@ -301,12 +214,8 @@ class AttachedJob(Job):
         """After `step()` of any optimizer of the process. The first, or the first wrapped, is the one that counts."""
         if os.getpid() != self._pid or self._leaving:
             return
-        if self._counting is None:
-            self._counting = id(optimizer)
-        if id(optimizer) != self._counting:
+        if not self.compute.stepped(optimizer):
             return
-        if self._marks_compute:
-            self.stages.leave(Resource.GPU)
         if self._manual:
             return
         self._count()
@@ -314,17 +223,6 @@ class AttachedJob(Job):
             self._pending = True
         else:
             self._act()
-
-    def batch_begins(self) -> None:
-        """A loader hands out a batch: from here on the job computes."""
-        if self._marks_compute and not self.stages.is_open(Resource.GPU):
-            self.compute_thread = threading.get_ident()
-            self.stages.enter(Resource.GPU)
-
-    def batch_ends(self) -> None:
-        """The script asks for the next batch, or leaves its loop."""
-        if self._marks_compute:
-            self.stages.leave(Resource.GPU)
 
     @contextlib.contextmanager
     def in_loop(self, loop: str) -> Iterator[None]:
@@ -340,20 +238,10 @@ class AttachedJob(Job):
         """Whether the script counts its epochs by `epochs`."""
         return "epochs" in self._loops
 
-    def restore_streams(self) -> None:
-        """Random streams as they were at the checkpoint, after whatever had to be drawn to get here."""
-        if self._restored is not None:
-            streams.restore(self._restored["streams"], self._own_generators())
-
-    @property
-    def wants_stop(self) -> int:
-        """0 go on, 1 checkpoint and exit, 2 exit: what the agent or a signal asked of this rank."""
-        return max(self.stop.level, min(self.page.stop, STOP_NOW))
-
     def leave(self) -> NoReturn:
         """End the process as preempted, once what is being written is written."""
         self._leaving = True
-        self.stop.ignore()
+        self.boundary.stop.ignore()
         self.stages.close_all()
         self.stages.gate.close()
         self.checkpointer.drain()
@@ -382,61 +270,10 @@ class AttachedJob(Job):
         if not self._leaving:
             self.page.state = JobState.FAILED if self._failed else JobState.FINISHED
 
-    # -- state ----------------------------------------------------------------------------------------------------
-
-    def _free_name(self, name: str) -> str:
-        numbers = (f"{name}{i}" if i > 1 else name for i in range(1, len(self._registered) + 2))
-        return next(n for n in numbers if n not in self._registered)
-
-    def _register(self, name: str, value: Any) -> None:
-        self._registered[name] = value
-        if self._resumed:
-            self._restore(name, value)
-
-    def _restore(self, name: str, value: Any) -> None:
-        if self._restored is None or name not in self._restored["states"]:
-            return
-        try:
-            value.load_state_dict(self._restored["states"].pop(name))
-        except (RuntimeError, ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"the checkpoint of step {self.step} does not fit {name!r} ({type(value).__name__}): {error}; "
-                "submit a changed script as a new job"
-            ) from error
-
-    def _mark_optimizer(self, optimizer: Any) -> None:
-        """Count its steps, mark its stage, look at its parameters' sizes."""
-        if not hasattr(optimizer, "register_step_pre_hook"):  # Accelerate's, around torch's
-            optimizer = getattr(optimizer, "optimizer", optimizer)
-        if not self._wrapped:
-            self._wrapped = self._marks_compute = True
-            self._counting = id(optimizer)
-            sizes = [p.numel() * p.element_size() for group in optimizer.param_groups for p in group["params"]]
-            self.page.skew = skew(sizes)
-            if hasattr(optimizer, "register_step_pre_hook"):
-                optimizer.register_step_pre_hook(self._step_begins)
-
-    def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """The GPU was given back while the last gradients travelled; with tokens it is needed again."""
-        stages = self.stages
-        if self._marks_compute and stages.gate.kind == "tokens" and not stages.has(Resource.GPU):
-            stages.leave(Resource.GPU)
-            stages.enter(Resource.GPU)
-
-    def _own_generators(self) -> list[Any]:
-        return [] if self._rng is None else [self._rng]
-
     def _collect(self) -> dict[str, Any]:
-        """The state of this rank at a boundary. What all ranks have alike is in rank 0's alone."""
-        left_out: set[str] = set()
-        if self.around.rank and self._replicated:  # replicas are identical, and so are the optimizers that step them
-            steppers = {name for name, value in self._registered.items() if hasattr(value, "param_groups")}
-            left_out = self._replicated | steppers
-        return {
-            "plait": {"epoch": self._epoch, "step": self.step, "world": self.around.world},
-            "states": {name: v.state_dict() for name, v in self._registered.items() if name not in left_out},
-            "streams": streams.capture(self._own_generators()),
-        }
+        turn = self._turn + self._turn_counted
+        about = {"epoch": self._epoch, "step": self.step, "turn": turn, "world": self.around.world}
+        return self.kept.collect(self.around.rank, about)
 
     def _committed(self, commit: Commit) -> None:
         self.page.checkpoint_steps, self.page.checkpoint_time = commit.step, time.time()
@@ -454,6 +291,7 @@ class AttachedJob(Job):
         now_s = time.monotonic()
         self.step += 1
         self._counted += 1
+        self._turn_counted = True
         self.stages.publish()
         page, profiler = self.page, self.profiler
         if self.step == 1 or page.state == JobState.STARTING:
@@ -465,10 +303,10 @@ class AttachedJob(Job):
 
     def _act(self) -> None:
         """Between two iterations: save, stop, hold, slow down, as it was asked for."""
-        stop, save = self.decide()
+        stop, save = self.boundary.decide()
         if stop == STOP_NOW:
             self.leave()
-        if self._registered and (stop or save):
+        if self.kept.values and (stop or save):
             self.checkpoint()
         if stop:
             self.leave()
@@ -481,64 +319,26 @@ class AttachedJob(Job):
         self._manual, self._resumed, self.step = True, True, step
         self.page.steps, self.page.total_iterations = step, total
         self.page.state = JobState.RUNNING
-        self._saved_s = time.monotonic()
+        self.boundary.saved()
 
     def count(self) -> None:
         """One iteration is done."""
         self._count()
 
-    def decide(self) -> tuple[int, bool]:
-        """What all ranks do at this boundary: stop (0 no, 1 after a checkpoint, 2 at once), make a checkpoint."""
-        self.stop.listen()
-        # Rank 0 says when, since clocks and disks of the others differ; one at a time.
-        due = self.around.rank == 0 and time.monotonic() - self._saved_s >= self.around.checkpoint_s
-        due = due and not self.checkpointer.busy
-        stop, save = self.agreement.decide(self.wants_stop, due and not self._due_sent)
-        self._due_sent = due and not save
-        return stop, save
-
     def settle(self) -> None:
         """Hold or slow down, if the agent asked for it."""
         if self.page.pause:
-            self._hold()
-        self._pace()
+            self.stages.gate.drop()
+            self._idle_s += self._pace.hold(lambda: self.boundary.wants_stop)
+        self._idle_s += self._pace.keep(self.profiler.step_s)
 
     def saved(self, commit: Commit | None, blocking_s: float) -> None:
         """A checkpoint was made in the trainer's own way; training stood still for it."""
-        self._saved_s = time.monotonic()
+        self.boundary.saved()
         self._idle_s += blocking_s
         self.page.blocking_s += blocking_s
         if commit is not None:
             self._committed(commit)
-
-    def _hold(self) -> None:
-        begin_s = time.monotonic()
-        self.stages.gate.drop()
-        while self.page.pause and not self.wants_stop:
-            time.sleep(0.005)
-        self._idle_s += time.monotonic() - begin_s
-
-    def _pace(self) -> None:
-        """Keep to a part of the GPU's time and memory, if the agent gave less than all."""
-        share = self.page.share
-        if 0 < share < 1:
-            pause_s = min(self.profiler.step_s * (1 / share - 1), 1.0)
-            if pause_s > LEAST_PAUSE_S:
-                time.sleep(pause_s)
-                self._idle_s += pause_s
-        limit = self.page.memory_limit_bytes
-        if limit != self._memory_limit:
-            self._memory_limit = limit
-            _limit_memory(limit)
-
-
-def _limit_memory(limit_bytes: float) -> None:
-    """Make torch's allocator on the current GPU keep to a limit; 0 takes the limit away."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is not None and cuda.is_initialized():
-        total = cuda.get_device_properties(cuda.current_device()).total_memory
-        cuda.empty_cache()
-        cuda.set_per_process_memory_fraction(min(limit_bytes / total, 1.0) if limit_bytes > 0 else 1.0)
 
 
 _current: AttachedJob | None = None

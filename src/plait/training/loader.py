@@ -207,13 +207,13 @@ class _Passes:
             try:
                 while (batch := load(batches)) is not _END:
                     self.done += 1
-                    job.batch_begins()
+                    job.compute.begin()
                     yield batch
-                    job.batch_ends()
+                    job.compute.end()
                     if self.train:
                         job.safe_point("loader")
             finally:
-                job.batch_ends()
+                job.compute.end()
                 self.active = False
 
 
@@ -270,7 +270,7 @@ class StagedLoader(DataLoader[Any]):
                 self._order.number += 1
             return self._passes.run(super().__iter__(), 0, self._next)
         batches = self._replayed(resume)
-        self._job.restore_streams()
+        self._job.kept.restore_streams()
         return self._passes.run(batches, resume["done"], self._next)
 
     def _replayed(self, state: dict[str, Any]) -> Iterator[Any]:
@@ -361,7 +361,7 @@ class PassingLoader:
         batches = iter(self._inner)
         if self._resumed:
             self._resumed = False
-            self._job.restore_streams()
+            self._job.kept.restore_streams()
         return self._passes.run(batches, 0, self._next)
 
     def _next(self, batches: Iterator[Any]) -> Any:

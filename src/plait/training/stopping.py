@@ -12,11 +12,16 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from plait.training.page import STOP_GRACEFULLY, STOP_NOW
+from plait.training.page import STOP_GRACEFULLY, STOP_NOW, Page
+
+if TYPE_CHECKING:
+    from plait.training.checkpoint import Checkpointer
+    from plait.training.surroundings import Surroundings
 
 #: Exit code of a process that was preempted and can be resumed.
 PREEMPTED = 75
@@ -83,6 +88,38 @@ class Agreement:
 
         self._group = dist.new_group(backend="gloo", group_desc="plait")
         self._sent = torch.zeros(2, dtype=torch.int64)
+
+
+class Boundary:
+    """What is done between two iterations: whether to stop, whether to make a checkpoint."""
+
+    def __init__(self, page: Page, checkpointer: Checkpointer, around: Surroundings) -> None:
+        """Of the rank that `around` describes."""
+        self.stop = StopFlag()
+        self._page, self._checkpointer, self._around = page, checkpointer, around
+        self._agreement = Agreement(around.world)
+        self._saved_s = time.monotonic()
+        self._due_sent = False
+
+    @property
+    def wants_stop(self) -> int:
+        """0 go on, 1 checkpoint and exit, 2 exit: what the agent or a signal asked of this rank."""
+        return max(self.stop.level, min(self._page.stop, STOP_NOW))
+
+    def saved(self) -> None:
+        """A checkpoint was made, or there was nothing to lose before now."""
+        self._saved_s = time.monotonic()
+
+    def decide(self) -> tuple[int, bool]:
+        """What all ranks do at this boundary: stop (0 no, 1 after a checkpoint, 2 at once), make a checkpoint."""
+        self.stop.listen()
+        # Rank 0 says when, since clocks and disks of the others differ; one at a time.
+        around = self._around
+        due = around.rank == 0 and time.monotonic() - self._saved_s >= around.checkpoint_s
+        due = due and not self._checkpointer.busy
+        stop, save = self._agreement.decide(self.wants_stop, due and not self._due_sent)
+        self._due_sent = due and not save
+        return stop, save
 
 
 def ignore_in_worker(inner: Callable[[int], None] | None, worker: int) -> None:

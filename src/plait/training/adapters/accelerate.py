@@ -16,7 +16,7 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from plait.training import job as jobs
-from plait.training.job import Job
+from plait.training.outside import Job
 
 
 def attach(accelerator: Any, loader: Any, *, model: Any, optimizer: Any, **stateful: Any) -> tuple[Job, Any]:

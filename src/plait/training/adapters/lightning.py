@@ -73,7 +73,7 @@ class PlaitCallback(Callback):
             return
         job.count()
         job.step = trainer.global_step
-        stop, save = job.decide()
+        stop, save = job.boundary.decide()
         if stop == STOP_NOW:
             job.leave()
         if stop or save:

@@ -67,7 +67,7 @@ class PlaitCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             return control
         job.stages.leave(Resource.GPU)
         job.count()
-        stop, save = job.decide()
+        stop, save = job.boundary.decide()
         if stop == STOP_NOW:
             job.leave()
         self._stopping = bool(stop)
