@@ -10,6 +10,7 @@ class Options:
     """Seconds unless named otherwise.
 
     round_s         decide at most this often
+    early_s         ... but for jobs that arrive while GPUs are free, at most this often before the round is due
     suspect_s       a node silent for so long gets no new work
     lost_s          ... is lost: its jobs wait again and may be replaced, under a new epoch
     lease_s         an agent without contact for so long stops its work
@@ -26,6 +27,7 @@ class Options:
     """
 
     round_s: float = 1.0
+    early_s: float = 0.25
     suspect_s: float = 3.0
     lost_s: float = 15.0
     lease_s: float = 600.0

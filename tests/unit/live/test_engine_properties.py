@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from live_cases import Cluster
 
-from plait.live.engine import Conflict
+from plait.live.errors import Conflict
 from plait.live.verify import replay_verify
 from plait.live.wire import ENDED, RUNNING, Assignment, Observed, Run, to_json
 

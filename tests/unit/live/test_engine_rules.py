@@ -11,7 +11,7 @@ from live_cases import Cluster
 
 from plait.core.errors import InputError
 from plait.core.jobs import Phase
-from plait.live.engine import Conflict
+from plait.live.errors import Conflict
 from plait.live.wire import ENDED, STARTING, NodeInfo, Observed, Profile, Seen
 
 Make = Callable[..., Cluster]

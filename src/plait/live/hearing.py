@@ -1,0 +1,181 @@
+"""What agents say, taken in: nodes that join or come back, processes that start, go on and end, measured profiles.
+
+Agents repeat themselves, speak late and may be two of one name: what they say is believed of the processes that were
+assigned to their node, of the attempt that is not over, and never backwards.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from plait.control.messages import JobProfiled, NodeJoined
+from plait.core.cluster import Node
+from plait.core.errors import InputError
+from plait.core.jobs import Phase
+from plait.live.attempts import NOT_STARTED, JobRecord, NodeRecord
+from plait.live.errors import Conflict
+from plait.live.requests import profile_key
+from plait.live.sane import check_node, sane_profile, sane_seen
+from plait.live.wire import ENDED, STARTING, STATES, Observed, Profile, Seen
+
+if TYPE_CHECKING:
+    from plait.live.engine import Engine
+
+#: A stage or iteration time counts as changed from this share on.
+DRIFT = 0.2
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def hear(engine: Engine, seen: Observed, now: float, address: str) -> None:
+    """Take what an agent sees, inside a batch; `InputError` for a node that cannot be."""
+    _notice(engine, _meet(engine, seen, now, address), seen, now)
+
+
+def hardware(record: NodeRecord) -> Node:
+    """A node as the controller knows it."""
+    info = record.info
+    assert info is not None
+    memory = int(info.gpu_memory_bytes)
+    return Node(info.id, info.gpus, info.gpu_kind, memory, info.cpus, info.memory_bytes, info.rack)
+
+
+def _meet(engine: Engine, seen: Observed, now: float, address: str) -> NodeRecord:
+    info, state = seen.node, engine.state
+    if not NODE_NAME.fullmatch(info.id):
+        raise InputError(f"a node cannot be called {info.id!r}; use letters, digits, '.', '_' and '-'")
+    check_node(info)
+    record = state.nodes.get(info.id)
+    if record is not None and record.info is not None and record.info.gpus != info.gpus:
+        raise Conflict(
+            f"node {info.id!r} came back with {info.gpus} GPUs, had {record.info.gpus}; give it another name"
+        )
+    if record is None:
+        engine.do(NodeJoined(now, hardware(NodeRecord(info.id, info=info))))
+        engine.rounds.settle_s = now + engine.options.settle_s
+        engine.touched_nodes.add(info.id)
+        record = state.nodes[info.id]
+    # After a restart nobody is known: words of an earlier term are late once the node's agent speaks in this one.
+    late = 0 < seen.term < engine.term and record.reached > 0
+    fresh = seen.agent not in record.agents and not late
+    if fresh:
+        record.agents.add(seen.agent)
+        record.agent, record.reached = seen.agent, 0
+    if seen.agent != record.agent:
+        return record  # late words of an agent process that was replaced
+    if record.lost:
+        back = {"type": "NodeDrained", "at_s": now, "node": info.id, "drained": True}
+        engine.do(back if record.drained else NodeJoined(now, hardware(record)))
+        engine.touched_nodes.add(info.id)
+    if record.suspect:
+        record.suspect, engine.stale = False, True
+        engine.touched_nodes.add(info.id)
+        touch_node(engine, info.id)
+    record.heard_s, record.address, record.usage = now, address, seen.usage
+    if seen.term == engine.term:
+        record.reached = max(record.reached, seen.reached)
+    if fresh:
+        _miss(engine, record, seen, now)
+    return record
+
+
+def _miss(engine: Engine, node: NodeRecord, seen: Observed, now: float) -> None:
+    """A new agent process took over from a journal; what it does not know of has not survived."""
+    listed = {(s.job, s.epoch, s.rank) for s in seen.attempts}
+    for number in sorted(engine.live):
+        attempt = engine.state.jobs[number].live
+        for i, rank in enumerate(attempt.ranks if attempt else ()):
+            known = rank.node == node.id and rank.seen is not None and not rank.ended
+            if attempt and known and rank.seen is not None and rank.seen.state == STARTING:
+                rank.seen = None  # it waited for its GPUs and had no process: nothing is lost
+                continue
+            if attempt and known and (number, attempt.epoch, i) not in listed:
+                _ended(engine, number, attempt.epoch, i, None, "the agent has lost track of it", True, now)
+
+
+def _notice(engine: Engine, node: NodeRecord, seen: Observed, now: float) -> None:
+    for one in seen.attempts:
+        _see(engine, node, one, now)
+    if seen.agent != node.agent or seen.term != engine.term:
+        return
+    listed = {(s.job, s.epoch, s.rank) for s in seen.attempts}
+    for number, epoch, rank in engine.assigner.stopped_at(node.id, seen.reached):
+        if (number, epoch, rank) not in listed:
+            _ended(engine, number, epoch, rank, None, "it was not running", False, now)
+
+
+def _see(engine: Engine, node: NodeRecord, seen: Seen, now: float) -> None:
+    job = engine.state.jobs.get(seen.job)
+    attempt = job.live if job else None
+    if job is None or attempt is None or attempt.epoch != seen.epoch or not 0 <= seen.rank < len(attempt.ranks):
+        return  # of an attempt that is over or was replaced: it is not assigned, so the agent stops it
+    rank = attempt.ranks[seen.rank]
+    if rank.node != node.id or rank.ended or seen.state not in STATES:
+        return
+    seen = sane_seen(seen)
+    before = rank.seen
+    if before is not None:
+        if STATES.index(seen.state) < STATES.index(before.state):
+            return  # an old message
+        seen = replace(seen, held_s=max(seen.held_s, before.held_s), steps=max(seen.steps, before.steps))
+    rank.seen = seen
+    if before is None or before.state != seen.state:
+        engine.state.touched.add(seen.job)
+    if seen.rank == 0:
+        _learn(engine, job, attempt.ranks[0].node, seen, now)
+    if seen.state == ENDED:
+        started = seen.pid != 0 or seen.exit_code not in NOT_STARTED
+        _ended(engine, seen.job, seen.epoch, seen.rank, seen.exit_code, seen.reason, started, now)
+
+
+def _ended(
+    engine: Engine, job: int, epoch: int, rank: int, exit_code: int | None, reason: str | None, started: bool,
+    now: float,
+) -> None:  # fmt: skip
+    engine.do(
+        {
+            "type": "RankEnded", "at_s": now, "job": job, "epoch": epoch, "rank": rank, "exit_code": exit_code,
+            "reason": reason, "started": started,
+        }
+    )  # fmt: skip
+
+
+def _learn(engine: Engine, job: JobRecord, node: str, seen: Seen, now: float) -> None:
+    """A profile measured alone: for the job itself and for later ones like it."""
+    info = engine.state.nodes[node].info
+    if info is None or engine.state.controller is None:
+        return
+    key = profile_key(job.request, info.gpu_kind)
+    known = engine.state.learnt.get(key, {})
+    if seen.skew is not None and 0 < seen.skew <= 1 and known.get("skew") != seen.skew:
+        engine.do({"type": "Learnt", "at_s": now, "key": key, "skew": seen.skew})
+    profile = seen.profile
+    if profile is None or not sane_profile(profile) or engine.state.phase(job) > Phase.RUNNING:
+        return
+    columns = engine.state.controller.books.columns
+    if _differs(profile, columns["stage_s"][job.number].tolist(), float(columns["iteration_s"][job.number])):
+        stage_s, iteration_s = [float(x) for x in profile.stage_s], float(profile.iteration_s)
+        engine.do(JobProfiled(now, np.array([job.number]), np.array([iteration_s]), np.array([stage_s])))
+        engine.do({"type": "Learnt", "at_s": now, "key": key, "stage_s": stage_s, "iteration_s": iteration_s})
+        engine.state.touched.add(job.number)
+
+
+def touch_node(engine: Engine, node: str) -> None:
+    """Jobs on a node are shown differently from now on."""
+    for number in engine.live:
+        attempt = engine.state.jobs[number].live
+        if attempt and any(r.node == node for r in attempt.ranks):
+            engine.state.touched.add(number)
+
+
+def _differs(profile: Profile, stage_s: Sequence[float], iteration_s: float) -> bool:
+    """Whether the books know nothing of the job, or something a good deal different."""
+    if math.isnan(iteration_s) or any(math.isnan(t) for t in stage_s):
+        return True
+    pairs = [(profile.iteration_s, iteration_s), *zip(profile.stage_s, stage_s, strict=True)]
+    return any(abs(new - old) > DRIFT * iteration_s for new, old in pairs)

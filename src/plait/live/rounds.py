@@ -1,0 +1,203 @@
+"""When things are done: nodes watched, jobs admitted, attempts reconciled, progress noted, decisions made.
+
+Decisions are made in rounds: at most every `round_s`, and only if something changed or the plan says so. A job that
+arrives while GPUs are free need not wait for the round: one early decision is let through once submissions have paused
+for a moment, and never so often that deciding takes more than a fifth of the time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from plait.control.books import refusal
+from plait.control.messages import JobCancelled, JobSubmitted, NodeLost, ProgressReported, ReplanDue
+from plait.core.jobs import JobBatch, JobSpec, Phase
+from plait.live.hearing import touch_node
+from plait.live.reconcile import reconcile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from plait.live.engine import Engine
+
+#: Nodes are looked at this often at most, seconds.
+WATCH_S = 0.25
+#: Coming so many seconds later than was asked for means that the process stood still.
+LATE_S = 0.5
+#: Submissions have paused when none came for so long; an early decision waits so many times this at most.
+QUIET_S, QUIETS = 0.05, 4
+#: After a decision the next early one waits so many times as long as that one took.
+REST = 4.0
+
+
+class Rounds:
+    """The clockwork of one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Nothing is due yet."""
+        self._engine = engine
+        #: Until then jobs too large for the cluster wait for more nodes.
+        self.settle_s = engine.begin_s + engine.options.settle_s
+        self._watched_s = self._reported_s = -math.inf
+        self._due_s = math.inf
+        #: First and last arrival since the last decision of jobs that free GPUs could take; how long that one took.
+        self._arrived: tuple[float, float] | None = None
+        self._took_s = 0.0
+
+    def advance(self, now: float) -> float:
+        """Nodes, admission, attempts, decision, in this order; returns when to come again."""
+        engine = self._engine
+        self._excuse(now)
+        if now >= self._watched_s + WATCH_S:
+            self._watch(now)
+        if engine.state.pending:
+            self._admit(now)
+        engine.stale |= engine.deferred
+        self._settle(now)
+        if now >= self._decision_s():
+            self._decide(now)
+        elif engine.live and now >= self._reported_s + engine.options.progress_s:
+            self.report_progress(now)
+        self._due_s = self._wake_s(now)
+        return self._due_s
+
+    def _excuse(self, now: float) -> None:
+        """Nobody was heard while this process itself stood still (stopped, suspended, no CPU): that is no silence."""
+        late_s = now - self._due_s
+        if late_s > LATE_S:
+            for node in self._engine.state.nodes.values():
+                node.heard_s = min(now, node.heard_s + late_s)
+
+    def _settle(self, now: float) -> None:
+        while self._engine.stale:
+            self._engine.stale = False
+            reconcile(self._engine, now)
+
+    def _watch(self, now: float) -> None:
+        engine = self._engine
+        self._watched_s = now
+        for node in list(engine.state.nodes.values()):
+            silent_s = now - node.heard_s
+            if not node.lost and silent_s >= engine.options.lost_s:
+                node.suspect = False
+                engine.do(NodeLost(now, node.id))
+            elif not node.lost and not node.suspect and silent_s >= engine.options.suspect_s:
+                node.suspect = True
+            else:
+                continue
+            engine.touched_nodes.add(node.id)
+            touch_node(engine, node.id)
+
+    # -- jobs -----------------------------------------------------------------------------------------
+
+    def _admit(self, now: float) -> None:
+        """Tell the controller of new jobs, in order. The first that fits no node yet holds up those behind it."""
+        engine, state = self._engine, self._engine.state
+        controller = state.controller
+        if controller is None:
+            return
+        specs: list[JobSpec] = []
+        waits = now < self.settle_s
+        for number in state.pending:
+            job = state.jobs[number]
+            spec = engine.spec(number, job.request, job.owner, job.project, job.created_s)
+            if waits and not job.cancelled and refusal(spec, controller.cluster) is not None:
+                break
+            specs.append(spec)
+        if not specs:
+            return
+        first = controller.books.count
+        engine.do(JobSubmitted(now, first, JobBatch.of(specs)))
+        for number in range(first, first + len(specs)):
+            job = state.jobs[number]
+            if job.cancelled and state.phase(job) <= Phase.RUNNING:
+                engine.do(JobCancelled(now, np.array([number])))
+        if min(spec.gpus for spec in specs) <= self._free_gpus():
+            self._arrived = (self._arrived[0] if self._arrived else now, now)
+
+    def _free_gpus(self) -> int:
+        """GPUs of nodes that answer which nobody holds or was given."""
+        state = self._engine.state
+        held = {gpu for gpus in state.groups.by_gpus for gpu in gpus}
+        for number in self._engine.live:
+            attempt = state.jobs[number].live
+            held.update(attempt.gpus if attempt else ())
+        there = (n.info.gpus for n in state.nodes.values() if n.state == "ready" and n.info)
+        return sum(there) - len(held)
+
+    def report_progress(self, now: float, only: Sequence[int] | None = None) -> None:
+        """Tell the controller what agents have measured about running jobs."""
+        engine = self._engine
+        controller = engine.state.controller
+        if controller is None:
+            return
+        columns = controller.books.columns
+        rows = []
+        for number in sorted(engine.live) if only is None else only:
+            job = engine.state.jobs[number]
+            attempt = job.live
+            if attempt is None or attempt.lead is None or columns["phase"][number] > Phase.RUNNING:
+                continue
+            steps = attempt.steps
+            done = float(columns["iterations_done"][number]) if steps is None else steps
+            ran = max(float(columns["run_s"][number]), job.held_s + attempt.held_s)
+            service = job.held_gpu_s + attempt.held_s * len(attempt.gpus)
+            pace = attempt.lead.step_s
+            served = max(float(columns["attained_gpu_s"][number]), service)
+            rows.append((number, done, served, ran, math.nan if pace is None or not pace > 0 else pace))
+        if only is None:
+            self._reported_s = now
+        if rows:
+            jobs = np.array([r[0] for r in rows], dtype=np.int64)
+            done_, attained, ran_, paces = (np.array([r[i] for r in rows]) for i in range(1, 5))
+            engine.do(ProgressReported(now, jobs, done_, attained, ran_, paces))
+
+    # -- decisions ------------------------------------------------------------------------------------
+
+    def _decide(self, now: float) -> None:
+        self.report_progress(now)
+        begin = time.perf_counter()
+        self._engine.do(ReplanDue(now))
+        self._took_s = time.perf_counter() - begin
+        self._arrived = None
+        self._settle(now)
+
+    def _decision_s(self) -> float:
+        """When the next decision is due."""
+        engine, state = self._engine, self._engine.state
+        controller = state.controller
+        if controller is None or not engine.ready:
+            return math.inf
+        pause = max(engine.options.round_s, 5.0) if state.policy_error else engine.options.round_s
+        earliest = state.decision_s + pause
+        if not controller.changed:
+            return max(earliest, controller.plan.valid_until_s)
+        return min(earliest, self._early_s())
+
+    def _early_s(self) -> float:
+        """When a decision may be made before its round, for jobs that arrived while GPUs are free."""
+        state, options = self._engine.state, self._engine.options
+        if self._arrived is None or state.policy_error:
+            return math.inf
+        first, last = self._arrived
+        quiet_s = min(last + QUIET_S, first + QUIETS * QUIET_S)
+        return max(quiet_s, state.decision_s + max(options.early_s, REST * self._took_s))
+
+    def _wake_s(self, now: float) -> float:
+        engine, state, options = self._engine, self._engine.state, self._engine.options
+        times = [self._decision_s()]
+        if state.pending and now < self.settle_s:
+            times.append(self.settle_s)
+        if engine.live:
+            times.append(self._reported_s + options.progress_s)
+        if engine.unfenced or engine.deferred:
+            times.append(now + 1.0)
+        for node in state.nodes.values():
+            if not node.lost:
+                limit = options.lost_s if node.suspect else options.suspect_s
+                times.append(max(node.heard_s + limit, self._watched_s + WATCH_S))
+        return max(min(times, default=math.inf), now)

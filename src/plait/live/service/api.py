@@ -1,0 +1,75 @@
+"""What all handlers of the HTTP API share: who asks, the request's body, rows of jobs, answers as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, cast
+
+from fastapi import Request
+from fastapi.responses import Response
+from pydantic_core import PydanticSerializationError
+from pydantic_core import to_json as to_json_bytes
+
+from plait.live import views
+from plait.live.layout import job_number
+from plait.live.service.auth import Tokens, need
+from plait.live.service.logs import Mailbox
+from plait.live.service.metrics import Metrics
+from plait.live.service.models import Invalid
+from plait.live.service.worker import Worker
+from plait.live.store import Store, Token
+
+
+class Json(Response):
+    """Plain values as JSON, without a detour through models."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Compact; numbers that are none become null, half characters a question mark."""
+        try:
+            return to_json_bytes(content, inf_nan_mode="null")
+        except PydanticSerializationError:
+            return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+
+
+class Api:
+    """What all handlers share."""
+
+    def __init__(self, store: Store, worker: Worker, tokens: Tokens, mailbox: Mailbox, begin: float) -> None:
+        """Parts of one service."""
+        self.store, self.worker, self.tokens, self.mailbox, self.begin = store, worker, tokens, mailbox, begin
+        self.metrics = Metrics(worker)
+        self.closing = asyncio.Event()
+
+    def who(self, request: Request, *roles: str) -> Token:
+        """Whose request it is, if they may; raises `Denied`."""
+        token = self.tokens.who(request.headers.get("authorization"))
+        need(token, *(roles or ("admin", "user", "viewer")))
+        return token
+
+    async def body(self, request: Request) -> Any:
+        """The request's JSON; raises `Invalid`."""
+        try:
+            return json.loads(await request.body())
+        except (ValueError, RecursionError) as error:
+            raise Invalid(f"the body is not JSON: {error}", status=400) from None
+
+    async def row(self, name: str) -> dict[str, Any]:
+        """The job of this name; raises LookupError."""
+        number = job_number(name) if len(name) <= 20 else None
+        row = None if number is None else await asyncio.to_thread(self.store.job, number)
+        if row is None:
+            raise LookupError(f"no job {name[:40]!r}; `plait ls` shows those there are")
+        return row
+
+    async def live(self, number: int) -> dict[str, Any]:
+        """What memory knows of a job."""
+        found: dict[str, Any] = await self.worker.call(lambda engine, now: views.live_fields(engine, number))
+        return found
+
+
+def api_of(request: Request) -> Api:
+    """The service that a request came to."""
+    return cast("Api", request.app.state.api)

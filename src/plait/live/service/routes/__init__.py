@@ -1,0 +1,1 @@
+"""Handlers of the HTTP API, one module a topic: they check who asks and what, and leave the rest to others."""

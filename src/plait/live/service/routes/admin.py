@@ -1,0 +1,112 @@
+"""Administration: tokens, projects, backup."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from plait.live.engine import Engine
+from plait.live.service.api import Json, api_of
+from plait.live.service.models import BackupIn, ProjectIn, TokenIn, parse
+from plait.live.store import Token
+
+router = APIRouter()
+
+
+@router.get("/v1/tokens")
+async def tokens(request: Request) -> Response:
+    """Tokens, without their secrets."""
+    api = api_of(request)
+    api.who(request, "admin")
+    return Json([_shown(token) for token in api.tokens.all()])
+
+
+@router.post("/v1/tokens")
+async def make_token(request: Request) -> Response:
+    """A new token; its secret is in this answer and nowhere else."""
+    api = api_of(request)
+    api.who(request, "admin")
+    given = parse(TokenIn, await api.body(request))
+    now = api.worker.clock()
+    secret, token = await asyncio.to_thread(api.tokens.make, given.user, given.role, given.project, now)
+    return Json({**_shown(token), "token": secret})
+
+
+@router.delete("/v1/tokens/{token_id}")
+async def revoke(request: Request, token_id: str) -> Response:
+    """A token that counts no more."""
+    api = api_of(request)
+    api.who(request, "admin")
+    if not await asyncio.to_thread(api.tokens.revoke, token_id):
+        raise LookupError(f"no token {token_id[:40]!r}; `plait token ls` shows those there are")
+    return Json({"id": token_id, "revoked": True})
+
+
+@router.get("/v1/projects")
+async def projects(request: Request) -> Response:
+    """Projects with quotas and weights."""
+    api = api_of(request)
+    api.who(request)
+    return Json(await api.worker.call(_projects))
+
+
+@router.post("/v1/projects")
+async def set_project(request: Request) -> Response:
+    """Make a project, or change what is given of one; a quota of null lifts it."""
+    api = api_of(request)
+    api.who(request, "admin")
+    given = parse(ProjectIn, await api.body(request))
+
+    def work(engine: Engine, now: float) -> dict[str, Any]:
+        known = engine.state.projects.get(given.name, {"gpu_quota": None, "weight": 1.0})
+        quota = given.quota_gpus if "quota_gpus" in given.model_fields_set else known["gpu_quota"]
+        weight = given.weight if given.weight is not None else known["weight"]
+        engine.set_project(given.name, gpu_quota=quota, weight=weight, now=now)
+        return {"name": given.name, "quota_gpus": quota, "weight": weight}
+
+    return Json(await api.worker.call(work))
+
+
+@router.delete("/v1/projects/{name}")
+async def drop_project(request: Request, name: str) -> Response:
+    """Forget a project's quota and weight."""
+    api = api_of(request)
+    api.who(request, "admin")
+    await api.worker.call(lambda engine, now: engine.drop_project(name, now))
+    return Json({"name": name, "gone": True})
+
+
+@router.post("/v1/backup")
+async def backup(request: Request) -> Response:
+    """A consistent copy of the store, on the machine of the service, for its owner alone."""
+    api = api_of(request)
+    api.who(request, "admin")
+    given = parse(BackupIn, await api.body(request))
+    path = await asyncio.to_thread(api.store.backup, given.path)
+    return Json({"path": str(path), "bytes": path.stat().st_size})
+
+
+def _projects(engine: Engine, now: float) -> list[dict[str, Any]]:
+    held: dict[str, int] = {}
+    for number in engine.live:
+        job = engine.state.jobs[number]
+        held[job.project] = held.get(job.project, 0) + len(job.attempt.gpus if job.attempt else ())
+    names = dict.fromkeys([*engine.state.projects, "default", *held])
+    known = engine.state.projects
+    return [
+        {
+            "name": name, "quota_gpus": known.get(name, {}).get("gpu_quota"),
+            "weight": known.get(name, {}).get("weight", 1.0), "gpus": held.get(name, 0),
+        }
+        for name in names
+    ]  # fmt: skip
+
+
+def _shown(token: Token) -> dict[str, Any]:
+    return {
+        "id": token.id, "user": token.user, "role": token.role, "project": token.project,
+        "created_s": token.created_s,
+    }  # fmt: skip

@@ -1,0 +1,55 @@
+"""Agents tell what they see and hear what should be; they are told at once, or at the end of a long poll."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from plait.live.engine import Engine
+from plait.live.service.api import Api, Json, api_of
+from plait.live.wire import Assignment, Observed, from_json, to_json
+
+#: An agent's question is held back this long at most.
+LONG_POLL_S = 1.0
+
+router = APIRouter()
+
+
+@router.post("/agent/v1/sync")
+async def sync(request: Request) -> Response:
+    """An agent tells what it sees and hears what should be; see `plait.live.wire`."""
+    api = api_of(request)
+    api.who(request, "agent")
+    observed = from_json(Observed, await api.body(request))
+    node = observed.node.id
+    address = request.client.host if request.client else "127.0.0.1"
+    api.mailbox.take(node, observed.replies)
+
+    def observe(engine: Engine, now: float) -> None:
+        engine.observe(observed, now, address)
+
+    def assigned(engine: Engine, _: None) -> Assignment:
+        return engine.assignment(node, observed.agent)
+
+    answer = await api.worker.call(observe, assigned)
+    asks = api.mailbox.due(node)
+    wait_s = min(max(observed.wait_s, 0.0), LONG_POLL_S)
+    if answer.version <= observed.reached and answer.term == observed.term and not asks and wait_s > 0:
+        await _unless_gone(api, api.mailbox.news(node, answer.version, wait_s))
+        answer = await api.worker.call(lambda engine, now: None, assigned)
+        asks = api.mailbox.due(node)
+    return Json({**to_json(answer), "ask": [to_json(ask) for ask in asks]})
+
+
+async def _unless_gone(api: Api, waiting: Awaitable[None]) -> None:
+    """Wait; a service that goes down does not keep agents waiting."""
+    closing = asyncio.ensure_future(api.closing.wait())
+    news = asyncio.ensure_future(waiting)
+    try:
+        await asyncio.wait({closing, news}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        closing.cancel()
+        news.cancel()

@@ -1,0 +1,123 @@
+"""The cluster: its figures, nodes, policy, state and event log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import PlainTextResponse, Response
+
+from plait import __version__
+from plait.live.engine import Engine
+from plait.live.service import shapes
+from plait.live.service.api import Api, Json, api_of
+from plait.live.service.models import PolicyIn, parse
+from plait.policies.catalog import make_policy
+
+_LOG = logging.getLogger("plait.service")
+
+router = APIRouter()
+
+
+async def _status(api: Api) -> dict[str, Any]:
+    found: dict[str, Any] = await api.worker.call(lambda engine, now: engine.status(now))
+    counts = await asyncio.to_thread(api.store.counts)
+    found["jobs"].update({state: counts.get(state, 0) for state in shapes.FINAL})
+    return {**found, "version": __version__, "uptime_s": time.monotonic() - api.begin}
+
+
+@router.get("/v1/status")
+async def show_status(request: Request) -> Response:
+    """The service in a few figures."""
+    api = api_of(request)
+    api.who(request)
+    return Json(await _status(api))
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Figures for Prometheus."""
+    api = api_of(request)
+    api.who(request)
+    return PlainTextResponse(api.metrics.render(await _status(api)), media_type="text/plain; version=0.0.4")
+
+
+@router.get("/v1/state")
+async def state(request: Request) -> Response:
+    """Everything a forward simulation needs."""
+    api = api_of(request)
+    api.who(request)
+    found = await api.worker.call(lambda engine, now: engine.state_for_forecast(now))
+    return await asyncio.to_thread(Json, found)
+
+
+@router.get("/v1/nodes")
+async def nodes(request: Request) -> Response:
+    """Nodes, their usage, and who holds their GPUs."""
+    api = api_of(request)
+    api.who(request)
+    return Json(await api.worker.call(lambda engine, now: engine.nodes(now)))
+
+
+@router.post("/v1/nodes/{node}/{action}")
+async def change_node(request: Request, node: str, action: str) -> Response:
+    """Drain: no new work, what runs goes on elsewhere. Resume: work again."""
+    api = api_of(request)
+    api.who(request, "admin")
+    if action not in ("drain", "resume"):
+        raise LookupError(f"a node can be drained and resumed, not {action[:40]!r}")
+    work = Engine.drain if action == "drain" else Engine.resume
+    await api.worker.call(lambda engine, now: work(engine, node, now))
+    found = await api.worker.call(lambda engine, now: engine.nodes(now))
+    return Json(next(n for n in found if n["id"] == node))
+
+
+@router.get("/v1/policy")
+async def policy(request: Request) -> Response:
+    """The policy that decides."""
+    api = api_of(request)
+    api.who(request)
+    return Json(await api.worker.call(_policy))
+
+
+@router.put("/v1/policy")
+async def set_policy(request: Request) -> Response:
+    """Let another policy decide from now on."""
+    api = api_of(request)
+    api.who(request, "admin")
+    wanted = parse(PolicyIn, await api.body(request)).policy
+    await asyncio.to_thread(_try_out, wanted)
+    await api.worker.call(lambda engine, now: engine.set_policy(wanted, now))
+    return Json(await api.worker.call(_policy))
+
+
+@router.get("/v1/events")
+async def events(request: Request, after: int = Query(0, ge=0), limit: int = Query(1000, ge=1, le=10_000)) -> Response:
+    """The event log after an entry."""
+    api = api_of(request)
+    token = api.who(request, "admin", "viewer")
+
+    def read() -> Response:
+        shown = [shapes.entry(e, secrets=token.role == "admin") for e in api.store.entries(after, limit)]
+        return Json({"events": shown})
+
+    return await asyncio.to_thread(read)
+
+
+def _try_out(policy: str) -> None:
+    """Load and compile what a policy needs: in the engine's thread all users and agents would wait for that."""
+    from plait.live.service.main import warm_up
+
+    make_policy(policy)  # raises InputError for one that there is not
+    try:
+        warm_up(policy)
+    except Exception:  # on a cluster of its own; the status will tell how it does on the real one
+        _LOG.warning("policy %s failed on an empty cluster", policy, exc_info=True)
+
+
+def _policy(engine: Engine, now: float) -> dict[str, Any]:
+    state = engine.state
+    return {"policy": state.policy_text, "error": state.policy_error or None, "round_s": engine.options.round_s}

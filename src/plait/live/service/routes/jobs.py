@@ -1,0 +1,146 @@
+"""Jobs: submit, list, show, cancel, explain, and what happened to them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from plait.live import views
+from plait.live.errors import Conflict
+from plait.live.layout import job_name
+from plait.live.service import shapes
+from plait.live.service.api import Json, api_of
+from plait.live.service.auth import Denied, owns
+from plait.live.service.models import Invalid, JobIn, JobOut, JobsIn, parse
+from plait.live.store import Token
+
+router = APIRouter()
+_BOTH = {"anyOf": [JobIn.model_json_schema(), JobsIn.model_json_schema()]}
+_DESCRIBED = {"requestBody": {"required": True, "content": {"application/json": {"schema": _BOTH}}}}
+
+
+@router.post("/v1/jobs", response_model=JobOut | list[JobOut], openapi_extra=_DESCRIBED)
+async def submit(request: Request) -> Response:
+    """Submit one job, or several, all or none; they are stored when the answer comes."""
+    api = api_of(request)
+    token = api.who(request, "admin", "user")
+    data = await api.body(request)
+    several = isinstance(data, dict) and "jobs" in data
+    jobs = parse(JobsIn, data).jobs if several else [parse(JobIn, data)]
+    requests = [_in_project(job.request(), token) for job in jobs]
+    numbers = await api.worker.call(lambda engine, now: engine.submit(requests, owner=token.user, now=now))
+    answer = [{"id": job_name(n), "number": n} for n in numbers]
+    return Json(answer if several else answer[0])
+
+
+@router.get("/v1/jobs")
+async def list_jobs(
+    request: Request, state: str | None = None, user: str | None = None,
+    limit: int = Query(100, ge=1, le=10_000), offset: int = Query(0, ge=0), columns: bool = False,
+) -> Response:  # fmt: skip
+    """Jobs, newest first; `state` may be several, separated by commas.
+
+    With `columns=1` an object of columns, `now_s` and what is known `more` of jobs that run: half the bytes.
+    """
+    api = api_of(request)
+    token = api.who(request)
+    states = [s for s in (state or "").split(",") if s]
+    for one in states:
+        if one not in views.STATES:
+            raise Invalid(f"{one[:40]!r} is no state; known: {', '.join(views.STATES)}", "state")
+    found = await asyncio.to_thread(api.store.job_columns, states=states, owner=user, limit=limit, offset=offset)
+    shown = zip(found["number"], found["state"], strict=True)
+    open_ones = [number for number, now in shown if now not in shapes.FINAL]
+    live = await api.worker.call(lambda engine, now: (now, engine.fields(open_ones)))
+    return await asyncio.to_thread(_listed, found, live, token, columns)
+
+
+@router.get("/v1/jobs/{job}")
+async def show(request: Request, job: str) -> Response:
+    """Everything about one job."""
+    api = api_of(request)
+    token, row = api.who(request), await api.row(job)
+    owns(token, job, row["owner"], change=False)
+    live = await api.live(row["number"])
+    secrets = token.role == "admin" or token.user == row["owner"]
+    return Json(shapes.whole_job(row, live, api.worker.clock(), secrets=secrets))
+
+
+@router.delete("/v1/jobs/{job}")
+async def cancel(request: Request, job: str) -> Response:
+    """Take a job back; asking twice is the same as once."""
+    api = api_of(request)
+    token, row = api.who(request, "admin", "user"), await api.row(job)
+    owns(token, job, row["owner"], change=True)
+    number = row["number"]
+    if row["state"] != "cancelled":
+        try:
+            await api.worker.call(lambda engine, now: engine.cancel(number, now))
+        except Conflict:
+            row = await api.row(job)
+            live = await api.live(number)
+            if row["state"] != "cancelled" and live.get("state") not in ("stopping", "cancelled"):
+                raise
+    return Json({"id": job, "state": (await api.live(number)).get("state", "cancelled")})
+
+
+@router.get("/v1/jobs/{job}/explain")
+async def explain(request: Request, job: str) -> Response:
+    """Why it waits and what would start it now; or how it runs."""
+    api = api_of(request)
+    token, row = api.who(request), await api.row(job)
+    owns(token, job, row["owner"], change=False)
+    number = row["number"]
+    try:
+        found = await api.worker.call(lambda engine, now: engine.explain(number, now))
+    except LookupError:
+        ended = (await api.row(job))["state"]
+        found = {"id": job, "number": number, "state": ended, "summary": row["reason"] or f"it has {ended}"}
+    return Json(found)
+
+
+@router.get("/v1/jobs/{job}/events")
+async def job_events(request: Request, job: str) -> Response:
+    """What happened to one job, oldest first."""
+    api = api_of(request)
+    token, row = api.who(request), await api.row(job)
+    owns(token, job, row["owner"], change=False)
+    entries = await asyncio.to_thread(lambda: list(api.store.entries(job=row["number"], limit=5000)))
+    shown = [shapes.entry(e, secrets=token.role == "admin") for e in entries]
+    return Json({"events": [_only(e, row["number"], token) for e in shown]})
+
+
+def _in_project(request: dict[str, Any], token: Token) -> dict[str, Any]:
+    project = request.setdefault("project", token.project)
+    if token.role != "admin" and project != token.project:
+        raise Denied(403, f"{token.user} belongs to project {token.project}, not {project}")
+    return request
+
+
+def _only(entry: dict[str, Any], number: int, token: Token) -> dict[str, Any]:
+    """Of a submission of several jobs, the one that was asked about."""
+    event = entry["event"]
+    if event["type"] == "Requested":
+        event["requests"] = [event["requests"][number - event["first"]]]
+        event["first"] = number
+    elif event["type"] == "JobSubmitted" and token.role == "user":
+        event["jobs"] = [event["jobs"][number - event["first"]]]
+        event["first"] = number
+    return entry
+
+
+def _listed(
+    found: dict[str, list[Any]], live: tuple[float, dict[int, dict[str, Any]]], token: Token, columns: bool
+) -> Response:
+    now_s, fields = live
+    only = None if token.role in ("admin", "viewer") else token.user
+    if columns:
+        return Json(shapes.table(found, fields, now_s, only))
+    none: dict[str, Any] = {}
+    rows = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+    return Json(
+        [shapes.job(row, fields.get(row["number"], none), now_s, mine=only in (None, row["owner"])) for row in rows]
+    )

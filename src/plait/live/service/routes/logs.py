@@ -1,0 +1,113 @@
+"""What the processes of a job wrote: parts of it, or a stream that goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response, StreamingResponse
+
+from plait.live.layout import job_name
+from plait.live.service import shapes
+from plait.live.service.api import Api, Json, api_of
+from plait.live.service.auth import Denied, owns
+from plait.live.service.logs import NoAnswer
+from plait.live.wire import Reply
+
+#: Parts of a log: default, at most; and how often a log is looked at that does not grow.
+PART, LARGEST_PART = 65_536, 1_000_000
+FOLLOW_S = 0.3
+
+router = APIRouter()
+
+
+@router.get("/v1/jobs/{job}/logs")
+async def logs(
+    request: Request, job: str, rank: int = Query(0, ge=0), offset: int = Query(0, ge=0),
+    limit: int = Query(PART, ge=1, le=LARGEST_PART), epoch: int | None = Query(None, ge=1), follow: bool = False,
+) -> Response:  # fmt: skip
+    """Part of what a process wrote: text, where it begins, where the next part does, the whole size in bytes.
+
+    With `follow=1` a stream of such parts as server-sent events, and an event `end` when the job has ended.
+    """
+    api = api_of(request)
+    token, row = api.who(request), await api.row(job)
+    owns(token, job, row["owner"], change=False)
+    if rank >= row["gpus"]:
+        raise LookupError(f"job {job} has ranks 0 to {row['gpus'] - 1}; there is no rank {rank}")
+    if follow:
+        stream = _follow(api, lambda: api.who(request), job, rank, offset, limit)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+    if epoch is None and not row["attempts"]:
+        return Json({"text": "", "offset": 0, "next": 0, "size": 0, "epoch": 0, "rank": rank})
+    return Json(await _part(api, row, rank, offset, limit, epoch))
+
+
+async def _part(
+    api: Api, row: dict[str, Any], rank: int, offset: int, limit: int, epoch: int | None = None
+) -> dict[str, Any]:
+    tries = {a["epoch"]: a for a in row["attempts"]}
+    attempt = tries.get(epoch if epoch is not None else max(tries))
+    if attempt is None:
+        raise LookupError(f"job {job_name(row['number'])} has no attempt {epoch}; it has {len(tries)}")
+    node = attempt["ranks"][rank]["node"]
+    reply: Reply = await api.mailbox.ask(node, row["number"], attempt["epoch"], rank, offset, limit)
+    if reply.error:
+        raise LookupError(f"node {node}: {reply.error}")
+    following = reply.next or reply.offset + len(reply.text.encode())
+    return {
+        "text": reply.text, "offset": reply.offset, "next": following, "size": reply.size, "epoch": attempt["epoch"],
+        "rank": rank,
+    }  # fmt: skip
+
+
+async def _follow(
+    api: Api, may: Callable[[], object], job: str, rank: int, offset: int, limit: int
+) -> AsyncIterator[str]:
+    """The log of the newest attempt, then of the next one, until the job has ended and all of it was sent.
+
+    `may` raises `Denied` once the token was revoked: a stream that is open is no way around that.
+    """
+    epoch, quiet, patience = 0, 0.0, 0
+    while not api.closing.is_set():
+        try:
+            may()
+        except Denied as error:
+            yield _event({"message": str(error)}, "error")
+            return
+        row = await api.row(job)
+        newest = max((a["epoch"] for a in row["attempts"]), default=0)
+        over = row["state"] in shapes.FINAL
+        part: dict[str, Any] | None = None
+        if newest:
+            epoch = epoch or newest
+            try:
+                part = await _part(api, row, rank, offset, limit, epoch)
+                patience = 0
+            except (NoAnswer, LookupError) as error:
+                patience += 1
+                if over or patience == 20:
+                    yield _event({"message": str(error.args[0])}, "error")
+                    return
+        if part and part["text"]:
+            offset, quiet = part["next"], 0.0
+            yield _event(part)
+        elif newest > epoch:
+            epoch, offset = newest, 0
+        elif over:
+            yield _event({"state": row["state"]}, "end")
+            return
+        else:
+            quiet += FOLLOW_S
+            if quiet > 10:
+                quiet = 0.0
+                yield ": still here\n\n"
+            await asyncio.sleep(FOLLOW_S)
+
+
+def _event(data: dict[str, Any], kind: str = "") -> str:
+    return (f"event: {kind}\n" if kind else "") + f"data: {json.dumps(data)}\n\n"
