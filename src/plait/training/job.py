@@ -28,6 +28,7 @@ from plait.training.checkpoint import Checkpointer, CheckpointHandle, need_state
 from plait.training.commits import Commit, Commits
 from plait.training.compute import Compute
 from plait.training.keeping import Kept
+from plait.training.members import Preempted, here
 from plait.training.outside import Job
 from plait.training.pace import Pace
 from plait.training.page import STOP_NOW, JobState, Page
@@ -47,7 +48,9 @@ class AttachedJob(Job):
         assert around.job_dir is not None
         self.around, self.page = around, page
         self.control = ControlFile(around, page)
-        self.stages = Stages(page, NullGate(), refresh=self.control.gate)
+        self.member = here()
+        begun = None if self.member is None else self.member.own_streams
+        self.stages = Stages(page, NullGate(), refresh=self.control.gate, begun=begun)
         self.compute = Compute(self.stages, page)
         self.profiler = Profiler()
         folder = around.job_dir / "checkpoints"
@@ -56,7 +59,7 @@ class AttachedJob(Job):
         self.step = 0
         self._pid = os.getpid()
         self.kept = Kept()
-        self._pace = Pace(page)
+        self._pace = Pace(page, limits_memory=self.member is None)  # torch's limit is one for a whole process
         self._resumed = self._manual = self._pending = self._leaving = False
         self._loops: list[str] = []  # loops of ours that are running: they know better moments than the optimizer
         self._epoch = self._counted = 0
@@ -64,10 +67,12 @@ class AttachedJob(Job):
         self.boundary = Boundary(page, self.checkpointer, around)
         self._idle_s = 0.0
         self._gate_thread: Any = None
+        self._group: Any = None
         page.pid, page.state = os.getpid(), JobState.STARTING
         self._failed = False
-        atexit.register(self._end)
-        sys.excepthook = self._note_failure(sys.excepthook)
+        if self.member is None:  # else whoever runs the thread ends the job
+            atexit.register(self._end)
+            sys.excepthook = self._note_failure(sys.excepthook)
 
     @property
     def rng(self) -> Any:
@@ -80,6 +85,13 @@ class AttachedJob(Job):
     def attached(self) -> bool:
         """True."""
         return True
+
+    @property
+    def process_group(self) -> Any:
+        """See `Job.process_group`."""
+        if self._group is None and self.member is not None and self.member.make_group is not None:
+            self._group = self.member.make_group()
+        return self._group if self._group is not None else super().process_group
 
     def stage(self, resource: Resource, *, sync: bool = False) -> AbstractContextManager[None]:
         """See `Job.stage`."""
@@ -246,11 +258,21 @@ class AttachedJob(Job):
         self.stages.gate.close()
         self.checkpointer.drain()
         self.page.state = JobState.PREEMPTED
-        if threading.current_thread() is not threading.main_thread():  # SystemExit would only end this thread
+        if self.member is not None:
+            if threading.get_ident() != self.member.ident:  # of a helper thread: tell the job's own
+                self.member.leaving = PREEMPTED
+                self.member.interrupt(Preempted)
+        elif threading.current_thread() is not threading.main_thread():  # SystemExit would only end this thread
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(PREEMPTED)
         raise SystemExit(PREEMPTED)
+
+    def end(self, *, failed: bool) -> None:
+        """The script has ended, of a job that shares its process: what the interpreter's end does for others."""
+        self._failed = failed
+        self.stages.close_all()
+        self._end()
 
     def _note_failure(self, inner: Callable[..., object]) -> Callable[..., object]:
         """An excepthook that remembers that there was an exception nobody caught."""
@@ -346,27 +368,40 @@ _lock_fd: int | None = None
 
 
 def current() -> AttachedJob | None:
-    """The job of this process, if it has one; none in forked children, whose parent speaks."""
-    return _current if _current is not None and _current._pid == os.getpid() else None
+    """The job of this process, or of this thread where several share it; none in forked children."""
+    member = here()
+    job = _current if member is None else member.job
+    return job if job is not None and job._pid == os.getpid() else None
 
 
 def attach(*, seed: int = 0, **stateful: Any) -> Job:
     """The job of this process; outside plait one that does nothing. `stateful` as for `Job.register_state`.
 
     Raises `InputError` for state that cannot be saved. Where plait runs the process but another process speaks for
-    the rank already (a script that starts its training several times), the job does nothing either.
+    the rank already (a script that starts its training several times), the job does nothing either. In a process that
+    several jobs share it is the job of the thread.
     """
-    global _current, _lock_fd
     job: Job | None = current()
     if job is None:
         around = Surroundings.of(os.environ)
-        _lock_fd = claim(around.run_dir) if around.run_dir is not None and around.page_file.exists() else None
-        if _lock_fd is None:
+        lock_fd = claim(around.run_dir) if around.run_dir is not None and around.page_file.exists() else None
+        if lock_fd is None:
             return Job(seed=seed)
         from plait.training.startup import watch_torch
 
-        job = _current = AttachedJob(around, Page.open(around.page_file), seed=seed)
+        job = _keep(AttachedJob(around, Page.open(around.page_file), seed=seed), lock_fd)
         watch_torch()
     job._seed = seed
     job.register_state(**stateful)
+    return job
+
+
+def _keep(job: AttachedJob, lock_fd: int) -> AttachedJob:
+    """Remember whose job it is, and hold the lock that makes it the only one."""
+    global _current, _lock_fd
+    if job.member is None:
+        _current, _lock_fd = job, lock_fd
+    else:
+        job.member.job = job
+        job.member.at_exit.append(lambda: os.close(lock_fd))
     return job

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from plait.core.resources import Resource
+from plait.training.members import torch_cuda
 
 if TYPE_CHECKING:
     from plait.training.checkpoint import CheckpointHandle
@@ -33,6 +35,21 @@ class Job:
 
             self._rng = torch.Generator().manual_seed(self._seed)
         return self._rng
+
+    @property
+    def process_group(self) -> Any:
+        """The process group of all ranks: torch.distributed's default one; a merged job with peers has its own.
+
+        None for a job of one process.
+        """
+        dist = sys.modules.get("torch.distributed")
+        return dist.group.WORLD if dist is not None and dist.is_available() and dist.is_initialized() else None
+
+    @property
+    def stream(self) -> Any:
+        """The CUDA stream the job computes on (a merged job's own); None where the process uses no GPU."""
+        cuda = torch_cuda()
+        return None if cuda is None else cuda.current_stream()
 
     def stage(self, resource: Resource, *, sync: bool = False) -> AbstractContextManager[None]:
         """`with job.stage(Resource.GPU):` marks a stage and waits for its turn. `sync`: wait for the GPU at the end."""

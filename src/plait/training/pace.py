@@ -24,9 +24,9 @@ LOOK_EVERY_S = 0.005
 class Pace:
     """Keeps to the agent's words on a page."""
 
-    def __init__(self, page: Page) -> None:
-        """Of this rank."""
-        self._page, self._memory_limit = page, 0.0
+    def __init__(self, page: Page, *, limits_memory: bool = True) -> None:
+        """Of this rank; one that shares its process cannot limit its memory."""
+        self._page, self._memory_limit, self._limits = page, 0.0, limits_memory
 
     def hold(self, wants_stop: Callable[[], int]) -> float:
         """Stay here while the page says so, at most until the job is asked to stop; the seconds it took."""
@@ -43,7 +43,7 @@ class Pace:
             took_s = took_s if took_s > LEAST_PAUSE_S else 0.0
             time.sleep(took_s)
         limit = self._page.memory_limit_bytes
-        if limit != self._memory_limit and _limit_memory(limit):
+        if self._limits and limit != self._memory_limit and _limit_memory(limit):
             self._memory_limit = limit
         return took_s
 

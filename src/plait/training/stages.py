@@ -35,9 +35,13 @@ class Stages:
         *,
         refresh: Callable[[StageGate], StageGate] = lambda gate: gate,
         clock: Callable[[], float] = time.perf_counter,
+        begun: Callable[[], None] | None = None,
     ) -> None:
-        """Mark into `page`, ask `gate`; `refresh` is asked between stages which gate is the right one now."""
-        self.gate, self._refresh = gate, refresh
+        """Mark into `page`, ask `gate`; `refresh` is asked between stages which gate is the right one now.
+
+        `begun` is called when a GPU stage has begun.
+        """
+        self.gate, self._refresh, self._begun = gate, refresh, begun
         self.busy_s, self.exposed_s = [0.0] * K, [0.0] * K
         self._page, self._clock = page, clock
         self._since: list[float | None] = [None] * K
@@ -84,6 +88,8 @@ class Stages:
             self._exposed_before[resource] = self.exposed_s[resource]
             self._open += 1
         if resource is Resource.GPU:
+            if self._begun is not None:
+                self._begun()
             self._cuda.begin()
         if self._page is not None:
             self._page.in_stage = resource + 1

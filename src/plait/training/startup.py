@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from plait.training.members import here
+
 WATCHED = "torch.optim.optimizer"
 _watching = False
 
@@ -38,9 +40,13 @@ def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     job = current()
     if job is None:
         global _stepped_pid
-        if _stepped_pid == os.getpid():  # no job here, and there will be none
+        member = here()
+        if _stepped_pid == os.getpid() if member is None else member.looked:  # no job here, and there will be none
             return
-        _stepped_pid = os.getpid()
+        if member is None:
+            _stepped_pid = os.getpid()
+        else:
+            member.looked = True
         made = attach()
         job = made if isinstance(made, AttachedJob) else None
     if job is not None:

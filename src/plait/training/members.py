@@ -1,0 +1,108 @@
+"""Jobs that share one process, each a thread with all the threads it starts: whose is the thread that asks?
+
+`run_merged` and the host process of a merged group put a `Member` on each of their threads. Everything that a process
+has only once and that can be told apart by thread (arguments, environment, output, random streams, the job itself)
+looks here. In a process without merged jobs `here` is always None and costs nothing worth counting.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from plait.core.errors import PlaitError
+
+if TYPE_CHECKING:
+    from plait.training.job import AttachedJob
+
+
+class Unmergeable(PlaitError, ValueError):
+    """A job wants something that its process has only once. It runs by itself; submit it without merging."""
+
+
+class Preempted(SystemExit):
+    """Raised in the thread of a member that is told to end and does not come to a step boundary."""
+
+
+@dataclass(eq=False)
+class Member:
+    """One job of a merged process. `environ` is all of its environment; `out` is where its output goes (None: as is).
+
+    `ident`: its own thread, 0 before it runs. `streams`: its random streams by library, see `merged_streams`.
+    """
+
+    index: int
+    name: str
+    environ: dict[str, str] = field(default_factory=dict)
+    argv: list[str] = field(default_factory=list)
+    out: Any = None
+    main: ModuleType | None = None
+    job: AttachedJob | None = None
+    ident: int = 0
+    looked: bool = False  # for a job of its own: an optimizer step without one looks once
+    given: dict[str, Any] = field(default_factory=dict)  # what it has put in the place of sys.stdout and the like
+    at_exit: list[Callable[[], object]] = field(default_factory=list)
+    threads: weakref.WeakSet[threading.Thread] = field(default_factory=weakref.WeakSet)
+    own_streams: Callable[[], None] | None = None  # called when a GPU stage of it begins
+    make_group: Callable[[], Any] | None = None  # its process group, if it has peers in other processes
+    streams: dict[str, Any] = field(default_factory=dict)
+    leaving: int | None = None  # exit code with which a helper thread of it wants the job to end
+
+    def interrupt(self, kind: type[BaseException] = Preempted) -> bool:
+        """Raise an exception in its own thread at its next line of Python; False if that thread is gone."""
+        return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(kind)))
+
+
+class _Here(threading.local):
+    member: Member | None = None
+
+
+_here = _Here()
+_start = threading.Thread.start
+
+
+def here() -> Member | None:
+    """The member that the current thread belongs to; None for threads of nobody, and where nothing is merged."""
+    return _here.member
+
+
+def become(member: Member | None) -> None:
+    """From now on the current thread is this member's."""
+    _here.member = member
+
+
+def inherit() -> None:
+    """Threads belong to the member whose thread starts them."""
+    threading.Thread.start = _start_inherited  # type: ignore[method-assign, assignment]
+
+
+def inherit_no_more() -> None:
+    """Threads belong to nobody again."""
+    threading.Thread.start = _start  # type: ignore[method-assign]
+
+
+def _start_inherited(thread: threading.Thread) -> None:
+    member = here()
+    if member is not None:
+        run = thread.run
+
+        def run_as_member() -> None:
+            become(member)
+            del thread.run
+            run()
+
+        thread.run = run_as_member  # type: ignore[method-assign]
+        member.threads.add(thread)
+    _start(thread)
+
+
+def torch_cuda() -> Any:
+    """torch.cuda if this process uses a GPU, else None."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda if cuda is not None and hasattr(cuda, "is_initialized") and cuda.is_initialized() else None
