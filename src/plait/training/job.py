@@ -119,14 +119,16 @@ class AttachedJob(Job):
         """See `Job.wrap_ddp`."""
         from plait.training.network import module_of, register
 
-        register(self, model, inner)
+        layout = register(self, model, inner).layout
         module = module_of(model)
         name = self.kept.name_of(model, module)
         if name is None:
             name = self.kept.free_name("model")
             self.kept.add(name, module)
         self.kept.values[name] = module
-        self.kept.replicated.add(name)
+        buckets = self.kept.free_name("buckets")
+        self.kept.replicated |= {name, buckets}
+        self.kept.add(buckets, layout)
         return model
 
     def register_state(self, **stateful: Any) -> None:
@@ -143,6 +145,7 @@ class AttachedJob(Job):
         if self._resumed:
             return self.step
         self._resumed = True
+        self.stop.listen()  # from here on a signal waits for the next boundary, or for the end if there is nothing left
         found = self.checkpointer.load()
         if found is not None:
             commit, state = found
@@ -289,6 +292,7 @@ class AttachedJob(Job):
             return
         self.stages.gate.close()
         self.checkpointer.drain()
+        self.stop.ignore()  # it ends by itself: what it has done shall count
         if not self._leaving:
             self.page.state = JobState.FAILED if self._failed else JobState.FINISHED
 

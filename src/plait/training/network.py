@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from plait.core.resources import Resource
+from plait.training.buckets import Buckets
 from plait.training.stagegate import DEFAULT_TIMEOUT_S, GateError, GateTimeout, StageGate
 
 if TYPE_CHECKING:
@@ -37,18 +38,21 @@ class NetworkStage:
         self._flying, self._last_sent = 0, False
         self._gate: StageGate | None = None
         self._kept: list[tuple[Any, Any]] = []
-        self.buckets = 0
+        self.layout = Buckets(model)
 
     def hook(self, state: Any, bucket: Any) -> Any:
         """What DDP calls; returns the future of the reduced bucket."""
-        self.buckets += 1
+        if self.layout.playing:
+            return _promise(bucket.buffer(), bucket.buffer())
+        if bucket.is_last():
+            self.layout.sent()
         if self._kept or self._job.stages.gate.kind == "barrier":
             return self._keep(state, bucket)
         return self._send(state, bucket)
 
     def _keep(self, state: Any, bucket: Any) -> Any:
         """Send this bucket with the last one of the pass."""
-        promised: Any = torch.futures.Future()
+        promised = _promise(bucket.buffer())
         self._kept.append((bucket, promised))
         if bucket.is_last():
             kept, self._kept = self._kept, []
@@ -95,6 +99,14 @@ class NetworkStage:
         """The mean over all ranks, as DDP computes it without a hook: scaled first (by the inverse), then summed."""
         tensor = bucket.buffer().mul_(1.0 / self._group.size())
         return dist.all_reduce(tensor, group=self._group, async_op=True).get_future()
+
+
+def _promise(like: torch.Tensor, value: torch.Tensor | None = None) -> Any:
+    """A future of a bucket; one that is kept already if there is a value."""
+    future: Any = torch.futures.Future(devices=[like.device] if like.is_cuda else [])
+    if value is not None:
+        future.set_result(value)
+    return future
 
 
 def _enter(gate: StageGate, timeout_s: float) -> None:

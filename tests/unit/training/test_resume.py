@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
-from attempts import PREEMPTED, Forker, free_port, same_weights, steps_saved, the_forker
+from attempts import PREEMPTED, SCRIPTS, Forker, environment, free_port, same_weights, steps_saved, the_forker
 
 WAYS = {
     "main process": [],
@@ -63,6 +65,12 @@ def test_the_agents_word_stops_it_too_and_at_once_without_a_checkpoint(forker: F
         attempt.page.stop = stop
         assert attempt.end()[0] == PREEMPTED
         assert len(steps_saved(job)) == saved
+
+
+def test_asked_to_stop_with_nothing_left_to_do_it_ends_as_finished(tmp_path: Path) -> None:
+    env = environment(tmp_path / "j-1", 2)
+    done = subprocess.run([sys.executable, str(SCRIPTS / "ending.py")], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "written\n"), done.stderr
 
 
 def test_killed_while_a_checkpoint_is_written_the_older_one_counts(forker: Forker, tmp_path: Path) -> None:
@@ -133,4 +141,36 @@ def test_two_ranks_stop_at_the_same_step_and_resume_exactly(forker: Forker, tmp_
         code, output = attempt.end()
         assert code == 0, output
     for rank in "01":
+        assert same_weights(tmp_path / f"plain{rank}", tmp_path / f"w{rank}")
+
+
+@pytest.mark.parametrize(
+    ("world", "options"),
+    [(3, []), (4, []), (3, ["--accumulate"]), (3, ["--inner"])],
+    ids=["three", "four", "accumulating", "own hook"],
+)
+def test_a_gang_stopped_twice_sums_its_gradients_as_torch_alone_does(
+    world: int, options: list[str], forker: Forker, tmp_path: Path
+) -> None:
+    def start(job: Path, epoch: int, weights: Path, *more: str) -> list:
+        extra = {"MASTER_PORT": str(free_port()), "world": world, "PLAIT_CHECKPOINT_S": "0.01"}
+        return [
+            forker.start(job, epoch, "gang.py", str(weights), *options, *more, rank=r, **extra) for r in range(world)
+        ]
+
+    alone = start(tmp_path / "j-1", 1, tmp_path / "plain", "--alone")
+    job, codes = tmp_path / "j-2", []
+    for epoch, steps, number in ((1, 1, signal.SIGTERM), (2, 5, signal.SIGKILL)):
+        gang = start(job, epoch, tmp_path / "w")
+        for attempt in gang:
+            attempt.until(steps)
+        for attempt in gang:
+            attempt.send(number)
+        codes += [attempt.end()[0] for attempt in gang]
+        assert steps_saved(job)
+    assert codes == [PREEMPTED] * world + [-signal.SIGKILL] * world
+    for attempt in [*start(job, 3, tmp_path / "w"), *alone]:
+        code, output = attempt.end()
+        assert code == 0, output
+    for rank in range(world):
         assert same_weights(tmp_path / f"plain{rank}", tmp_path / f"w{rank}")
