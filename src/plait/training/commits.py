@@ -81,8 +81,12 @@ class Commits:
         making.rename(final)
         flush(self.folder)
         marker = {"step": step, "epoch": self.epoch, "world": world, "files": files}
-        self.check_epoch()  # as late as can be
-        write_whole(final / MARKER, json.dumps(marker))
+        try:
+            self.check_epoch()  # as late as can be
+            write_whole(final / MARKER, json.dumps(marker))
+        except (OSError, StaleEpoch):
+            shutil.rmtree(final, ignore_errors=True)
+            raise
         self.prune()
         return Commit(final, step, self.epoch, world)
 

@@ -145,7 +145,7 @@ class AttachedJob(Job):
         if self._resumed:
             return self.step
         self._resumed = True
-        self.stop.listen()  # from here on a signal waits for the next boundary, or for the end if there is nothing left
+        self.boundary.stop.listen()  # a signal now waits for the next boundary, or for the end if nothing is left
         found = self.checkpointer.load()
         if found is not None:
             commit, state = found
@@ -292,7 +292,7 @@ class AttachedJob(Job):
             return
         self.stages.gate.close()
         self.checkpointer.drain()
-        self.stop.ignore()  # it ends by itself: what it has done shall count
+        self.boundary.stop.ignore()  # it ends by itself: what it has done shall count
         if not self._leaving:
             self.page.state = JobState.FAILED if self._failed else JobState.FINISHED
 

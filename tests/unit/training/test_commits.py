@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from plait.core.errors import PlaitError
+from plait.training import commits
 from plait.training.commits import MARKER, Commits, StaleEpoch
 
 
-def made(commits, step, content="state"):
-    making = commits.begin(step)
+def made(into, step, content="state"):
+    making = into.begin(step)
     (making / "rank0.pt").write_text(content)
-    return commits.commit(making, step)
+    return into.commit(making, step)
 
 
 def test_the_newest_counts_and_so_many_are_kept(tmp_path):
@@ -50,6 +51,20 @@ def test_a_stale_attempt_commits_nothing(tmp_path):
         made(stale, 5)
     assert stale.complete() == []
     assert made(Commits(tmp_path / "c", epoch=3, epoch_file=tmp_path / "EPOCH"), 5).epoch == 3
+
+
+def test_an_attempt_replaced_just_before_its_marker_leaves_nothing(tmp_path, monkeypatch):
+    late = Commits(tmp_path / "c", epoch=2, epoch_file=tmp_path / "EPOCH")
+    flush = commits.flush
+
+    def replaced(path):
+        (tmp_path / "EPOCH").write_text("3\n")  # once everything but the marker is there
+        flush(path)
+
+    monkeypatch.setattr(commits, "flush", replaced)
+    with pytest.raises(StaleEpoch):
+        made(late, 5)
+    assert list((tmp_path / "c").iterdir()) == []
 
 
 def test_an_epoch_that_cannot_be_read_commits_nothing(tmp_path):
