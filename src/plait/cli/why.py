@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -45,14 +46,16 @@ def explain(
 
 
 def foresee(state: dict[str, Any], seed: int = 0) -> Forecast | None:
-    """The forecast of an answer of /v1/state; None where no node is there."""
+    """The forecast of an answer of /v1/state, by the jobs' own numbers; None where no node is there."""
     from plait.forecast.eta import forecast
     from plait.forecast.queue import controller_of
 
     if state.get("controller") is None:
         return None
     make = controller_of(state)
-    return forecast(make, round_s=float(state.get("round_s") or 0.0), start_up_s=START_UP_S, seed=seed)
+    found = forecast(make, round_s=float(state.get("round_s") or 0.0), start_up_s=START_UP_S, seed=seed)
+    numbers = state.get("job_numbers")
+    return found if numbers is None else replace(found, etas={numbers[i]: eta for i, eta in found.etas.items()})
 
 
 def explanation_lines(found: dict[str, Any]) -> list[str]:

@@ -1,8 +1,15 @@
-"""The controller's memory: one growing array a column, one row a job, finished jobs included."""
+"""The controller's memory: one growing array a column, one row a job, finished jobs included.
+
+Of a job that has left for good only its service counts any more (for policies that learn from it), so books can be kept
+without such jobs: numbers stay as they are, and what the jobs got is in `past_gpu_s`.
+"""
 
 from __future__ import annotations
 
+import base64
 import math
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,6 +18,8 @@ from plait.core.arrays import FloatArray, IntArray, objects
 from plait.core.cluster import Cluster
 from plait.core.jobs import FLOAT_ROW, WHOLE_ROW, JobBatch, JobSpec, Phase
 from plait.core.resources import Resource
+
+_LAST_OPEN = int(Phase.RUNNING)
 
 #: columns of the job's life: name -> (value of a new job, dtype)
 LIFE_COLUMNS: dict[str, tuple[Any, Any]] = {
@@ -49,7 +58,9 @@ class Books:
         self.count = 0
         self.departed: IntArray = np.zeros(64, dtype=np.int64)  # jobs in order of departure; see `departures`
         self.departures = 0
+        self._past_gpu_s: FloatArray = np.zeros(0)  # service of the first that departed, of whom nothing else is known
         self.batches: list[tuple[int, JobBatch]] = []
+        self._chosen: list[JobSpec] = []  # of the first jobs, where they do not come in batches; see `select`
         self.columns: dict[str, Any] = {
             "stage_s": np.zeros((0, len(Resource))),
             "gpu_kinds": np.empty(0, dtype=object),
@@ -69,24 +80,27 @@ class Books:
         first, last = self.count, self.count + len(batch)
         if last > len(self.columns["phase"]):
             self._grow(last)
-        numbers = np.arange(first, last, dtype=np.int64)
+        self._place(slice(first, last), batch)
+        self.columns["competing_base"][first:last] = competing
+        self.batches.append((first, batch))
+        self.count = last
+        return np.arange(first, last, dtype=np.int64)
+
+    def _place(self, rows: slice | IntArray, batch: JobBatch) -> None:
+        """Write what users said about these jobs into their rows."""
         columns = self.columns
-        self._floats[:, first:last] = batch.floats
-        self._whole[:, first:last] = batch.whole
-        columns["gpu_kinds"][first:last] = batch.column("gpu_kinds") if batch.any_kinds else None
-        columns["stage_s"][first:last] = batch.stage_s
-        columns["pending_since_s"][first:last] = batch.submit_s
-        columns["competing_base"][first:last] = competing
+        self._floats[:, rows] = batch.floats
+        self._whole[:, rows] = batch.whole
+        columns["gpu_kinds"][rows] = batch.column("gpu_kinds") if batch.any_kinds else None
+        columns["stage_s"][rows] = batch.stage_s
+        columns["pending_since_s"][rows] = batch.submit_s
         for name, known in (("user", self._users), ("group", self._groups)):
             codes = [known.setdefault(text, len(known)) for text in batch.column(name).tolist()]
-            columns[f"{name}_number"][first:last] = codes
+            columns[f"{name}_number"][rows] = codes
         if batch.any_demands:
             columns["has_demands"][0] = True
         if batch.any_kinds:
             columns["has_kinds"][0] = True
-        self.batches.append((first, batch))
-        self.count = last
-        return numbers
 
     def _grow(self, needed: int) -> None:
         capacity = max(needed, 2 * len(self.columns["phase"]), 64)
@@ -113,25 +127,46 @@ class Books:
 
     def depart(self, jobs: IntArray) -> None:
         """Note that these jobs have left the cluster for good."""
-        needed = self.departures + len(jobs)
+        known = self.departures - len(self._past_gpu_s)
+        needed = known + len(jobs)
         if needed > len(self.departed):
             self.departed = np.concatenate([self.departed, np.zeros(needed + len(self.departed), dtype=np.int64)])
-        self.departed[self.departures : needed] = jobs
-        self.departures = needed
+        self.departed[known:needed] = jobs
+        self.departures += len(jobs)
 
     def departed_gpu_s(self, count: int) -> FloatArray:
         """Total service of the first `count` jobs that left, GPU-seconds."""
-        service: FloatArray = self.columns["attained_gpu_s"][self.departed[:count]]
-        return service
+        past = self._past_gpu_s
+        if count <= len(past):
+            return past[:count]
+        service: FloatArray = self.columns["attained_gpu_s"][self.departed[: count - len(past)]]
+        return np.concatenate([past, service]) if len(past) else service
 
     def spec(self, number: int) -> JobSpec:
-        """What the user said about a job."""
+        """What the user said about a job; LookupError for one of which that is not kept any more."""
+        if number < len(self._chosen):
+            return self._chosen[number]
         lo, hi = 0, len(self.batches)
         while hi - lo > 1:  # the last batch that starts at or before `number`
             mid = (lo + hi) // 2
             lo, hi = (mid, hi) if self.batches[mid][0] <= number else (lo, mid)
-        first, batch = self.batches[lo]
+        first, batch = self.batches[lo] if self.batches else (0, None)
+        if batch is None or not 0 <= number - first < len(batch):
+            raise LookupError(f"job number {number} has ended, and what was asked for it is not kept")
         return batch[number - first]
+
+    def forget(self, recent: int) -> None:
+        """Keep of jobs that have left only their service, but for the `recent` ones that left last."""
+        kept = self.last_departed(recent)
+        self._past_gpu_s = self.departed_gpu_s(self.departures - len(kept)).copy()
+        self.departed = kept
+        phase, wanted = self.columns["phase"], set(kept.tolist())
+        self.batches = [
+            (first, batch)
+            for first, batch in self.batches
+            if (phase[first : first + len(batch)] <= _LAST_OPEN).any()
+            or not wanted.isdisjoint(range(first, first + len(batch)))
+        ]
 
     def __len__(self) -> int:
         """Number of jobs ever submitted."""
@@ -139,25 +174,53 @@ class Books:
 
     def name(self, number: int) -> str:
         """Job's name and number as error messages show them."""
-        return f"job {self.spec(number).id!r} (number {number})"
+        try:
+            return f"job {self.spec(number).id!r} (number {number})"
+        except LookupError:
+            return f"job number {number}"
 
     def to_json(self) -> dict[str, Any]:
         """All that `from_json` needs, as plain lists."""
+        return self.frozen()()
+
+    def frozen(self, keep: IntArray | None = None, recent: int = 0) -> Callable[[], dict[str, Any]]:
+        """Copy what may change; the function returned makes plain lists of it, in any thread.
+
+        `keep`: numbers of jobs, growing, that are wanted; those of jobs that have not left, and of the `recent` ones
+        that left last, have to be among them. Of the others their number and service stay. Default: all there are.
+        """
         from plait.control.messages import spec_to_json
 
-        life: dict[str, list[Any]] = {}
-        for name in (*LIFE_COLUMNS, "iteration_s"):
-            column = self.columns[name][: self.count]
-            life[name] = [None if isinstance(v, float) and math.isnan(v) else v for v in column.tolist()]
-        stages = [[None if math.isnan(v) else v for v in row] for row in self.columns["stage_s"][: self.count].tolist()]
-        return {
-            "specs": [spec_to_json(self.spec(i)) for i in range(self.count)],
-            "life": life,
-            "stage_s": stages,
-            "users": list(self._users),
-            "groups": list(self._groups),
-            "departed": self.departed[: self.departures].tolist(),
-        }
+        numbers = self._known() if keep is None else keep
+        columns = {name: self.columns[name][numbers] for name in (*LIFE_COLUMNS, "iteration_s", "stage_s")}
+        specs = [self._spec_if_kept(number) for number in numbers.tolist()]
+        departed = self.last_departed(self.count if keep is None else recent)
+        past_gpu_s = self.departed_gpu_s(self.departures - len(departed)).copy()
+        users, groups, count = list(self._users), list(self._groups), self.count
+        flags = [bool(self.columns[name][0]) for name in ("has_demands", "has_kinds")]
+
+        def plain() -> dict[str, Any]:
+            out = {
+                "count": count,
+                "specs": [spec_to_json(spec) for spec in specs],
+                "life": {name: _nulls(column) for name, column in columns.items() if name != "stage_s"},
+                "stage_s": [[None if math.isnan(v) else v for v in row] for row in columns["stage_s"].tolist()],
+                "users": users,
+                "groups": groups,
+                "flags": flags,
+                "departed": departed.tolist(),
+            }
+            if len(numbers) < count:
+                out["numbers"] = numbers.tolist()
+                out["past_gpu_s"] = base64.b64encode(past_gpu_s.astype("<f8").tobytes()).decode("ascii")
+            return out
+
+        return plain
+
+    def _known(self) -> IntArray:
+        """Jobs of which what users said is kept."""
+        parts = [np.arange(len(self._chosen))] + [np.arange(first, first + len(b)) for first, b in self.batches]
+        return np.concatenate(parts).astype(np.int64)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Books:
@@ -166,18 +229,71 @@ class Books:
 
         books = cls()
         specs = [spec_from_json(row) for row in data["specs"]]
+        count = int(data.get("count", len(specs)))
+        numbers = np.array(data.get("numbers", range(count)), dtype=np.int64)
+        books._grow(max(count, 1))
+        books.count = count
+        books.columns["phase"][:count] = int(Phase.FINISHED)  # how those ended that are left out is not kept
         if specs:
-            books.append(JobBatch.of(specs), 0.0)
+            batch = JobBatch.of(specs)
+            books._place(numbers, batch)
+            books.batches = _runs(numbers, batch)
         for name, values in data["life"].items():
             column = books.columns[name]
             filled = [math.nan if v is None else v for v in values]
-            column[: books.count] = objects(filled) if column.dtype == object else filled
-        for i, row in enumerate(data["stage_s"]):
-            books.columns["stage_s"][i] = [math.nan if v is None else v for v in row]
+            column[numbers] = objects(filled) if column.dtype == object else filled
+        for number, row in zip(numbers.tolist(), data["stage_s"], strict=True):
+            books.columns["stage_s"][number] = [math.nan if v is None else v for v in row]
+        past = base64.b64decode(data.get("past_gpu_s", ""))
+        books._past_gpu_s = np.frombuffer(past, dtype="<f8").astype(np.float64)
+        books.departures = len(books._past_gpu_s)
         books.depart(np.array(data["departed"], dtype=np.int64))
         books._users = {u: i for i, u in enumerate(data["users"])}
         books._groups = {g: i for i, g in enumerate(data["groups"])}
+        for name, flag in zip(("has_demands", "has_kinds"), data.get("flags", ()), strict=False):
+            books.columns[name][0] = flag
         return books
+
+    def select(self, numbers: IntArray, departed: IntArray) -> Books:
+        """Books of their own with these jobs only (numbers, growing), renumbered from 0 in the same order.
+
+        `departed`: those of them that left last, in order of departure; of all before only the service is known.
+        """
+        books = Books()
+        books._grow(max(len(numbers), 1))
+        books.count = n = len(numbers)
+        books._floats[:, :n], books._whole[:, :n] = self._floats[:, numbers], self._whole[:, numbers]
+        for name in (*LIFE_COLUMNS, "stage_s", "gpu_kinds"):
+            books.columns[name][:n] = self.columns[name][numbers]
+        for name in ("has_demands", "has_kinds"):
+            books.columns[name][0] = self.columns[name][0]
+        books._users, books._groups = dict(self._users), dict(self._groups)
+        books._chosen = [self._spec_if_kept(number) for number in numbers.tolist()]
+        books._past_gpu_s = self.departed_gpu_s(self.departures - len(departed)).copy()
+        books.departures = len(books._past_gpu_s)
+        books.depart(np.searchsorted(numbers, departed))
+        return books
+
+    def _spec_if_kept(self, number: int) -> JobSpec:
+        try:
+            return self.spec(number)
+        except LookupError:  # it has left, and only the running groups still have its number
+            return JobSpec(id=f"number {number}")
+
+    def last_departed(self, most: int) -> IntArray:
+        """Up to so many jobs that left last and of which everything is still known, in order of departure."""
+        known = self.departures - len(self._past_gpu_s)
+        return self.departed[max(known - most, 0) : known].copy()
+
+
+def _nulls(column: Any) -> list[Any]:
+    return [None if isinstance(v, float) and math.isnan(v) else v for v in column.tolist()]
+
+
+def _runs(numbers: IntArray, batch: JobBatch) -> list[tuple[int, JobBatch]]:
+    """Parts of a batch whose numbers follow each other, with the first number of each."""
+    cuts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
+    return [(int(numbers[lo]), batch[lo:hi]) for lo, hi in pairwise(cuts)]
 
 
 def refusal(spec: JobSpec, cluster: Cluster) -> str | None:

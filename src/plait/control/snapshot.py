@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -12,37 +12,75 @@ import numpy as np
 from plait.control.books import Books
 from plait.control.controller import Controller
 from plait.control.messages import group_from_json, group_to_json
+from plait.core.arrays import IntArray
 from plait.core.cluster import Cluster, Node
 from plait.core.errors import InputError
 from plait.core.plan import Groups, Plan
 from plait.core.policy import Policy
 
-VERSION = 1
+#: Written; and read.
+VERSION, READ = 2, (1, 2)
 
 
 def snapshot(controller: Controller) -> dict[str, Any]:
-    """Everything the controller knows, as plain JSON values.
+    """Everything the controller knows, as plain JSON values."""
+    return frozen(controller)()
 
-    The plan's order and levels are in the books already; its reasons are words and kept as they are.
+
+def frozen(controller: Controller, keep: IntArray | None = None, recent: int = 0) -> Callable[[], dict[str, Any]]:
+    """Copy what may change, which is quick; the function returned makes plain JSON values of it, in any thread.
+
+    The plan's order and levels are in the books already; its reasons are words and kept as they are. `keep` and
+    `recent` leave out jobs that have ended (`Books.frozen`).
     """
-    plan = controller.plan
-    return {
+    plan, running, cluster = controller.plan, controller.running, controller.cluster
+    reasons, books = dict(plan.reasons), controller.books.frozen(keep, recent)
+    facts = {
         "version": VERSION,
         "now_s": _number(controller.now_s),
         "events": controller.events,
         "changed": controller.changed,
         "competing": controller.competing,
         "active": controller.active.tolist(),
-        "cluster": {
-            "nodes": [{f.name: getattr(n, f.name) for f in fields(Node)} for n in controller.cluster.nodes],
-            "up": list(controller.cluster.up),
-        },
-        "running": [group_to_json(g) for g in controller.running],
         "valid_until_s": _number(plan.valid_until_s),
         "settled": plan.settled,
-        "reasons": {str(job): reason for job, reason in plan.reasons.items()},
-        "books": controller.books.to_json(),
     }
+
+    def plain() -> dict[str, Any]:
+        return {
+            **facts,
+            "cluster": {
+                "nodes": [{f.name: getattr(n, f.name) for f in fields(Node)} for n in cluster.nodes],
+                "up": list(cluster.up),
+            },
+            "running": [group_to_json(g) for g in running],
+            "reasons": {str(job): reason for job, reason in reasons.items()},
+            "books": books(),
+        }
+
+    return plain
+
+
+def of_active(controller: Controller, recent: int = 0) -> tuple[Controller, IntArray]:
+    """A controller of its own that knows only the jobs that have not left, and the `recent` ones that left last.
+
+    They are renumbered in the same order; the second result has their former numbers. What it decides is what the
+    controller would decide, at a cost that does not grow with the jobs that ever were.
+    """
+    books, running, plan = controller.books, controller.running, controller.plan
+    departed = books.last_departed(recent)
+    numbers = np.unique(np.concatenate([controller.active, running.jobs, departed]))
+    small = Controller(controller.policy, controller.cluster)
+    small.books = books.select(numbers, departed)
+    small.now_s, small.events = controller.now_s, controller.events
+    small.changed, small.competing = controller.changed, controller.competing
+    small.active = np.searchsorted(numbers, controller.active)
+    jobs = np.searchsorted(numbers, running.jobs)
+    small.running = Groups(jobs, running.gpus, running.first_gpu, running.first_job, running.gate, running.details)
+    new = {number: i for i, number in enumerate(numbers.tolist())}
+    reasons = {new[job]: reason for job, reason in plan.reasons.items() if job in new}
+    small.plan = Plan(small.running, reasons=reasons, valid_until_s=plan.valid_until_s, settled=plan.settled)
+    return small, numbers
 
 
 def restore(data: Mapping[str, Any], policy: Policy) -> Controller:
@@ -50,7 +88,7 @@ def restore(data: Mapping[str, Any], policy: Policy) -> Controller:
 
     Raises `InputError` for a snapshot of another version.
     """
-    if data.get("version") != VERSION:
+    if data.get("version") not in READ:
         raise InputError(f"snapshot has version {data.get('version')!r}; this plait reads version {VERSION}")
     nodes = tuple(Node(**node) for node in data["cluster"]["nodes"])
     controller = Controller(policy, Cluster(nodes, tuple(bool(up) for up in data["cluster"]["up"])))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,6 +44,7 @@ from plait.live.layout import Layout, job_name
 from plait.live.options import Options
 from plait.live.requests import spec_of
 from plait.live.rounds import Rounds
+from plait.live.snapshots import Later, Snapshots, at_once
 from plait.live.state import Entry, State, jobs_of
 from plait.live.store import Entry as Row
 from plait.live.store import Store
@@ -66,12 +67,17 @@ class Engine:
         policy: str | None = None,
         options: Options | None = None,
         fence: Fence | None = None,
+        later: Later = at_once,
     ) -> None:
-        """Go on from the store. `fence(job, epoch)` makes older attempts of a job unable to commit a checkpoint."""
+        """Go on from the store.
+
+        `fence(job, epoch)` makes older attempts of a job unable to commit a checkpoint; `later` does what need not be
+        done at once.
+        """
         self.store, self.layout, self.options = store, layout, options or Options()
         self.fences = Fences(layout)
         self._fence = fence or self.fences.write
-        self.weight = 0.0
+        self.snapshots = Snapshots(self.options.snapshot_weight, later)
         self.broken = False
         #: False while what decisions need is still being compiled: all else goes on.
         self.ready = True
@@ -108,7 +114,7 @@ class Engine:
             if row.seq != state.seq + 1:
                 raise PlaitError(f"the log has entry {row.seq} where {state.seq + 1} was expected; restore a backup")
             state.apply(entry_from_json(row.entry))
-            self.weight += 1
+            self.snapshots.weight += 1
         state.touched.clear()
         return state
 
@@ -141,7 +147,7 @@ class Engine:
         done = json.dumps([to_json(c) for c in commands], separators=(",", ":"), allow_nan=False)
         text = json.dumps(data, separators=(",", ":"), allow_nan=False)
         self._rows.append(Row(state.seq, state.now_s, data["type"], text, done, tuple(about)))
-        self.weight += 1 + (0 if note or not isinstance(entry, ReplanDue) else len(state.jobs) / 20)
+        self.snapshots.weight += 1 + (0 if note or not isinstance(entry, ReplanDue) else len(state.jobs) / 20)
         if not isinstance(entry, _QUIET) and data["type"] not in ("Requested", "Learnt", "ProjectSet", "PolicySet"):
             self.stale = True
 
@@ -165,13 +171,12 @@ class Engine:
             return
         state = self.state
         if self._rows or state.touched or self.touched_nodes or self._projects:
-            keep = (state.seq, state.to_json()) if self.weight >= self.options.snapshot_weight else None
+            keep = self.snapshots.take(state)
             try:
                 self.store.commit(self._rows, views.changed(self, self.touched_nodes, self._projects), keep)
             except BaseException:
                 self.broken = True
                 raise
-            self.weight = 0.0 if keep else self.weight
             self._forget()
             self._rows, self.over = [], []
             self.touched_nodes, self._projects = set(), {}
@@ -356,8 +361,8 @@ class Engine:
 
         return explain(self, number, self.clock(now))
 
-    def state_for_forecast(self, now: float) -> dict[str, Any]:
-        """Everything a forward simulation needs: cluster, policy, unfinished jobs, who runs where."""
+    def state_for_forecast(self, now: float) -> Callable[[], dict[str, Any]]:
+        """What a forward simulation needs: taken down now, made into JSON values by the function returned."""
         return views.forecast(self, self.clock(now))
 
     def fields(self, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:

@@ -1,20 +1,16 @@
-"""Why a job waits, and what would start it now; how a running job fares beside those it shares GPUs with.
+"""Why a job waits; how a running job fares beside those it shares GPUs with.
 
-What would start it is found by asking the policy itself about the same cluster with one thing changed: another size of
-the job, or without somebody who holds GPUs. Nothing of that is decided or written down.
+What is known is put together in the engine's thread, quickly. What would start a waiting job is a `Question`, which
+asks the policy itself and is answered elsewhere; see `plait.live.asking`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from plait.core.errors import PlaitError
-from plait.core.jobs import JobTable, Phase
-from plait.core.policy import View
+from plait.core.jobs import Phase
 from plait.core.resources import Resource
 from plait.live import views
 from plait.live.attempts import Attempt, JobRecord
@@ -24,12 +20,15 @@ if TYPE_CHECKING:
     from plait.control.controller import Controller
     from plait.live.engine import Engine
 
-#: Blockers that are named, and questions asked to the policy at most.
-BLOCKERS, QUESTIONS = 8, 8
+#: Blockers that are named at most.
+BLOCKERS = 8
 
 
 def explain(engine: Engine, number: int, now: float) -> dict[str, Any]:
-    """Everything known about why an unfinished job is where it is; `LookupError` for one that has ended."""
+    """Everything known about why an unfinished job is where it is; `LookupError` for one that has ended.
+
+    `would_start` is empty: what to put there is asked by a `plait.live.asking.Question`.
+    """
     job = engine.state.jobs.get(number)
     if job is None:
         raise LookupError(f"job {job_name(number)} has ended; `plait show {job_name(number)}` says how")
@@ -64,13 +63,13 @@ def _waiting(engine: Engine, job: JobRecord, now: float) -> dict[str, Any]:
     if columns["phase"][job.number] == int(Phase.RUNNING):
         out["summary"] = _starting(engine, job)
         return out
-    waiting = [n for n in controller.active.tolist() if columns["phase"][n] == int(Phase.WAITING)]
-    ranks = columns["rank"]
-    out["position"] = 1 + sum((ranks[n], n) < (ranks[job.number], job.number) for n in waiting)
+    active, rank = controller.active, columns["rank"][job.number]
+    waiting = active[columns["phase"][active] == int(Phase.WAITING)]
+    ranks = columns["rank"][waiting]
+    out["position"] = 1 + int(((ranks < rank) | ((ranks == rank) & (waiting < job.number))).sum())
     out["waiting"] = len(waiting)
     out["waited_s"] = now - float(columns["pending_since_s"][job.number])
     out["blockers"] = _blockers(engine, controller, job)
-    out["would_start"] = _would_start(engine, controller, job, [b["number"] for b in out["blockers"]], now)
     return out
 
 
@@ -114,53 +113,6 @@ def _seconds_left(engine: Engine, job: JobRecord) -> float | None:
     if lead is None or not total or not lead.step_s:
         return None
     return max(float(total) - lead.steps, 0.0) * lead.step_s
-
-
-def _would_start(
-    engine: Engine, controller: Controller, job: JobRecord, blockers: list[int], now: float
-) -> list[dict[str, Any]]:
-    """Changes after which the policy would start the job at once."""
-    out: list[dict[str, Any]] = []
-    asked = 0
-    size = int(job.request.get("gpus") or 1)
-    while size > 1 and asked < QUESTIONS // 2:
-        size, asked = size // 2, asked + 1
-        if _starts(engine, controller, job.number, now, gpus=size):
-            text = f"with {size} GPU{'s' * (size > 1)} it would start now"
-            out.append({"change": "gpus", "gpus": size, "text": text})
-            break
-    gone: list[int] = []
-    for number in blockers:
-        if asked == QUESTIONS:
-            break
-        gone.append(number)
-        asked += 1
-        if _starts(engine, controller, job.number, now, without=gone):
-            alone = len(gone) > 1 and _starts(engine, controller, job.number, now, without=[number])
-            names = [number] if alone else gone
-            text = f"if {', '.join(job_name(n) for n in names)} ended, it would start now"
-            out.append({"change": "ended", "jobs": [job_name(n) for n in names], "text": text})
-            break
-    return out
-
-
-def _starts(
-    engine: Engine, controller: Controller, number: int, now: float, *, gpus: int | None = None,
-    without: Collection[int] = (),
-) -> bool:  # fmt: skip
-    """Whether the policy would run the job now if it were of this size, or these jobs had ended."""
-    columns = dict(controller.books.columns)
-    if gpus is not None:
-        for name in ("gpus", "min_gpus", "max_gpus"):
-            columns[name] = columns[name].copy()
-            columns[name][number] = gpus
-    active = controller.active[~np.isin(controller.active, list(without))]
-    table = JobTable(columns, active, now, controller.competing, controller.books)
-    try:
-        plan = controller.policy.decide(View(now, controller.cluster, table, controller.running))
-    except (PlaitError, ArithmeticError, LookupError, ValueError):
-        return False  # a policy that fails here fails in its decisions too, and the status says so
-    return bool(np.isin(number, plan.groups.jobs))
 
 
 # -- running ------------------------------------------------------------------------------------------

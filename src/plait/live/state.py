@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from plait.control.controller import Controller, describe
 from plait.control.messages import (
     Command,
@@ -33,7 +35,8 @@ from plait.control.messages import (
     ProgressReported,
     ReplanDue,
 )
-from plait.control.snapshot import restore, snapshot
+from plait.control.snapshot import frozen, restore
+from plait.core.arrays import IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError
 from plait.core.jobs import Phase
@@ -48,6 +51,10 @@ Note: TypeAlias = dict[str, Any]
 Entry: TypeAlias = "Event | Note"
 
 _VERSION = 1
+#: Profiles kept for later jobs; those go that were learnt longest ago.
+MOST_LEARNT = 10_000
+#: So many jobs that left last are kept whole: forecasts take them for what is typical here.
+RECENT = 200
 _WAITING, _RUNNING = int(Phase.WAITING), int(Phase.RUNNING)
 _CHANGES_GROUPS = (ReplanDue, JobFinished, JobFailed, JobCancelled, LaunchFailed, NodeLost)
 
@@ -173,10 +180,17 @@ class State:
 
     def _limited(self) -> Policy:
         assert self.policy is not None, "a policy is set before anything else"
+        return self._with_quotas(self.policy)
+
+    def policy_again(self) -> Policy:
+        """Another policy like the one that decides, quotas included, for another thread."""
+        return self._with_quotas(make_policy(self.policy_text))
+
+    def _with_quotas(self, policy: Policy) -> Policy:
         limits = tuple(
             (name, int(p["gpu_quota"])) for name, p in sorted(self.projects.items()) if p["gpu_quota"] is not None
         )
-        return Quotas(self.policy, limits) if limits else self.policy
+        return Quotas(policy, limits) if limits else policy
 
     def _attempt_began(self, note: Note) -> None:
         job = self.jobs[note["job"]]
@@ -221,8 +235,10 @@ class State:
             node.lost = False
 
     def _learnt(self, note: Note) -> None:
-        known = self.learnt.setdefault(note["key"], {})
-        known.update({name: note[name] for name in ("stage_s", "iteration_s", "skew") if note.get(name) is not None})
+        new = {name: note[name] for name in ("stage_s", "iteration_s", "skew") if note.get(name) is not None}
+        self.learnt[note["key"]] = {**self.learnt.pop(note["key"], {}), **new}  # what was learnt last comes last
+        if len(self.learnt) > MOST_LEARNT:
+            del self.learnt[next(iter(self.learnt))]
 
     # -- looking --------------------------------------------------------------------------------------
 
@@ -250,7 +266,18 @@ class State:
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain JSON values."""
-        return {
+        return self.frozen()()
+
+    def frozen(self) -> Callable[[], dict[str, Any]]:
+        """Copy what may change, which is quick; the function returned makes JSON values of it, in any thread.
+
+        Of jobs that have ended only their number and service are in it, but for the last ones: the rest is in the log.
+        """
+        controller: Callable[[], dict[str, Any]] | None = None
+        if self.controller is not None:
+            self.controller.books.forget(RECENT)
+            controller = frozen(self.controller, self._kept(), RECENT)
+        facts = {
             "version": _VERSION,
             "seq": self.seq,
             "now_s": self.now_s,
@@ -258,16 +285,28 @@ class State:
             "decision_s": self.decision_s if math.isfinite(self.decision_s) else None,
             "policy": self.policy_text,
             "policy_error": self.policy_error,
-            "projects": self.projects,
+            "projects": dict(self.projects),
             "numbers": self.numbers,
             "jobs": [job.to_json() for job in self.jobs.values()],
             "pending": list(self.pending),
-            "nodes": [{"id": n.id, "drained": n.drained, "lost": n.lost} for n in self.nodes.values()],
+            "nodes": self.node_rows(),
             "groups": self.groups.to_json(),
-            "learnt": self.learnt,
+            "learnt": dict(self.learnt),
             "ports_given": self.ports_given,
-            "controller": None if self.controller is None else snapshot(self.controller),
         }
+        return lambda: {**facts, "controller": None if controller is None else controller()}
+
+    def _kept(self) -> IntArray:
+        """Jobs of which all is kept: those that have not ended, or of which something runs, and the last ones."""
+        assert self.controller is not None
+        mine = [number for number, job in self.jobs.items() if job.admitted]
+        controller = self.controller
+        last = controller.books.last_departed(RECENT)
+        return np.unique(np.concatenate([controller.active, last, controller.running.jobs, np.array(mine, np.int64)]))
+
+    def node_rows(self) -> list[dict[str, Any]]:
+        """Nodes as `from_json` reads them; their hardware is the controller's."""
+        return [{"id": n.id, "drained": n.drained, "lost": n.lost} for n in self.nodes.values()]
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> State:

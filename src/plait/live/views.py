@@ -6,13 +6,15 @@ import json
 import math
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from plait.control.snapshot import of_active, snapshot
 from plait.core.jobs import Phase
 from plait.live.attempts import Attempt, JobRecord, NodeRecord
 from plait.live.layout import job_name
+from plait.live.state import RECENT, State
 from plait.live.store.schema import Views
 from plait.live.wire import RUNNING
 
@@ -229,24 +231,29 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def forecast(engine: Engine, now: float) -> dict[str, Any]:
-    """Everything a forward simulation needs: the whole state, without what jobs run, with which environment, and
-    why they failed, which quotes their logs: every user may ask.
+def forecast(engine: Engine, now: float) -> Callable[[], dict[str, Any]]:
+    """What a forward simulation needs: jobs that have not ended, and a few that ended last, renumbered.
+
+    Taken down now; the function returned makes JSON values of it, in any thread. What jobs run, with which environment,
+    and why they failed, which quotes their logs, is not in it: every user may ask. `job_numbers` has the jobs' own
+    numbers.
     """
-    out = engine.state.to_json()
-    if out["controller"] is not None:
-        life = out["controller"]["books"]["life"]
-        life["reason"] = [""] * len(life["reason"])
-    for job in out["jobs"]:
-        job["reason"] = ""
-        if job["attempt"]:
-            job["attempt"]["cause"] = ""
-            job["attempt"]["ranks"] = [[*rank[:4], None] for rank in job["attempt"]["ranks"]]
-        job["request"] = {k: v for k, v in job["request"].items() if k not in ("env", "workdir", "name", "command")}
-    paces = {}
+    state = engine.state
+    facts: dict[str, Any] = {
+        **State().to_json(), "seq": state.seq, "now_s": state.now_s, "policy": state.policy_text,
+        "policy_error": state.policy_error, "projects": dict(state.projects), "nodes": state.node_rows(),
+        "asked_s": now, "round_s": engine.options.round_s, "paces": {}, "job_numbers": [],
+    }  # fmt: skip
+    if state.controller is None:
+        return lambda: {**facts, "nodes": []}
+    small, numbers = of_active(state.controller, RECENT)
+    small.books.columns["reason"][:] = ""
+    facts["job_numbers"] = numbers.tolist()
+    new = {number: i for i, number in enumerate(facts["job_numbers"])}
     for number in engine.live:
-        attempt = engine.state.jobs[number].live
+        attempt = state.jobs[number].live
         lead = attempt.lead if attempt else None
-        if attempt is not None and lead is not None:
-            paces[str(number)] = {"step_s": lead.step_s, "steps": attempt.steps, "total_steps": lead.total_steps}
-    return {**out, "asked_s": now, "round_s": engine.options.round_s, "paces": paces}
+        if attempt is not None and lead is not None and number in new:
+            pace = {"step_s": lead.step_s, "steps": attempt.steps, "total_steps": lead.total_steps}
+            facts["paces"][str(new[number])] = pace
+    return lambda: {**facts, "controller": snapshot(small)}

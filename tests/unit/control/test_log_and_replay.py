@@ -10,16 +10,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from plait.control.controller import Controller
 from plait.control.log import EventLog, read_log
-from plait.control.messages import to_json
+from plait.control.messages import ReplanDue, to_json
 from plait.control.replay import replay
-from plait.control.snapshot import restore, snapshot
+from plait.control.snapshot import frozen, of_active, restore, snapshot
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec
+from plait.core.policy import Policy
 from plait.core.resources import StageProfile
 from plait.policies.catalog import make_policy
 from plait.sim.failures import NodeChange
@@ -97,6 +99,41 @@ def test_a_snapshot_at_any_event_goes_on_the_same(policy: str, tmp_path: Path) -
         if r.random() < 0.1:
             controller = restore(json.loads(json.dumps(snapshot(controller))), make_policy(policy))
         assert [to_json(c) for c in controller.handle(step.event)] == [to_json(c) for c in step.commands]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_is_left_out_of_jobs_that_ended_decides_nothing(policy: str, tmp_path: Path) -> None:
+    run = read_log(record(policy, tmp_path / "run.jsonl"))
+    r = random.Random(policy)
+    controller = Controller(make_policy(policy), run.cluster)
+    for step in run.steps:
+        recent = r.randrange(4)
+        if r.random() < 0.1:
+            keep = np.unique(np.concatenate([controller.active, controller.books.last_departed(recent)]))
+            data = frozen(controller, keep, recent)()
+            assert len(data["books"]["specs"]) == len(keep)
+            controller = restore(json.loads(json.dumps(data)), make_policy(policy))
+        if r.random() < 0.1:
+            controller.books.forget(recent)
+        if isinstance(step.event, ReplanDue):
+            _decides_the_same(controller, make_policy(policy), step.event, recent)
+        assert [to_json(c) for c in controller.handle(step.event)] == [to_json(c) for c in step.commands]
+
+
+def _decides_the_same(controller: Controller, policy: Policy, event: ReplanDue, recent: int) -> None:
+    """A controller of the active jobs alone commands the same, by its own numbers."""
+    whole = restore(json.loads(json.dumps(snapshot(controller))), policy)
+    small, numbers = of_active(controller, recent)
+    small.policy = policy
+    for mine, its in zip(small.handle(event), whole.handle(event), strict=True):
+        assert type(mine) is type(its)
+        if (groups := getattr(mine, "groups", None)) is not None:
+            assert numbers[groups.jobs].tolist() == its.groups.jobs.tolist()
+            assert groups.gpus.tolist() == its.groups.gpus.tolist()
+        elif (jobs := getattr(mine, "jobs", None)) is not None:
+            assert numbers[jobs].tolist() == its.jobs.tolist()
+    names = [whole.books.spec(n).id for n in controller.active.tolist()]
+    assert [small.books.spec(n).id for n in range(small.books.count) if numbers[n] in controller.active] == names
 
 
 def test_replay_reports_the_first_difference(tmp_path: Path) -> None:

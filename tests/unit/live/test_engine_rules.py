@@ -11,6 +11,7 @@ from live_cases import Cluster
 
 from plait.core.errors import InputError
 from plait.core.jobs import Phase
+from plait.live.asking import Asker
 from plait.live.errors import Conflict
 from plait.live.wire import ENDED, STARTING, NodeInfo, Observed, Profile, Seen
 
@@ -484,18 +485,26 @@ def test_explain_names_blockers_and_what_would_start_it(cluster: Make) -> None:
     c.nodes[0].report(0, steps=50.0, step_s=0.5)
     c.submit({"gpus": 2})
     c.pass_s(2.2)
-    why = c.engine.explain(1, c.now)
+    asker = Asker()
+    why, question = asker.explain(c.engine, 1, c.now)
+    assert question is not None
     assert (why["state"], why["position"], why["waiting"]) == ("waiting", 1, 1)
     assert why["decision"]["seq"] > 0
     assert why["blockers"][0]["id"] == "j-0"
     assert why["blockers"][0]["left_s"] == 25.0
-    assert [w["text"] for w in why["would_start"]] == [
+    before = len(c.types())
+    answer = asker.ask(question)
+    assert answer is not None
+    assert [w["text"] for w in answer.result()] == [
         "with 1 GPU it would start now",
         "if j-0 ended, it would start now",
     ]
-    before = len(c.types())
-    c.engine.explain(1, c.now)
     assert len(c.types()) == before  # asking changes nothing
+    assert asker.ask(question) is answer  # and is done once a decision
+    again = asker.explain(c.engine, 1, c.now)[1]
+    assert again is not None
+    assert again.copy is question.copy
+    asker.close()
     c.nodes[0].report(0, stage_s=[0.0, 0.1, 0.4, 0.0], profile=Profile([0.0, 0.1, 0.2, 0.0], 0.25, 30))
     c.pass_s(0.6)
     how = c.engine.explain(0, c.now)

@@ -12,6 +12,7 @@ from pydantic_core import PydanticSerializationError
 from pydantic_core import to_json as to_json_bytes
 
 from plait.live import views
+from plait.live.asking import Asker
 from plait.live.layout import job_number
 from plait.live.service.auth import Tokens, need
 from plait.live.service.logs import Mailbox
@@ -41,6 +42,7 @@ class Api:
         """Parts of one service."""
         self.store, self.worker, self.tokens, self.mailbox, self.begin = store, worker, tokens, mailbox, begin
         self.metrics = Metrics(worker)
+        self.asker = Asker()
         self.closing = asyncio.Event()
 
     def who(self, request: Request, *roles: str) -> Token:

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -169,7 +170,8 @@ def _open(args: argparse.Namespace, layout: Layout) -> tuple[Store, Engine, Cloc
             first_step_s=args.first_step,
             suspect_s=min(3.0, args.lost / 2),
         )  # fmt: skip
-        engine = Engine(store, layout, now=clock(), policy=args.policy, options=options)
+        beside = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
+        engine = Engine(store, layout, now=clock(), policy=args.policy, options=options, later=beside.submit)
         clock.not_before(engine.begin_s)
     except BaseException:
         store.close()
@@ -221,6 +223,7 @@ async def _serve(
     worker.start()
     threading.Thread(target=_get_ready, args=(worker, engine.state.policy_text), name="warm-up", daemon=True).start()
     await server._serve(sockets=[listener])
+    api.asker.close()
     await _finish(worker)
     return 1 if trouble else 0
 

@@ -33,6 +33,8 @@ from plait.live.store.schema import Entry, Token, Views
 
 _BUSY_S = 10
 _KEPT_SNAPSHOTS = 2
+#: Elements of a list that become JSON in one go.
+_PIECE = 100
 #: Terms left free for the services of a store between its copy and its being put back.
 _TERMS = 1_000_000
 _LOCK_KEY = 0x706C616974  # "plait"
@@ -90,9 +92,11 @@ class Store:
         self,
         entries: Sequence[Entry],
         views: Views | None = None,
-        snapshot: tuple[int, Mapping[str, Any]] | None = None,
+        snapshot: tuple[int, Mapping[str, Any] | bytes] | None = None,
     ) -> None:
-        """Append to the log, update the views, and keep a snapshot (state after the entry of that number)."""
+        """Append to the log, update the views, and keep a snapshot: the state after the entry of that number, packed or
+        not.
+        """
         try:
             with self._engine.begin() as connection:
                 if entries:
@@ -121,8 +125,8 @@ class Store:
             if project is not None:
                 connection.execute(sa.insert(table), {"name": name, **project})
 
-    def _keep(self, connection: sa.Connection, seq: int, state: Mapping[str, Any]) -> None:
-        body = zlib.compress(json.dumps(state, separators=(",", ":"), allow_nan=False).encode(), 1)
+    def _keep(self, connection: sa.Connection, seq: int, state: Mapping[str, Any] | bytes) -> None:
+        body = state if isinstance(state, bytes) else pack(state)
         table = schema.snapshots
         connection.execute(sa.delete(table).where(table.c.seq == seq))
         connection.execute(self._insert["snapshots"], {"seq": seq, "body": body})
@@ -283,6 +287,32 @@ class Store:
         self._lock = None
         self._readers.dispose()
         self._engine.dispose()
+
+
+def pack(state: Mapping[str, Any]) -> bytes:
+    """A state as the store keeps it: JSON, compressed. In parts, so that other threads get their turns."""
+    packer = zlib.compressobj(1)
+    parts = [packer.compress(text.encode()) for text in _parts(state)]
+    return b"".join([*parts, packer.flush()])
+
+
+def _parts(value: Any, depth: int = 4) -> Iterator[str]:
+    """The JSON of a value, long lists and objects in pieces."""
+    if depth and isinstance(value, Mapping) and value:
+        for i, (key, item) in enumerate(value.items()):
+            yield f"{',' if i else '{'}{json.dumps(key)}:"
+            yield from _parts(item, depth - 1)
+        yield "}"
+    elif depth and isinstance(value, list) and len(value) > _PIECE:
+        for i in range(0, len(value), _PIECE):
+            yield ("," if i else "[") + _dump(value[i : i + _PIECE])[1:-1]
+        yield "]"
+    else:
+        yield _dump(value)
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def _prepare_tables(engine: sa.Engine, url: sa.URL) -> None:

@@ -47,11 +47,11 @@ async def metrics(request: Request) -> Response:
 
 @router.get("/v1/state")
 async def state(request: Request) -> Response:
-    """Everything a forward simulation needs."""
+    """Everything a forward simulation needs: jobs that have not ended, numbered anew, and their numbers."""
     api = api_of(request)
     api.who(request)
-    found = await api.worker.call(lambda engine, now: engine.state_for_forecast(now))
-    return await asyncio.to_thread(Json, found)
+    plain = await api.worker.call(lambda engine, now: engine.state_for_forecast(now))
+    return await asyncio.to_thread(lambda: Json(plain()))
 
 
 @router.get("/v1/nodes")

@@ -95,10 +95,16 @@ async def explain(request: Request, job: str) -> Response:
     owns(token, job, row["owner"], change=False)
     number = row["number"]
     try:
-        found = await api.worker.call(lambda engine, now: engine.explain(number, now))
+        found, question = await api.worker.call(lambda engine, now: api.asker.explain(engine, number, now))
     except LookupError:
         ended = (await api.row(job))["state"]
         found = {"id": job, "number": number, "state": ended, "summary": row["reason"] or f"it has {ended}"}
+        return Json(found)
+    answer = None if question is None else api.asker.ask(question)
+    if answer is not None:
+        found["would_start"] = await asyncio.shield(asyncio.wrap_future(answer))
+    elif question is not None:
+        found["note"] = "many ask at the moment: ask again for what would start it"
     return Json(found)
 
 
