@@ -37,6 +37,9 @@ def submit(
     memory: Annotated[str | None, typer.Option(help="Memory of the whole job, e.g. 16G.")] = None,
     deadline_s: Annotated[float | None, typer.Option("--deadline", help="Seconds until it should be done.")] = None,
     checkpoint_s: Annotated[float | None, typer.Option("--checkpoint", help="Seconds between checkpoints.")] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="May share a process with other jobs of mine in this folder.")
+    ] = False,
     project: Annotated[str | None, typer.Option(help="Whose quota it counts against.")] = None,
     priority: Annotated[float | None, typer.Option(help="Higher goes first, where the policy looks at it.")] = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for the end; exit code 1 if it fails.")] = False,
@@ -61,6 +64,7 @@ def submit(
         return
     given: dict[str, Any] = {
         "gpus": gpus, "name": name, "class": job_class, "model": model, "iterations": iterations, "retries": retries,
+        "merge": merge or None,
         "cpus": cpus, "deadline_s": deadline_s, "checkpoint_s": checkpoint_s, "project": project, "priority": priority,
     }  # fmt: skip
     given = {field: value for field, value in given.items() if value is not None}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from plait.live.attempts import Attempt, JobRecord, NodeRecord, Rank
 from plait.live.reconcile import GRACEFUL
+from plait.live.requests import merge_key
 from plait.live.wire import Assignment, GroupInfo, Mate, Run
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class Assigner:
             checkpoint_s=float(request.get("checkpoint_s") or 60.0),
             memory_bytes=float(request.get("memory") or 0.0) / world,
             total_steps=request.get("iterations"),
+            merge=merge_key(request, job.owner, job.project) if attempt.merge and world == 1 else "",
         )
 
     def _group(self, job: JobRecord, attempt: Attempt) -> GroupInfo:

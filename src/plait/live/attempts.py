@@ -19,6 +19,10 @@ TOLD_TO_END = frozenset({-signal.SIGTERM, -signal.SIGKILL, -signal.SIGINT, -sign
 NOT_STARTED = (None, 126, 127)
 #: Faults of an attempt that nobody asked to stop.
 FAILED, START, REQUEUE = "failed", "start", "requeue"
+#: Of an end that came with the end of a process shared with other jobs: another of them ended it.
+BYSTANDER = "bystander"
+#: For how long a job is not merged any more.
+ONCE, ALWAYS = "once", "always"
 
 
 @dataclass(slots=True)
@@ -38,6 +42,7 @@ class Attempt:
     """One try to run a job on these GPUs (numbers of the cluster).
 
     `stop`: why it was told to stop, None if it was not. `fault` and `cause`: what went wrong first, by itself.
+    `merge`: it may share a process with others of its group.
     """
 
     job: int
@@ -51,6 +56,7 @@ class Attempt:
     cause: str = ""
     ended_s: float | None = None
     outcome: str = ""
+    merge: bool = False
 
     @property
     def over(self) -> bool:
@@ -97,7 +103,7 @@ class Attempt:
         return {
             "job": self.job, "epoch": self.epoch, "gpus": list(self.gpus), "ranks": ranks, "began_s": self.began_s,
             "port": self.port, "stop": self.stop, "fault": self.fault, "cause": self.cause, "ended_s": self.ended_s,
-            "outcome": self.outcome,
+            "outcome": self.outcome, "merge": self.merge,
         }  # fmt: skip
 
     @classmethod
@@ -137,7 +143,8 @@ class JobRecord:
     """A job that has not ended, or of which something still runs.
 
     `held_s`, `held_gpu_s`: service of attempts that are over. `requeues`, `launch_failures`: in a row, without an
-    iteration in between (`mark` is the iteration at the last one).
+    iteration in between (`mark` is the iteration at the last one). `unmerged`: it is kept from sharing a process, for
+    its next attempt (`ONCE`) or for good (`ALWAYS`), because one that it shared broke down.
     """
 
     number: int
@@ -154,6 +161,7 @@ class JobRecord:
     launch_failures: int = 0
     mark: float = 0.0
     reason: str = ""
+    unmerged: str = ""
     attempt: Attempt | None = None
     shown: str = ""
 

@@ -130,17 +130,17 @@ def _see(engine: Engine, node: NodeRecord, seen: Seen, now: float) -> None:
         _learn(engine, job, attempt.ranks[0].node, seen, now)
     if seen.state == ENDED:
         started = seen.pid != 0 or seen.exit_code not in NOT_STARTED
-        _ended(engine, seen.job, seen.epoch, seen.rank, seen.exit_code, seen.reason, started, now)
+        _ended(engine, seen.job, seen.epoch, seen.rank, seen.exit_code, seen.reason, started, now, seen.merged)
 
 
 def _ended(
     engine: Engine, job: int, epoch: int, rank: int, exit_code: int | None, reason: str | None, started: bool,
-    now: float,
+    now: float, merged: str = "",
 ) -> None:  # fmt: skip
     engine.do(
         {
             "type": "RankEnded", "at_s": now, "job": job, "epoch": epoch, "rank": rank, "exit_code": exit_code,
-            "reason": reason, "started": started,
+            "reason": reason, "started": started, **({"merged": merged} if merged else {}),
         }
     )  # fmt: skip
 

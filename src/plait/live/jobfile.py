@@ -23,6 +23,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "integer": (int,),
     "number": (int, float),
     "null": (type(None),),
+    "boolean": (bool,),
 }
 _UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 #: Fields that hold bytes; files and options may write 4G or 512Mi.
@@ -123,7 +124,7 @@ def _check(value: Any, rule: Mapping[str, Any], where: str, field: str) -> None:
     if "type" in rule:
         wanted = rule["type"] if isinstance(rule["type"], list) else [rule["type"]]
         kinds = tuple(kind for w in wanted for kind in _TYPES[w])
-        if not isinstance(value, kinds) or isinstance(value, bool):
+        if not isinstance(value, kinds) or (isinstance(value, bool) and "boolean" not in wanted):
             raise InputError(f"{name} is {value!r:.80}, needs {' or '.join(wanted)}" + _quotes(value, wanted))
     if isinstance(value, (int, float)):
         _check_number(value, rule, name)

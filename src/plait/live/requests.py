@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from plait.core.errors import InputError
 from plait.core.jobs import JobClass, JobSpec
 from plait.core.resources import Resource, StageProfile
 from plait.live.layout import job_name
+from plait.training.command import parse_script
 
 #: measured once, used for later jobs of the same kind: key -> {"stage_s", "iteration_s", "skew"}
 Learnt = Mapping[str, Mapping[str, Any]]
@@ -43,6 +45,20 @@ def given_profile(request: Mapping[str, Any]) -> StageProfile | None:
     return StageProfile.of(iteration_s=given.get("iteration_s"), **stages)
 
 
+def merge_key(request: Mapping[str, Any], owner: str, project: str) -> str:
+    """What jobs must have in common to share a process: owner, project, folder, environment, Python, script's folder.
+
+    Raises `InputError` for a job that cannot be a thread of another process.
+    """
+    if int(request.get("gpus") or 1) != 1:
+        raise InputError(f"merge is for jobs of one process; this one has {request['gpus']}: leave merge out")
+    script = parse_script(request["command"])
+    folder = os.path.normpath(os.path.join(request.get("workdir") or "", script.folder))
+    env = sorted((request.get("env") or {}).items())
+    same = [owner, project, request.get("workdir"), env, script.python, script.options, folder]
+    return hashlib.sha256(json.dumps(same).encode()).hexdigest()[:16]
+
+
 def spec_of(
     number: int,
     request: Mapping[str, Any],
@@ -58,6 +74,8 @@ def spec_of(
 
     Raises `InputError` for a job that cannot run anywhere.
     """
+    if request.get("merge"):
+        merge_key(request, owner, project)
     found = known_profile(request, kinds, learnt or {})
     profile = given_profile(request)
     if profile is None and found.get("stage_s"):

@@ -41,7 +41,7 @@ from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError
 from plait.core.jobs import Phase
 from plait.core.policy import Policy
-from plait.live.attempts import Attempt, JobRecord, NodeRecord, Rank
+from plait.live.attempts import ALWAYS, BYSTANDER, ONCE, Attempt, JobRecord, NodeRecord, Rank
 from plait.live.groups import GroupBook
 from plait.live.quota import Quotas
 from plait.live.wire import NodeInfo
@@ -197,6 +197,9 @@ class State:
         ranks = [Rank(node, gpu) for node, gpu in note["ranks"]]
         job.epoch = note["epoch"]
         job.attempt = Attempt(job.number, job.epoch, tuple(note["gpus"]), ranks, note["at_s"], note["port"])
+        job.attempt.merge = bool(job.request.get("merge")) and not job.unmerged
+        if job.unmerged == ONCE:
+            job.unmerged = ""
         if note["port"]:
             self.ports_given += 1
         self.touched.add(job.number)
@@ -208,9 +211,12 @@ class State:
         self.touched.add(note["job"])
 
     def _rank_ended(self, note: Note) -> None:
-        attempt = self.jobs[note["job"]].attempt
+        job = self.jobs[note["job"]]
+        attempt = job.attempt
         assert attempt is not None
         attempt.end(note["rank"], note["exit_code"], note["reason"], note["started"])
+        if note.get("merged"):
+            job.unmerged = ALWAYS if job.unmerged == ALWAYS or note["merged"] != BYSTANDER else ONCE
         self.touched.add(note["job"])
 
     def _attempt_over(self, note: Note) -> None:

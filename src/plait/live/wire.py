@@ -53,6 +53,9 @@ class Profile:
 class Seen:
     """One process of one attempt, as the agent sees it.
 
+    `merged`, of one that shared its process with other jobs and ended with it: culprit, bystander, unknown (who did
+    it), or refused (it cannot run merged).
+
     `steps` iterations since the beginning of the job; `step_s` mean seconds of the recent ones, `stage_s` mean busy
     seconds by resource in them; `held_s` seconds since its GPUs were given to it. An ended one has `exit_code` (-n for
     signal n, None if nobody knows) and goes on being reported until the service no longer asks to keep it.
@@ -76,6 +79,7 @@ class Seen:
     profile: Profile | None = None
     skew: float | None = None
     ended_s_ago: float = 0.0
+    merged: str = ""
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,8 @@ class Run:
     """One process that should run (`stop`: should end, after a checkpoint, within `grace_s`).
 
     `gpus` are the node's numbers of those given to it; `world` processes in all, `local_rank` among those of the node.
-    `memory_bytes` 0 = no limit. `env` comes on top of the agent's.
+    `memory_bytes` 0 = no limit. `env` comes on top of the agent's. Runs of one group on the same GPUs that are started
+    at once and have the same `merge` (not "") may share a process.
     """
 
     job: int
@@ -177,6 +182,7 @@ class Run:
     log_bytes: int = 10_000_000
     memory_bytes: float = 0.0
     total_steps: float | None = None
+    merge: str = ""
 
 
 @dataclass(frozen=True)

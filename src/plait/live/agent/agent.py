@@ -20,6 +20,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from plait.core.errors import InputError
 from plait.live.agent import journal, launch, procs
 from plait.live.agent.attempt import Attempt
 from plait.live.agent.gates import Gates
@@ -32,6 +33,7 @@ from plait.live.layout import Layout, make_private
 from plait.live.wire import ENDED, PREEMPTED, RUNNING, STARTING, Ask, Assignment, Observed, Reply, Run
 
 _TICK_S = 0.5
+_SHARED_TICK_S = 0.1  # the end of one of several jobs in a process wakes nobody
 _LOCK_TRIES = 10
 _NOT_RUNNABLE = 126
 #: Errors of the machine, not of the job, that may pass: disk, processes, files, memory.
@@ -122,6 +124,7 @@ class Agent:
         attempt = self._new(run)
         if known.ended:
             attempt.end(known.exit_code, known.reason)
+            attempt.merged = known.merged
             return
         process = known.process or self._claimed(attempt)
         if process is None:
@@ -277,7 +280,9 @@ class Agent:
                     self.log("lease expired", key=attempt.key)
                     attempt.stop(attempt.run.grace_s, f"no contact with the service for {self.lease_s:g} s", own=True)
         for attempt in self.attempts.values():
-            if attempt.overdue():
+            if attempt.gone:
+                self._collect(attempt)
+            elif attempt.overdue():
                 self._end_by_force(attempt)
             elif attempt.alive:
                 self._tell_group(attempt)
@@ -304,27 +309,43 @@ class Agent:
                 attempt.reason = f"waits until attempt {other.run.epoch} of job {other.run.job} has left its GPUs"
         if not ready or not self._note(*(journal.start(a.run) for a in ready)):
             return
-        for attempt in ready:
-            self._launch(attempt)
+        for together in _to_launch(ready):
+            self._launch(together)
         self._note(*(journal.began(a.key, a.process) for a in ready if a.process is not None and a.alive))
 
-    def _launch(self, attempt: Attempt) -> None:
-        run = attempt.run
+    def _launch(self, attempts: list[Attempt]) -> None:
+        """Start a process for one attempt, or one that several share."""
         try:
-            launch.prepare(run, self.layout)
+            process = self._spawn(attempts)
+        except (OSError, ValueError, InputError) as error:
+            for attempt in attempts:
+                if isinstance(error, OSError) and error.errno in _PASSING:
+                    self._later(attempt, f"cannot be started now on node {self.settings.node}: {error}")
+                else:
+                    self._over(attempt, _NOT_RUNNABLE, f"could not be started on node {self.settings.node}: {error}")
+            return
+        for attempt in attempts:
+            if process is None:
+                self._over(attempt, _NOT_RUNNABLE, f"its runner died at once; see {attempts[0].folder / 'runner.log'}")
+            else:
+                self._began(attempt, process)
+
+    def _spawn(self, attempts: list[Attempt]) -> Process | None:
+        envs = []
+        for attempt in attempts:
+            launch.prepare(attempt.run, self.layout)
             attempt.group_version = None
             self.gates.tell(attempt)
-            env = launch.environment(run, self.layout, self.settings.cuda, self._threads)
-            process = Process.of(launch.spawn(run, self.layout, env))
-        except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno in _PASSING:
-                self._later(attempt, f"cannot be started now on node {self.settings.node}: {error}")
-            else:
-                self._over(attempt, _NOT_RUNNABLE, f"could not be started on node {self.settings.node}: {error}")
-            return
-        if process is None:
-            self._over(attempt, _NOT_RUNNABLE, f"its runner died at once; see {attempt.folder / 'runner.log'}")
-            return
+            envs.append(launch.environment(attempt.run, self.layout, self.settings.cuda, self._threads))
+        if len(attempts) == 1:
+            return Process.of(launch.spawn(attempts[0].run, self.layout, envs[0]))
+        process = Process.of(launch.spawn_host([a.run for a in attempts], self.layout, envs))
+        for attempt in attempts:
+            attempt.know({"merged": len(attempts), "mark": envs[0][procs.MARK]})
+        return process
+
+    def _began(self, attempt: Attempt, process: Process) -> None:
+        run = attempt.run
         attempt.began(process)
         attempt.reason = None
         self.log("started", key=attempt.key, pid=process.pid, gpus=run.gpus)
@@ -369,7 +390,7 @@ class Agent:
     def _over(self, attempt: Attempt, exit_code: int | None, reason: str | None) -> None:
         if attempt.state != ENDED:
             attempt.end(exit_code, reason)
-        self._note(journal.end(attempt.key, exit_code, reason))
+        self._note(journal.end(attempt.key, exit_code, reason, attempt.merged))
         self.log("ended", key=attempt.key, exit_code=exit_code, reason=reason)
         self.link.wake()
 
@@ -439,7 +460,8 @@ class Agent:
     def _wait(self) -> None:
         now = time.monotonic()
         due = [a.kill_at - now for a in list(self.attempts.values()) if a.alive and a.kill_at and a.kill_at > now]
-        events = self.selector.select(min([_TICK_S, *due]))
+        tick_s = _SHARED_TICK_S if any(a.shares and a.alive for a in list(self.attempts.values())) else _TICK_S
+        events = self.selector.select(min([tick_s, *due]))
         with self.lock:
             for key, _ in events:
                 if key.fd == self._wake_read:
@@ -463,6 +485,16 @@ class Agent:
                 attempt.stop(min(attempt.run.grace_s, grace_s), "the cluster is being shut down", own=True)
         while any(a.alive for a in list(self.attempts.values())):
             self._wait()
+
+
+def _to_launch(ready: list[Attempt]) -> list[list[Attempt]]:
+    """Who gets a process together: those of one group on the same GPUs that may be merged; all others alone."""
+    found: dict[object, list[Attempt]] = {}
+    for attempt in ready:
+        run = attempt.run
+        alone = not run.merge or run.world > 1
+        found.setdefault(attempt.key if alone else (run.merge, run.group.id, tuple(run.gpus)), []).append(attempt)
+    return list(found.values())
 
 
 def _may_share(new: Run, other: Run) -> bool:

@@ -25,7 +25,11 @@ _TOLD_TO_END = (-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + si
 
 @dataclass
 class Attempt:
-    """A process and what is known of it. `folder` is that of its rank."""
+    """A process and what is known of it. `folder` is that of its rank.
+
+    `shares`: it is a thread of a process that other jobs share (see `hosting`); `merged`: what its end had to do with
+    that.
+    """
 
     run: Run
     folder: Path
@@ -42,6 +46,8 @@ class Attempt:
     began_boot_s: float = 0.0
     ended_boot_s: float = 0.0
     group_version: tuple[str, int] | None = None
+    shares: bool = False
+    merged: str = ""
     page: PageReader | None = field(default=None, repr=False)
 
     @property
@@ -59,7 +65,19 @@ class Attempt:
         self.process, self.state = process, RUNNING
         self.began_boot_s = procs.boot_s() - process.age_s
         self.pidfd = process.open() or -1
+        self.know(procs.read_json(self.folder / "runner.json") or {})
         self.page = PageReader(self.folder / "page.bin")
+
+    def know(self, claim: dict[str, object]) -> None:
+        """What its runner says in its claim: whether it shares its process, and the mark of that."""
+        mark = claim.get("mark")
+        if claim.get("merged") and isinstance(mark, str):
+            self.shares, self.mark = True, mark
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended although its process, which it shares, goes on."""
+        return self.shares and self.alive and (self.folder / "exit.json").exists()
 
     def wait(self, why: str) -> None:
         """It has no process (any more) and never became the job's: as if it had just been asked for."""
@@ -110,6 +128,8 @@ class Attempt:
             # The runner was killed. Its child got SIGKILL from the kernel; the rest is looked for.
             procs.kill_until_none(lambda: strays() | set(procs.marked(self.mark)), reap)
             record = procs.read_json(self.folder / "exit.json") or self._unknown_end()
+        merged = record.get("merged")
+        self.merged = merged if isinstance(merged, str) else ""
         code, reason, boot = record.get("exit_code"), record.get("reason"), record.get("ended_boot_s")
         own = self.own_stop or (procs.read_json(self.folder / "stop.json") or {}).get("own") is True
         if own and code in _TOLD_TO_END:  # not its failure
@@ -135,6 +155,8 @@ class Attempt:
             "ended_boot_s": procs.boot_s(),
             "boot": procs.boot_id(),
         }
+        if self.shares:  # nobody's fault that is known: it begins again, by itself
+            record |= {"exit_code": PREEMPTED, "merged": "unknown"}
         with contextlib.suppress(OSError):
             procs.write_json(self.folder / "exit.json", record, durable=True)
         return record
@@ -162,6 +184,7 @@ class Attempt:
             exit_code=self.exit_code,
             reason=self.reason,
             held_s=max(0.0, held_s),
+            merged=self.merged,
             ended_s_ago=max(0.0, now - self.ended_boot_s) if over else 0.0,
             **progress,
         )

@@ -3,7 +3,7 @@
     {"what": "term", "term": 3}                          leaders below it are refused
     {"what": "start", "run": {...}}                      this process is about to be started
     {"what": "began", "key": [job, epoch, rank], "process": {"pid", "start_time", "boot"}}
-    {"what": "end", "key": [...], "exit_code": 0, "reason": null}
+    {"what": "end", "key": [...], "exit_code": 0, "reason": null}   ... "merged": "unknown" of one that shared a process
     {"what": "forget", "key": [...]}                     the service has noted its end
     {"what": "refuse", ...}                              for people
 
@@ -36,6 +36,7 @@ class Remembered:
     ended: bool = False
     exit_code: int | None = None
     reason: str | None = None
+    merged: str = ""
 
 
 @dataclass
@@ -129,6 +130,7 @@ def _take(memory: Memory, entry: dict[str, Any]) -> None:
             known.process = Process(**entry["process"])
         elif what == "end":
             known.ended, known.exit_code, known.reason = True, entry["exit_code"], entry["reason"]
+            known.merged = str(entry.get("merged", ""))
         else:
             del memory.attempts[job, epoch, rank]
 
@@ -143,7 +145,7 @@ def entries_of(memory: Memory) -> list[dict[str, Any]]:
         if known.process is not None:
             entries.append(began(key, known.process))
         if known.ended:
-            entries.append(end(key, known.exit_code, known.reason))
+            entries.append(end(key, known.exit_code, known.reason, known.merged))
     return entries
 
 
@@ -161,9 +163,10 @@ def began(key: Key, process: Process) -> dict[str, Any]:
     }
 
 
-def end(key: Key, exit_code: int | None, reason: str | None) -> dict[str, Any]:
-    """Entry: it has ended."""
-    return {"what": "end", "key": list(key), "exit_code": exit_code, "reason": reason}
+def end(key: Key, exit_code: int | None, reason: str | None, merged: str = "") -> dict[str, Any]:
+    """Entry: it has ended; `merged` as in `wire.Seen`."""
+    entry = {"what": "end", "key": list(key), "exit_code": exit_code, "reason": reason}
+    return entry | ({"merged": merged} if merged else {})
 
 
 def forget(key: Key) -> dict[str, Any]:

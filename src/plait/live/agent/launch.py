@@ -9,11 +9,13 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 from plait.live.agent import procs
 from plait.live.agent.runner import HELD_BACK
 from plait.live.layout import Layout, job_name, make_private
 from plait.live.wire import Run
+from plait.training.command import parse_script
 from plait.training.page import Page
 
 _PLAIT = Path(__file__).resolve().parents[2]
@@ -21,6 +23,8 @@ _PLAIT = Path(__file__).resolve().parents[2]
 HOOK = _PLAIT / "training" / "hook"
 #: Of the agent's own environment, not for jobs.
 _PRIVATE = ("PLAIT_TOKEN", "PLAIT_URL", "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID")
+#: Of one job among those that share a process.
+_OF_ONE = ("PLAIT_JOB", "PLAIT_EPOCH", "PLAIT_RUN_DIR", "PLAIT_JOB_DIR", "PLAIT_CHECKPOINT_S", "MASTER_PORT")
 
 
 def mark_of(layout: Layout, run: Run) -> str:
@@ -84,9 +88,28 @@ def spawn(run: Run, layout: Layout, env: dict[str, str]) -> int:
     posix_spawn and not subprocess: the runner must be born with its signals held back and in a session of its own, and
     nothing of it is tied to a Python object of the agent.
     """
-    folder = layout.rank(run.job, run.epoch, run.rank)
-    task = {
-        "folder": str(folder),
+    return _spawn("runner", _task(run, layout, env), layout.rank(run.job, run.epoch, run.rank), env[procs.MARK])
+
+
+def spawn_host(runs: list[Run], layout: Layout, envs: list[dict[str, str]]) -> int:
+    """Start the runner of a process that these jobs share, each as a thread; its pid. Raises OSError, `InputError`.
+
+    The process is known by the mark of the first; what it has only once (C libraries read it) is what all have alike.
+    """
+    script = parse_script(runs[0].argv)
+    host = _task(runs[0], layout, {name: value for name, value in envs[0].items() if name not in _OF_ONE})
+    host["argv"] = [script.python, *script.options, "-u", "-m", "plait.training.merged_host"]
+    limits = [run.memory_bytes for run in runs]
+    host["memory_bytes"] = sum(limits) if all(limits) else 0.0
+    tasks = [_task(run, layout, env) for run, env in zip(runs, envs, strict=True)]
+    folder = layout.rank(runs[0].job, runs[0].epoch, runs[0].rank)
+    return _spawn("hosting", {"host": host, "members": tasks}, folder, envs[0][procs.MARK])
+
+
+def _task(run: Run, layout: Layout, env: dict[str, str]) -> dict[str, Any]:
+    """What a runner is told, see `runner.Task`."""
+    return {
+        "folder": str(layout.rank(run.job, run.epoch, run.rank)),
         "argv": run.argv,
         "cwd": run.workdir or str(layout.job(run.job)),
         "env": env,
@@ -95,12 +118,15 @@ def spawn(run: Run, layout: Layout, env: dict[str, str]) -> int:
         "log_bytes": run.log_bytes,
         "memory_bytes": run.memory_bytes,
     }
-    own = {"PATH": os.defpath, "LC_ALL": "C.UTF-8", "PYTHONPATH": str(_PLAIT.parent), procs.MARK: env[procs.MARK]}
+
+
+def _spawn(kind: str, task: dict[str, Any], folder: Path, mark: str) -> int:
+    own = {"PATH": os.defpath, "LC_ALL": "C.UTF-8", "PYTHONPATH": str(_PLAIT.parent), procs.MARK: mark}
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
         pid = os.posix_spawn(
             sys.executable,
-            [sys.executable, "-S", "-P", "-m", "plait.live.agent.runner"],
+            [sys.executable, "-S", "-P", "-m", f"plait.live.agent.{kind}"],
             own,
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, read, 0),

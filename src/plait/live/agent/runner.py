@@ -101,6 +101,11 @@ class LogWriter:
                 os.replace(path(number - 1), path(number))
         os.replace(os.path.join(self.folder, "out.log.new"), path(0))
 
+    def tail_text(self) -> str:
+        """The end of the output as the end of a reason."""
+        said = self.last_lines()
+        return f"; last lines of the log: {said}" if said else "; it printed nothing"
+
     def last_lines(self, lines: int = 5, chars: int = 600) -> str:
         """The end of the output in one line of text."""
         text = [line.strip() for line in self.tail.decode(errors="replace").splitlines() if line.strip()]
@@ -119,14 +124,29 @@ class Runner:
     kill_at: float | None = None
     killed: str | None = None
     _pipe: int = -1
+    _inherited: tuple[int, ...] = ()
 
     def run(self) -> int:
         """From start to `exit.json`; the exit code of the job's process, -n if signal n ended it."""
         try:
             self.log = LogWriter(self.task.folder, self.task.log_bytes)
         except OSError as error:
-            self._write_exit({"exit_code": _NOT_RUNNABLE, "reason": f"no log could be made: {error}", "seconds": 0.0})
+            no_log = {"exit_code": _NOT_RUNNABLE, "reason": f"no log could be made: {error}", "seconds": 0.0}
+            write_exit(self.task.folder, no_log)
             return _NOT_RUNNABLE
+        wake = self._listen()
+        started = procs.boot_s()
+        kills = kernel_kills()
+        failure = self._start()
+        if failure is None:
+            self._watch(wake)
+        self._clean_up()
+        code, reason = failure or self._verdict(kernel_kills() - kills)
+        write_exit(self.task.folder, {"exit_code": code, "reason": reason, "seconds": procs.boot_s() - started})
+        return code
+
+    def _listen(self) -> int:
+        """Hear signals; a descriptor at which they can be waited for."""
         wake, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1):
@@ -134,15 +154,7 @@ class Runner:
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)  # the agent held them back until here
-        started = procs.boot_s()
-        kills = _kernel_kills()
-        failure = self._start()
-        if failure is None:
-            self._watch(wake)
-        self._clean_up()
-        code, reason = failure or self._verdict(_kernel_kills() - kills)
-        self._write_exit({"exit_code": code, "reason": reason, "seconds": procs.boot_s() - started})
-        return code
+        return wake
 
     def _start(self) -> tuple[int, str] | None:
         """Start the job's process; why it could not be, if so."""
@@ -163,13 +175,22 @@ class Runner:
             _, self.status = os.waitpid(self.child, 0)
             code, _, text = message.decode(errors="replace").partition(" ")
             return int(code), text
-        claim = procs.read_json(os.path.join(self.task.folder, "runner.json")) or {}
-        with contextlib.suppress(OSError):
-            procs.write_json(
-                os.path.join(self.task.folder, "runner.json"),
-                claim | {"child": self.child, "child_start_time": procs.start_time(self.child)},
-            )
+        for folder in self._folders:
+            path = os.path.join(folder, "runner.json")
+            child = {"child": self.child, "child_start_time": procs.start_time(self.child)}
+            with contextlib.suppress(OSError):
+                procs.write_json(path, (procs.read_json(path) or {}) | child)
         return None
+
+    @property
+    def _folders(self) -> list[str]:
+        """Folders that this runner has claimed."""
+        return [self.task.folder]
+
+    @property
+    def _marks(self) -> list[str]:
+        """By which processes of the job are known."""
+        return [self.task.mark]
 
     def _become(self, runner: int, output: int, report: int) -> NoReturn:
         """In the new process: cut loose from the runner except for its death, and become the job."""
@@ -193,6 +214,8 @@ class Runner:
             except OSError as error:
                 os.write(report, f"{_NOT_RUNNABLE} cannot enter workdir {self.task.cwd!r}: {error.strerror}".encode())
                 os._exit(_NOT_RUNNABLE)
+            for fd in self._inherited:
+                os.set_inheritable(fd, True)
             os.execvpe(self.task.argv[0], self.task.argv, self.task.env)
         except FileNotFoundError:
             text = f"{_NOT_FOUND} command not found: {self.task.argv[0]!r} (started in {self.task.cwd!r})"
@@ -280,8 +303,15 @@ class Runner:
     def _clean_up(self) -> None:
         """Nothing of the job outlives its process; what it wrote last is kept."""
         procs.kill_until_none(
-            lambda: {*procs.descendants(os.getpid()), *procs.marked(self.task.mark)} - {os.getpid()}, self._collect
+            lambda: (
+                {*procs.descendants(os.getpid()), *(p for m in self._marks for p in procs.marked(m))} - {os.getpid()}
+            ),
+            self._collect,
         )
+        self._drain()
+
+    def _drain(self) -> None:
+        """What the job wrote last is kept."""
         for _ in range(1 << 10):
             try:
                 if not self._copy():
@@ -298,8 +328,7 @@ class Runner:
             return code, self.killed
         if code == 0 or code == 75:
             return code, None
-        said = self.log.last_lines()
-        tail = f"; last lines of the log: {said}" if said else "; it printed nothing"
+        tail = self.log.tail_text()
         if code > 0:
             return code, f"exit code {code}{tail}"
         name = _signal_name(-code)
@@ -311,25 +340,26 @@ class Runner:
             return code, f"killed by SIGKILL ({sure}{limit}){tail}"
         return code, f"killed by {name}{tail}"
 
-    def _write_exit(self, record: dict[str, Any]) -> None:
-        """Write into the file that was made for it, then give it its name; try on while the disk gives errors."""
-        record |= {"ended_boot_s": procs.boot_s(), "boot": procs.boot_id()}
-        part = _exit_part(self.task.folder)
-        text = json.dumps(record)
-        if len(text) > _EXIT_BYTES:
-            text = json.dumps(record | {"reason": str(record["reason"])[:500]})
-        for _ in range(300):
+
+def write_exit(folder: str, record: dict[str, Any]) -> None:
+    """Write into the file that was made for it, then give it its name; try on while the disk gives errors."""
+    record |= {"ended_boot_s": procs.boot_s(), "boot": procs.boot_id()}
+    part = _exit_part(folder)
+    text = json.dumps(record)
+    if len(text) > _EXIT_BYTES:
+        text = json.dumps(record | {"reason": str(record["reason"])[:500]})
+    for _ in range(300):
+        try:
+            fd = os.open(part, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
-                fd = os.open(part, os.O_WRONLY | os.O_CREAT, 0o600)
-                try:
-                    os.write(fd, text.encode().ljust(_EXIT_BYTES))
-                    os.fsync(fd)
-                finally:
-                    os.close(fd)
-                os.replace(part, os.path.join(self.task.folder, "exit.json"))
-                return
-            except OSError:
-                time.sleep(0.2)
+                os.write(fd, text.encode().ljust(_EXIT_BYTES))
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.replace(part, os.path.join(folder, "exit.json"))
+            return
+        except OSError:
+            time.sleep(0.2)
 
 
 def _ready(fd: int) -> bool:
@@ -346,7 +376,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _kernel_kills() -> int:
+def kernel_kills() -> int:
     """How often the kernel has killed a process of this machine (or container) for want of memory."""
     for path in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
         with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
@@ -357,8 +387,8 @@ def _kernel_kills() -> int:
     return 0
 
 
-def claim(folder: str) -> bool:
-    """Become the runner of a folder; False if it has or had one.
+def claim(folder: str, **more: object) -> bool:
+    """Become the runner of a folder, with `more` in the claim; False if it has or had one.
 
     Raises OSError, having claimed nothing, if the disk refuses: then the agent tries again.
     """
@@ -367,7 +397,7 @@ def claim(folder: str) -> bool:
     with open(_exit_part(folder), "wb") as file:
         file.write(b" " * _EXIT_BYTES)
     part = os.path.join(folder, f"runner.json.{me.pid}")
-    procs.write_json(part, {"pid": me.pid, "start_time": me.start_time, "boot": me.boot})
+    procs.write_json(part, {"pid": me.pid, "start_time": me.start_time, "boot": me.boot} | more)
     try:
         os.link(part, os.path.join(folder, "runner.json"))
     except FileExistsError:

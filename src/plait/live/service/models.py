@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StringConstraints, ValidationError, field_validator
 
 Text = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f]*$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]
@@ -50,6 +50,7 @@ class JobIn(Model):
     memory: Size | None = None
     deadline_s: Annotated[float, Field(gt=0, le=1e12)] | None = None
     checkpoint_s: Annotated[float, Field(gt=0, le=1e9)] = 60.0
+    merge: StrictBool | None = None
     project: Name | None = None
     priority: Annotated[float, Field(ge=-1e9, le=1e9)] | None = None
     profile: ProfileIn | None = None

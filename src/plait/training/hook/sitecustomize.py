@@ -38,7 +38,7 @@ def _next() -> None:
         spec.loader.exec_module(module)
 
 
-if os.environ.get("PLAIT_RUN_DIR"):
+if os.environ.get("PLAIT_RUN_DIR") or os.environ.get("PLAIT_MERGED"):
     try:
         _plait()
     except Exception as error:
