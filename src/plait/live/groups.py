@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,8 @@ class GroupBook:
         self.of_job: dict[int, tuple[int, ...]] = {}
         self.made = 0
 
-    def update(self, controller: Controller) -> None:
-        """Follow the controller: groups without those who have left them."""
+    def update(self, controller: Controller, per_gpu: Callable[[int], int] = lambda job: 1) -> None:
+        """Follow the controller: groups without those who have left them. `per_gpu`: processes of a job on a GPU."""
         columns, running = controller.books.columns, controller.running
         new: dict[tuple[int, ...], GroupInfo] = {}
         of_job: dict[int, tuple[int, ...]] = {}
@@ -37,12 +37,13 @@ class GroupBook:
             members = [m for m in group.members if slots[m.job] == index]
             if not members:
                 continue
-            new[group.gpus] = self._named(Group(tuple(members), group.gpus, group.gate), columns)
+            worlds = [len(group.gpus) * per_gpu(m.job) for m in members]
+            new[group.gpus] = self._named(Group(tuple(members), group.gpus, group.gate), columns, worlds)
             for member in members:
                 of_job[member.job] = group.gpus
         self.by_gpus, self.of_job = new, of_job
 
-    def _named(self, group: Group, columns: Mapping[str, Any]) -> GroupInfo:
+    def _named(self, group: Group, columns: Mapping[str, Any], worlds: list[int]) -> GroupInfo:
         old = self.by_gpus.get(group.gpus)
         jobs = [m.job for m in group.members]
         if old is not None and {m.job for m in old.members}.isdisjoint(jobs):
@@ -50,8 +51,8 @@ class GroupBook:
         asked = [m.turn for m in group.members]
         if old is not None and _same(old, jobs, asked, group.gate):
             return old
-        gate, turns = choose(group, columns)
-        mates = [Mate(job, turn, len(group.gpus)) for job, turn in zip(jobs, turns, strict=True)]
+        gate, turns = choose(group, columns, worlds)
+        mates = [Mate(job, turn, world) for job, turn, world in zip(jobs, turns, worlds, strict=True)]
         if old is not None:
             if old.members == mates and old.gate == gate:
                 return old
@@ -84,7 +85,7 @@ def _same(old: GroupInfo, jobs: list[int], turns: list[int], gate: Gate) -> bool
     return len(jobs) == 1 and [m.job for m in old.members] == jobs and old.gate == "none"
 
 
-def choose(group: Group, columns: Mapping[str, Any]) -> tuple[str, list[int]]:
+def choose(group: Group, columns: Mapping[str, Any], worlds: Sequence[int]) -> tuple[str, list[int]]:
     """The gate of a group and its members' turns, from their stage times where the plan leaves it open.
 
     A group planned for lock step runs by barrier or tokens, whatever the stage times make faster (runtime, 3.2).
@@ -97,10 +98,7 @@ def choose(group: Group, columns: Mapping[str, Any]) -> tuple[str, list[int]]:
     if group.gate is not Gate.BARRIER or np.isnan(stage_s).any() or np.isnan(iteration_s).any():
         return group.gate.name.lower(), turns
     try:
-        choice = choose_gate(
-            stage_s.reshape(len(jobs), len(Resource)).tolist(), iteration_s.tolist(),
-            worlds=[len(group.gpus)] * len(jobs),
-        )  # fmt: skip
+        choice = choose_gate(stage_s.reshape(len(jobs), len(Resource)).tolist(), iteration_s.tolist(), worlds=worlds)
     except PlaitError:
         return "barrier", turns  # more jobs than resources, or times nobody can have: as planned
     return str(choice.gate), [int(t) for t in choice.turns]

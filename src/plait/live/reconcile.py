@@ -13,6 +13,7 @@ import numpy as np
 from plait.control.messages import JobFailed, JobFinished, LaunchFailed
 from plait.core.jobs import Phase
 from plait.live.attempts import FAILED, REQUEUE, START, Attempt, JobRecord
+from plait.live.requests import processes_per_gpu
 from plait.live.wire import RUNNING
 
 if TYPE_CHECKING:
@@ -96,10 +97,12 @@ def _close(engine: Engine, job: JobRecord, attempt: Attempt, now: float) -> None
     outcome = _outcome(attempt)
     steps = attempt.steps or 0.0
     ago = min((r.seen.ended_s_ago for r in attempt.ranks if r.seen), default=0.0)
+    lead = attempt.lead
     engine.do(
         {
             "type": "AttemptOver", "at_s": now, "job": job.number, "epoch": attempt.epoch, "outcome": outcome,
-            "held_s": attempt.held_s, "steps": steps,
+            "held_s": attempt.held_s, "steps": steps, "ended_s": max(now - max(ago, 0.0), attempt.began_s),
+            "first_step_s": lead.first_step_s if lead else None, "last_step_s": lead.last_step_s if lead else None,
         }
     )  # fmt: skip
     engine.live.discard(job.number)
@@ -135,7 +138,7 @@ def _begin(engine: Engine, job: JobRecord, gpus: tuple[int, ...], now: float) ->
     ranks = []
     for gpu in sorted(gpus):
         node = int(cluster.gpu_node[gpu])
-        ranks.append([cluster.nodes[node].id, gpu - int(cluster.first_gpu[node])])
+        ranks += [[cluster.nodes[node].id, gpu - int(cluster.first_gpu[node])]] * processes_per_gpu(job.request)
     try:
         epoch = engine.next_epoch(job)
     except OSError:
@@ -143,7 +146,7 @@ def _begin(engine: Engine, job: JobRecord, gpus: tuple[int, ...], now: float) ->
     engine.do(
         {
             "type": "AttemptBegan", "at_s": now, "job": job.number, "epoch": epoch, "gpus": list(gpus),
-            "ranks": ranks, "port": _port(engine) if len(gpus) > 1 else 0,
+            "ranks": ranks, "port": _port(engine) if len(ranks) > 1 else 0,
         }
     )  # fmt: skip
     engine.live.add(job.number)

@@ -24,7 +24,13 @@ def profile_key(request: Mapping[str, Any], kind: str) -> str:
     if not model:
         same = json.dumps([request.get("workdir"), request["command"]])
         model = "command-" + hashlib.sha256(same.encode()).hexdigest()[:16]
-    return f"{model}|{request.get('gpus', 1)}|{kind}"
+    per_gpu = processes_per_gpu(request)
+    return f"{model}|{request.get('gpus', 1)}{f'x{per_gpu}' if per_gpu > 1 else ''}|{kind}"
+
+
+def processes_per_gpu(request: Mapping[str, Any]) -> int:
+    """Processes of the job on each of its GPUs."""
+    return int(request.get("processes_per_gpu") or 1)
 
 
 def known_profile(request: Mapping[str, Any], kinds: Iterable[str], learnt: Learnt) -> Mapping[str, Any]:

@@ -42,6 +42,8 @@ def sane_seen(seen: Seen) -> Seen:
         steps=_or_none(seen.steps, MOST_STEPS) or 0.0,
         held_s=_or_none(seen.held_s, math.inf) or 0.0,
         ended_s_ago=_or_none(seen.ended_s_ago, math.inf) or 0.0,
+        first_step_s=_or_none(seen.first_step_s, math.inf),
+        last_step_s=_or_none(seen.last_step_s, math.inf),
         step_s=_or_none(seen.step_s, LONGEST_S),
         total_steps=_or_none(seen.total_steps, MOST_STEPS),
         checkpoint_steps=_or_none(seen.checkpoint_steps, MOST_STEPS),

@@ -44,6 +44,7 @@ from plait.core.policy import Policy
 from plait.live.attempts import ALWAYS, BYSTANDER, ONCE, Attempt, JobRecord, NodeRecord, Rank
 from plait.live.groups import GroupBook
 from plait.live.quota import Quotas
+from plait.live.requests import processes_per_gpu
 from plait.live.wire import NodeInfo
 from plait.policies.catalog import make_policy
 
@@ -124,7 +125,7 @@ class State:
         if isinstance(entry, ReplanDue):
             self.decision_s, self.decision_seq = entry.at_s, self.seq
         if isinstance(entry, _CHANGES_GROUPS):
-            self.groups.update(self.controller)
+            self.groups.update(self.controller, self._per_gpu)
         if isinstance(entry, JobSubmitted):
             for number in range(entry.first, entry.first + len(entry.jobs)):
                 self.pending.popleft()
@@ -135,6 +136,9 @@ class State:
             self.touched.update(jobs_of(entry))
         for command in commands:
             self.touched.update(jobs_of(command))
+
+    def _per_gpu(self, number: int) -> int:
+        return processes_per_gpu(self.jobs[number].request)
 
     def _meet(self, event: NodeJoined) -> None:
         node, hardware = self.nodes.setdefault(event.node.id, NodeRecord(event.node.id)), event.node

@@ -57,7 +57,8 @@ class Seen:
     it), or refused (it cannot run merged).
 
     `steps` iterations since the beginning of the job; `step_s` mean seconds of the recent ones, `stage_s` mean busy
-    seconds by resource in them; `held_s` seconds since its GPUs were given to it. An ended one has `exit_code` (-n for
+    seconds by resource in them; `held_s` seconds since its GPUs were given to it, and `first_step_s` and `last_step_s`
+    what that was at the end of its first and its newest iteration. An ended one has `exit_code` (-n for
     signal n, None if nobody knows) and goes on being reported until the service no longer asks to keep it.
     """
 
@@ -80,6 +81,8 @@ class Seen:
     skew: float | None = None
     ended_s_ago: float = 0.0
     merged: str = ""
+    first_step_s: float | None = None
+    last_step_s: float | None = None
 
 
 @dataclass(frozen=True)

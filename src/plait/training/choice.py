@@ -96,9 +96,7 @@ def choose_gate(
     """
     alone = _checked(stage_s, iteration_s, capacities, prefetch)
     turns, barrier_s = best_turns(stage_s)
-    load = [sum(row[r] for row in stage_s) / capacities[r] for r in Resource]
-    bound_s = max(*load, *(max(segments_s(row, prefetch)) for row in stage_s))
-    beta = 1 + token_cost * (sum(load) - max(load)) / (K - 1) / bound_s
+    bound_s, beta = _bound(stage_s, capacities, prefetch, token_cost)
     together = all(w == 1 for w in worlds or ()) or gang_rule
     ratio = max(alone) / min(alone)
     wins = BARRIER_COST * barrier_s <= BARRIER_MARGIN * beta * bound_s
@@ -122,6 +120,33 @@ def choose_gate(
     else:
         return Choice(gate, False, turns, iterations, gain, barrier_s, bound_s, reason)
     return Choice("none", True, turns, alone, 1.0, barrier_s, bound_s, against)
+
+
+def paces(
+    gate: str, stage_s: Sequence[Sequence[float]], iteration_s: Sequence[float], turns: Sequence[int]
+) -> tuple[float, ...]:
+    """Seconds of an iteration of each job at this gate; `turns` matter at a barrier only.
+
+    >>> pair = [(2, 0.5, 1, 0.5), (0.5, 1, 2, 0.5)]
+    >>> [round(s, 2) for s in paces("barrier", pair, (3.0, 2.5), (0, 2))]
+    [4.59, 4.59]
+    """
+    alone = _checked(stage_s, iteration_s, (1,) * K, True)
+    if len(alone) == 1:
+        return alone
+    if gate == "barrier":
+        return (BARRIER_COST * barrier_round_s(stage_s, turns),) * len(alone)
+    _, beta = _bound(stage_s, (1,) * K, True, TOKEN_COST)
+    return _token_iterations(stage_s, alone, (1,) * K, beta)
+
+
+def _bound(
+    stage_s: Sequence[Sequence[float]], capacities: Sequence[int], prefetch: bool, token_cost: float
+) -> tuple[float, float]:
+    """What the busiest resource or the longest segment of a job needs, and the factor that waiting in line costs."""
+    load = [sum(row[r] for row in stage_s) / capacities[r] for r in Resource]
+    bound_s = max(*load, *(max(segments_s(row, prefetch)) for row in stage_s))
+    return bound_s, 1 + token_cost * (sum(load) - max(load)) / (K - 1) / bound_s
 
 
 def _checked(

@@ -74,3 +74,4 @@ class Compute:
         if self._marking and stages.gate.kind == "tokens" and not stages.has(Resource.GPU):
             stages.leave(Resource.GPU)
             stages.enter(Resource.GPU)
+        stages.wake(Resource.GPU)

@@ -322,6 +322,8 @@ class AttachedJob(Job):
         page, profiler = self.page, self.profiler
         if self.step == 1 or page.state == JobState.STARTING:
             page.state = JobState.RUNNING
+        if self._counted == 1:
+            page.first_step_monotonic = now_s
         idle_s, self._idle_s = self._idle_s, 0.0
         if profiler.step(now_s, self.stages.busy_s, alone=self.control.alone, idle_s=idle_s) and profiler.result:
             page.set_profile(*profiler.result)

@@ -56,7 +56,7 @@ class NetworkStage:
         self._kept.append((bucket, promised))
         if bucket.is_last():
             kept, self._kept = self._kept, []
-            self._job.stages.let_go(GPU)
+            self._job.stages.sleep(GPU)
             for held, future in kept:
                 self._send(state, held).then(lambda done, future=future: future.set_result(done.value()))
         return promised
@@ -70,7 +70,7 @@ class NetworkStage:
             self._begin()
         future = self._inner(state, bucket)
         if bucket.is_last() and threading.get_ident() == self._job.compute_thread:
-            self._job.stages.let_go(GPU)
+            self._job.stages.sleep(GPU)
         return future.then(self._arrived)
 
     def _arrived(self, future: Any) -> Any:

@@ -26,6 +26,7 @@ is written.
        256  gate                       i8       gate in effect (`GATES`)
        264  gate_version               i8       version of the group's plan it belongs to
        272  gate_timeouts              i8       waits that ran out of time
+       280  first_step_monotonic       f8       CLOCK_MONOTONIC at the end of this process's first iteration, 0 none
        320  profile guard              i8       even: whole, odd: being written, 0: none yet
        328  profile samples            i8
        336  profile iteration_s        f8
@@ -185,6 +186,7 @@ class Page:
     gate = _Int(256)
     gate_version = _Int(264)
     gate_timeouts = _Int(272)
+    first_step_monotonic = _Float(280)
     _profile_guard = _Int(320)
     _profile_samples = _Int(328)
     _profile_iteration_s = _Float(336)

@@ -46,6 +46,7 @@ class Stages:
         self._page, self._clock = page, clock
         self._since: list[float | None] = [None] * K
         self._passed = [False] * K  # the gate let us in and waits for our leaving
+        self._asleep = [False] * K  # open, but waiting for something else: by the clock as if it were closed
         self._exposed_before = [0.0] * K
         self._last = [(0.0, 0.0)] * K  # busy and exposed seconds of the newest closed stage
         self._open = 0
@@ -102,8 +103,9 @@ class Stages:
         with self._lock:
             now = self._tick()
             began, self._since[resource] = self._since[resource], None
-            self._open -= 1
-            busy_s = now - began if began is not None and not on_device else 0.0
+            asleep, self._asleep[resource] = self._asleep[resource], False
+            self._open -= not asleep
+            busy_s = now - began if began is not None and not on_device and not asleep else 0.0
             self.busy_s[resource] += busy_s
             self._last[resource] = busy_s, self.exposed_s[resource] - self._exposed_before[resource]
         self.let_go(resource)
@@ -133,6 +135,26 @@ class Stages:
         if self._passed[resource]:
             self._passed[resource] = False
             self.gate.leave(resource)
+
+    def sleep(self, resource: Resource) -> None:
+        """The open stage waits for another one, the GPU's for the network: let go of it, and stop its clock."""
+        self.let_go(resource)
+        with self._lock:
+            began = self._since[resource]
+            if began is None or self._asleep[resource]:
+                return
+            now = self._tick()
+            self.busy_s[resource] += 0.0 if resource is Resource.GPU and self._cuda.spanning else now - began
+            self._asleep[resource] = True
+            self._open -= 1
+
+    def wake(self, resource: Resource) -> None:
+        """It goes on, if it slept."""
+        with self._lock:
+            if self._since[resource] is not None and self._asleep[resource]:
+                self._since[resource] = self._tick()
+                self._asleep[resource] = False
+                self._open += 1
 
     def split(self, closed: Resource, parts: dict[Resource, float]) -> None:
         """The newest stage on `closed` was in truth on several resources, in these parts (sum 1)."""
@@ -165,7 +187,7 @@ class Stages:
         """Give the time since the last change to the stage that was alone, if one was."""
         now = self._clock()
         if self._open == 1:
-            alone = next(r for r in range(K) if self._since[r] is not None)
+            alone = next(r for r in range(K) if self._since[r] is not None and not self._asleep[r])
             self.exposed_s[alone] += now - self._changed_s
         self._changed_s = now
         return now
@@ -183,6 +205,11 @@ class CudaSpans:
         """No spans."""
         self._spans: deque[tuple[Any, Any]] = deque()
         self._begun: Any = None
+
+    @property
+    def spanning(self) -> bool:
+        """Whether a span has begun and not ended."""
+        return self._begun is not None
 
     def begin(self) -> None:
         """A span begins on the current stream."""

@@ -38,6 +38,33 @@ def test_a_job_runs_and_finishes(cluster: Make) -> None:
     assert c.nodes[0].seen == {}
 
 
+def test_several_processes_on_one_gpu(cluster: Make) -> None:
+    c = cluster((2,), policy="muri-l")
+    profile = {"cpu": 0.1, "gpu": 0.1}
+    c.submit({"gpus": 2, "processes_per_gpu": 2, "profile": profile}, {"gpus": 2, "profile": profile})
+    c.pass_s(2.2)
+    runs = c.nodes[0].sync().attempts
+    assert [(r.job, r.rank, r.world, r.local_rank, r.gpus) for r in runs] == [
+        (0, 0, 4, 0, [0]), (0, 1, 4, 1, [0]), (0, 2, 4, 2, [1]), (0, 3, 4, 3, [1]),
+        (1, 0, 2, 0, [0]), (1, 1, 2, 1, [1]),
+    ]  # fmt: skip
+    assert len({r.group.id for r in runs}) == 1
+    assert [(m.job, m.world) for m in runs[0].group.members] == [(0, 4), (1, 2)]
+    for rank in range(4):
+        c.nodes[0].end(0, rank=rank)
+    c.pass_s()
+    assert c.state(0) == "finished"
+
+
+def test_one_gpu_may_have_several_processes(cluster: Make) -> None:
+    c = cluster((1,))
+    c.submit({"processes_per_gpu": 2})
+    c.pass_s()
+    runs = c.nodes[0].sync().attempts
+    assert [(r.rank, r.world, r.gpus) for r in runs] == [(0, 2, [0]), (1, 2, [0])]
+    assert runs[0].master_port == runs[1].master_port > 0
+
+
 def test_epoch_is_on_disk_before_the_attempt_is_assigned(cluster: Make) -> None:
     c = cluster()
     c.submit({})

@@ -47,6 +47,30 @@ def test_what_two_stages_share_is_exposed_in_neither(clock):
     assert stages.exposed_s == [0.0, 0.0, 2.0, 4.0]
 
 
+def test_a_stage_that_waits_for_another_one_stands_still(clock):
+    stages = Stages(None, NullGate(), clock=clock)
+    stages.enter(GPU)
+    clock.now_s += 2
+    stages.enter(NETWORK, gated=False)
+    stages.sleep(GPU)
+    assert not stages.has(GPU)
+    clock.now_s += 4
+    stages.leave(NETWORK)
+    clock.now_s += 0.5  # on its way back: nobody's
+    stages.wake(GPU)
+    clock.now_s += 1
+    stages.leave(GPU)
+    assert stages.busy_s == [0.0, 0.0, 3.0, 4.0]
+    assert stages.exposed_s == stages.busy_s
+    assert stages.idle
+    stages.enter(GPU)
+    stages.sleep(GPU)
+    clock.now_s += 1
+    stages.leave(GPU)  # without having woken
+    assert stages.busy_s[GPU] == 3.0
+    assert stages.idle
+
+
 def test_the_same_stage_inside_itself_counts_once(clock):
     stages = Stages(None, NullGate(), clock=clock)
     with stages.stage(GPU), stages.stage(GPU):

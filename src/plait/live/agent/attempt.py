@@ -171,7 +171,8 @@ class Attempt:
             claim = procs.read_json(self.folder / "runner.json") or {}
             child = claim.get("child")
             self.pid = child if isinstance(child, int) else 0
-        progress = vars(self.page.read()) if self.page is not None else {}
+        progress = dict(vars(self.page.read())) if self.page is not None else {}
+        first_boot_s, last_boot_s = (progress.pop(f"{name}_step_boot_s", None) for name in ("first", "last"))
         now = procs.boot_s()
         over = self.state == ENDED
         held_s = (self.ended_boot_s if over else now) - self.began_boot_s if self.process is not None else 0.0
@@ -186,5 +187,11 @@ class Attempt:
             held_s=max(0.0, held_s),
             merged=self.merged,
             ended_s_ago=max(0.0, now - self.ended_boot_s) if over else 0.0,
+            first_step_s=self._held_at(first_boot_s),
+            last_step_s=self._held_at(last_boot_s),
             **progress,
         )
+
+    def _held_at(self, boot_s: float | None) -> float | None:
+        """Seconds it had held its GPUs at that time."""
+        return max(0.0, boot_s - self.began_boot_s) if boot_s is not None else None

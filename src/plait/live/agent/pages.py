@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+from plait.live.agent import procs
 from plait.live.wire import Profile
 from plait.training.page import GATES, Page, PageError
 
@@ -17,7 +18,7 @@ _WINDOW_STEPS = 20
 
 @dataclass(frozen=True)
 class Progress:
-    """The fields of a `wire.Seen` that come from a page."""
+    """The fields of a `wire.Seen` that come from a page; `*_boot_s` are times of CLOCK_BOOTTIME."""
 
     steps: float = 0.0
     step_s: float | None = None
@@ -28,6 +29,8 @@ class Progress:
     checkpoint_age_s: float | None = None
     profile: Profile | None = None
     skew: float | None = None
+    first_step_boot_s: float | None = None
+    last_step_boot_s: float | None = None
 
 
 class PageReader:
@@ -73,6 +76,8 @@ class PageReader:
             checkpoint_age_s=max(0.0, time.time() - at) if at else None,
             profile=profile,
             skew=page.number("skew"),
+            first_step_boot_s=_boot_s(page.number("first_step_monotonic")),
+            last_step_boot_s=_boot_s(page.number("last_step_monotonic")),
         )
         return self._last
 
@@ -100,3 +105,9 @@ class PageReader:
 
 def _above_zero(value: float | None) -> float | None:
     return value if value is not None and value > 0 else None
+
+
+def _boot_s(monotonic_s: float | None) -> float | None:
+    """A time of CLOCK_MONOTONIC by the clock that also counts sleep; None for one that never was."""
+    known = monotonic_s is not None and 0 < monotonic_s <= time.monotonic()
+    return procs.boot_s() - time.monotonic() + monotonic_s if known and monotonic_s is not None else None

@@ -41,6 +41,7 @@ class JobIn(Model):
     workdir: Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00]*$")] | None = None
     env: Annotated[dict[Variable, Word], Field(max_length=1000)] = {}
     gpus: Annotated[int, Field(ge=1, le=100_000)] = 1
+    processes_per_gpu: Annotated[int, Field(ge=1, le=64)] = 1
     iterations: Annotated[float, Field(gt=0, le=1e15)] | None = None
     model: Text | None = None
     job_class: Annotated[Literal["guaranteed", "opportunistic"], Field(alias="class")] = "guaranteed"
@@ -63,7 +64,7 @@ class JobIn(Model):
             raise ValueError("the program's name is empty")
         return command
 
-    @field_validator("gpus", "retries", mode="before")
+    @field_validator("gpus", "processes_per_gpu", "retries", mode="before")
     @classmethod
     def _whole(cls, value: Any) -> Any:
         if isinstance(value, (bool, str)):

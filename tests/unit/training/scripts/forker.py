@@ -25,6 +25,7 @@ def play(order):
     os.environ.clear()
     os.environ.update(order["env"])
     sys.argv = [order["script"], *order["args"]]
+    sys.path.insert(0, str(Path(order["script"]).parent))  # as Python does
     code = 0
     try:
         runpy.run_path(order["script"], run_name="__main__")

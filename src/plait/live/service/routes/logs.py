@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from plait.live.layout import job_name
+from plait.live.requests import processes_per_gpu
 from plait.live.service import shapes
 from plait.live.service.api import Api, Json, api_of
 from plait.live.service.auth import Denied, owns
@@ -36,8 +37,9 @@ async def logs(
     api = api_of(request)
     token, row = api.who(request), await api.row(job)
     owns(token, job, row["owner"], change=False)
-    if rank >= row["gpus"]:
-        raise LookupError(f"job {job} has ranks 0 to {row['gpus'] - 1}; there is no rank {rank}")
+    ranks = row["gpus"] * processes_per_gpu(row["request"])
+    if rank >= ranks:
+        raise LookupError(f"job {job} has ranks 0 to {ranks - 1}; there is no rank {rank}")
     if follow:
         stream = _follow(api, lambda: api.who(request), job, rank, offset, limit)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
