@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from plait.training import attach
+from plait.training import Resource, attach
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=600)
@@ -74,10 +74,11 @@ scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
 
 job = attach(model=model, optimizer=optimizer, scheduler=scheduler)
 for step in job.steps(options.steps):
-    loss = loss_on(train, torch.randint(len(train) - options.context - 1, (options.batch,)))
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+    with job.stage(Resource.GPU):
+        loss = loss_on(train, torch.randint(len(train) - options.context - 1, (options.batch,)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
     scheduler.step()
     if step % 50 == 0:
         print(f"step {step} loss {loss.item():.3f}", flush=True)

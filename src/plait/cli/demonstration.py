@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 import plait
 from plait.cli.cluster import start, stop
 from plait.cli.live import duration, print_table
+from plait.cli.why import FIDELITY_HEADS, fidelity_lines, fidelity_row
 from plait.control.metrics import RunResult
 from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.core.resources import Resource
@@ -25,16 +27,25 @@ from plait.forecast.sharing import Sharing, Watch
 from plait.live.client import FINAL, Client
 from plait.live.jobfile import read_jobs
 from plait.live.layout import Layout
+from plait.report.files import write_text
 from plait.report.html import write_html
 from plait.report.stages import StageGroup, StageRow, write_stages
 
 #: What `examples/training` calls its list of jobs for the demo.
 JOBS_FILE = "demo.yaml"
-#: One machine with as many CPU slots as the widest job needs.
-SLOTS = 2
+#: One machine with one CPU slot: a core for the CPU's work, and one that plays the GPU.
+SLOTS = 1
+#: The disk and the links that the machine is declared to have; all jobs share them.
+DISK_MB_S, LINK_MBIT_S = 64, 160
 #: Seconds between decisions, and the most that one half of the demo may take.
-ROUND_S, HALF_S = 1.0, 115.0
+ROUND_S, HALF_S = 1.0, 170.0
 EXCLUSIVE = "srsf"
+DEVICES = f"""\
+Its devices: a disk of {DISK_MB_S} MB/s and, for each worker, a link of {LINK_MBIT_S} Mbit/s. Both are declared:
+files are read and gradients sent in earnest, and where this machine is faster the jobs wait, one
+after the other as at a real device. The GPU is played by one thread of the CPU. Everything printed
+is measured, unless it says predicted."""
+CLUSTER = f"1 CPU slot, disk {DISK_MB_S} MB/s, link {LINK_MBIT_S} Mbit/s"
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,11 @@ class Half:
     makespan_s: float
     profiles: dict[str, tuple[list[float], float]]
     names: dict[str, str]
+
+    @property
+    def mean_jct_s(self) -> float:
+        """Average seconds from submission to completion."""
+        return sum(self.jct_s.values()) / len(self.jct_s)
 
     def profile(self, name: str) -> dict[str, Any]:
         """What was measured of a job, as the field of a submission; empty if it was not."""
@@ -69,11 +85,12 @@ def demonstrate(out: Path, examples: Path | None, policy: str) -> None:
     with tempfile.TemporaryDirectory(prefix="plait-demo-") as work:
         jobs = demo_jobs(folder, Path(work))
         names = ", ".join(job["name"] for job in jobs)
-        print(f"Four trainings, each named after what it needs most ({names}), on {SLOTS} CPU slots of this machine.")
+        print(f"Four trainings, each named after what it needs most ({names}), on one slot of this machine.")
+        print(DEVICES)
         prepare(jobs)
-        first = run_half(EXCLUSIVE, jobs, "each with its slots for itself")
+        first = run_half(EXCLUSIVE, jobs, "each with the slot for itself", out)
         jobs = [job | first.profile(job["name"]) for job in jobs]
-        halves = [first, run_half(policy, jobs, "taking turns, by the profiles that were just measured")]
+        halves = [first, run_half(policy, jobs, "taking turns, by the profiles that were just measured", out)]
     show(halves)
     write(halves, out)
 
@@ -100,6 +117,11 @@ def demo_jobs(folder: Path, work: Path) -> list[dict[str, Any]]:
         words = [str(folder / word) if word.endswith(".py") else word for word in rest]
         job["command"] = [sys.executable if program in ("python", "python3") else program, *words]
         job["workdir"] = str(work)
+        job["env"] = {
+            "PLAIT_DEMO_DISK_MB_S": str(DISK_MB_S),
+            "PLAIT_DEMO_LINK_MBIT_S": str(LINK_MBIT_S),
+            "PLAIT_DEMO_DEVICES": str(work),
+        }
     return jobs
 
 
@@ -114,7 +136,7 @@ def prepare(jobs: list[dict[str, Any]]) -> None:
             raise PlaitError(f"{job['name']} does not run here:\n{done.stderr[-1500:]}")
 
 
-def run_half(policy: str, jobs: list[dict[str, Any]], how: str) -> Half:
+def run_half(policy: str, jobs: list[dict[str, Any]], how: str, out: Path) -> Half:
     """One cluster from beginning to end, in a folder that is gone afterwards."""
     print(f"\n{policy}: {how}")
     home = Path(tempfile.mkdtemp(prefix="plait-demo-"))
@@ -129,20 +151,21 @@ def run_half(policy: str, jobs: list[dict[str, Any]], how: str) -> Half:
             bad = [job for job in ended if job["state"] != "finished"]
             if bad:
                 raise PlaitError(f"{names[bad[0]['id']]} {bad[0]['state']}; it wrote:\n{_last_words(service, bad[0])}")
-            rows = list(read_rows(service.all_events()))
+            log = list(service.all_events())
     finally:
         stop(layout, stop_jobs=True, patience_s=5.0)
         shutil.rmtree(home, ignore_errors=True)
-    watch = Watch()
+    write_text(out / f"events-{policy.split(':')[0]}.json", json.dumps(log))
+    rows, watch = list(read_rows(log)), Watch()
     answer = replay(rows, observe=watch)
     if answer.difference is not None:
         raise PlaitError(f"the replay of the demo decides otherwise: {answer.difference}")
     jct_s = {names[job["id"]]: job["jct_s"] for job in ended}
     return Half(
         policy,
-        answer.result(trace="demo", world="live", cluster=f"1x{SLOTS} CPU slots"),
+        answer.result(trace="demo", world="live", cluster=CLUSTER),
         watch.sharings(answer.state),
-        fidelity(rows, answer, round_s=ROUND_S),
+        fidelity(rows, round_s=ROUND_S),
         jct_s,
         max(job["ended_s"] for job in ended) - min(job["created_s"] for job in ended),
         _profiles(answer, names),
@@ -207,28 +230,34 @@ def show(halves: list[Half]) -> None:
     rows.append(["average", *(f"{sum(h.jct_s.values()) / len(names):.1f}" for h in halves)])
     rows.append(["all done after", *(f"{h.makespan_s:.1f}" for h in halves)])
     print_table(("", *(f">{half.policy}" for half in halves)), rows, "")
+    first, last = halves[0], halves[-1]
+    print(
+        f"\nTaking turns: all done in {last.makespan_s / first.makespan_s:.2f} of the time, "
+        f"{last.mean_jct_s / first.mean_jct_s:.2f} of the average completion time."
+    )
     shared = [(h, s) for h in halves for s in h.sharings]
     if shared:
-        print("\nJobs that took turns: seconds of an iteration, by the model and measured")
-        table = [
-            [" + ".join(h.names[m.id] for m in s.members), s.gate, f"{s.to_s - s.from_s:.1f} s", _ms(s.predicted_s),
-             _ms(s.measured_s), f"{s.speed:.2f}" if s.speed == s.speed else "-"]
-            for h, s in shared
-        ]  # fmt: skip
-        print_table(("group", "gate", ">together for", ">predicted", ">measured", ">throughput"), table, "")
-        print(
-            "Throughput: 1 is what these slots give to one job after the other. On slots of CPU every stage but waiting"
-        )
-        print("for disk and network needs the same cores, so taking turns gains less here than where there are GPUs.")
+        print("\nJobs that took turns: milliseconds in which each makes an iteration, by the model and measured")
+        table = [_sharing_row(h, s) for h, s in shared]
+        heads = ("group", "gate", ">together for", ">predicted", ">measured", ">error", ">throughput")
+        print_table(heads, table, "")
+        print("Throughput: 1 is what the slot gives to one job after the other.")
     else:
-        print(f"\n{halves[-1].policy} let no jobs take turns: it saw no gain in it.")
-    print("\nThe simulator, with the measured profiles, beside what happened")
-    table = [
-        [half.policy, half.names[j.id], f"{j.predicted_s:.1f}", f"{j.measured_s:.1f}", f"{j.error:+.0%}"]
-        for half in halves
-        for j in half.fidelity.jobs
-    ]
-    print_table(("policy", "job", ">predicted s", ">measured s", ">error"), table, "")
+        print(f"\n{last.policy} let no jobs take turns: it saw no gain in it.")
+    print("\nEach half's event log simulated again, beside what happened (plait fidelity)")
+    rows = [[half.policy, *fidelity_row(job, half.names[job.id])] for half in halves for job in half.fidelity.jobs]
+    print_table(("policy", *FIDELITY_HEADS), rows, "")
+    for line in fidelity_lines(last.fidelity)[1:]:
+        print(line)
+    print(f"The largest error is {max(half.fidelity.worst for half in halves):.1%}.")
+
+
+def _sharing_row(half: Half, sharing: Sharing) -> list[str]:
+    names = " + ".join(half.names[m.id] for m in sharing.members)
+    error = f"{sharing.predicted_s / sharing.measured_s - 1:+.0%}" if sharing.measured_s > 0 else "-"
+    speed = f"{sharing.speed:.2f}" if sharing.speed == sharing.speed else "-"
+    predicted, measured = _ms(sharing.predicted_s), _ms(sharing.measured_s)
+    return [names, sharing.gate, f"{sharing.to_s - sharing.from_s:.1f} s", predicted, measured, error, speed]
 
 
 def _ms(seconds: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from plait.cli.live import HomeOption, JsonFlag, client, duration, print_json, p
 
 if TYPE_CHECKING:
     from plait.forecast.eta import Eta, Forecast, Interval
+    from plait.forecast.fidelity import Compared, Fidelity
 
 #: What a start costs in forecasts, seconds: a process that imports PyTorch.
 START_UP_S = 3.0
@@ -132,22 +134,78 @@ def _eta_json(foreseen: Forecast | None, eta: Eta | None) -> dict[str, Any] | No
 
 
 def fidelity(
+    log: Annotated[
+        Path | None, typer.Option(help="A saved log instead of the service's: the JSON of its events.")
+    ] = None,
+    round_s: Annotated[
+        float | None, typer.Option("--round", min=0, help="Seconds between decisions; default: the service's, or 1.")
+    ] = None,
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Simulate what was submitted, with the measured profiles, and compare each job's completion time."""
-    from plait.forecast import fidelity as judge
-    from plait.forecast import replayed
+    """Simulate what was submitted, with what was measured of each job, and compare the completion times.
 
-    with client(home) as service:
-        round_s = float(service.state().get("round_s") or 0.0)
-        rows = list(replayed.read_rows(service.all_events()))
-    found = judge.fidelity(rows, replayed.replay(rows, compare=False), round_s=round_s)
+    Taken from the log: submissions, stage times of each job alone, seconds of its starts, stops and end, when profiles
+    and policies came. Predicted: all decisions, waits, gates, and the pace of jobs that share.
+    """
+    from plait.forecast import fidelity as judge
+    from plait.forecast.replayed import read_rows
+
+    if log is None:
+        with client(home) as service:
+            round_s = float(service.state().get("round_s") or 0.0) if round_s is None else round_s
+            rows = list(read_rows(service.all_events()))
+    else:
+        rows = list(read_rows(_saved(log)))
+    found = judge.fidelity(rows, round_s=1.0 if round_s is None else round_s)
     if as_json:
         print_json(found.to_json())
         return
-    table = [[j.id, f"{j.predicted_s:.2f} s", f"{j.measured_s:.2f} s", f"{j.error:+.1%}"] for j in found.jobs]
-    print_table(("job", ">predicted", ">measured", ">error"), table, "no job has finished yet")
-    typer.echo(f"{found.policy}; a start costs {found.start_up_s:.2f} s; the largest error is {found.worst:.1%}")
+    print_table(FIDELITY_HEADS, [fidelity_row(job) for job in found.jobs], "no job has finished yet")
+    for line in fidelity_lines(found):
+        typer.echo(line)
+
+
+#: Columns of a comparison: first what was predicted, then what was given.
+FIDELITY_HEADS = ("job", ">predicted", ">measured", ">error", ">given: start", ">iterations", ">each alone", ">end")
+
+
+def fidelity_row(job: Compared, name: str = "") -> list[str]:
+    """One job's prediction beside the truth, and what went into it."""
+    return [
+        name or job.id, f"{job.predicted_s:.2f} s", f"{job.measured_s:.2f} s", f"{job.error:+.1%}",
+        f"{job.start_s:.2f} s", f"{job.iterations:,.0f}", f"{1000 * job.iteration_s:.1f} ms{'*' * job.own_pace}",
+        f"{job.end_s:.2f} s",
+    ]  # fmt: skip
+
+
+def fidelity_lines(found: Fidelity) -> list[str]:
+    """What was taken as measured and what was predicted, and what is missing."""
+    from plait.forecast.fidelity import PREDICTED, TAKEN
+
+    lines = [
+        f"{found.policy}; the largest error is {found.worst:.1%}",
+        f"as measured: {TAKEN}",
+        f"predicted: {PREDICTED}",
+    ]
+    if any(job.own_pace for job in found.jobs):
+        lines.append("* never profiled alone: its pace is that of this very run, so it is no proof")
+    if found.failures:
+        lines.append(f"{found.failures} attempts failed, which the simulator does not foresee")
     if found.left_out:
-        typer.echo(f"{found.left_out} jobs are left out: they did not finish")
+        lines.append(f"{found.left_out} jobs are left out: they did not finish")
+    return lines
+
+
+def _saved(log: Path) -> list[Any]:
+    import json
+
+    from plait.core.errors import InputError
+
+    try:
+        data = json.loads(log.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read the log {log}: {error}; plait demo saves one in its folder") from error
+    if not isinstance(data, list) or not all(isinstance(row, dict) and {"seq", "event"} <= row.keys() for row in data):
+        raise InputError(f"{log} is no log: needs a list of entries with seq and event, as plait demo saves them")
+    return data

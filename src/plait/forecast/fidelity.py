@@ -1,13 +1,15 @@
 """Does the simulator predict what happened? The live log's submissions simulated, beside what was measured.
 
-The simulated jobs are those of the log: submitted when they were, with the stage times measured while they ran and the
-iterations they made. Everything else is the simulator's: the policy decides anew, jobs share GPUs by its physics.
+Taken from the log as measured: who submitted what when, the stage times of each job alone, what its starts and stops
+cost, when which profile and which policy was told, and when the first decision was made. Predicted: every decision,
+every wait, the gates and turns of groups and the pace of their members, hence each job's completion. No completion time
+of the log is looked at before the comparison.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,25 +17,38 @@ import numpy as np
 
 from plait.control.controller import Controller
 from plait.control.drive import drive
-from plait.control.messages import ProgressReported
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, Phase
-from plait.forecast.eta import TURNS_COST
-from plait.forecast.replayed import Replayed, Row
-from plait.policies.catalog import make_policy
+from plait.forecast.observed import Observed
+from plait.forecast.relived import News, Relived, numbered
+from plait.forecast.replayed import Row, replay
+from plait.forecast.turns import TurnsPhysics, stages_known
+from plait.sim.backend import SimulationSettings
 from plait.sim.overheads import Overheads
-from plait.sim.physics import StandardPhysics
-from plait.sim.run import simulator
-from plait.sim.world import World
+
+TAKEN = (
+    "submissions; iterations and stage times of each job alone; seconds of starts, stops and ends; when profiles and "
+    "policies came; the first decision"
+)
+PREDICTED = "decisions, waits, gates and turns of groups, the pace of jobs that share, completions"
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One job that finished: seconds from submission to completion, as predicted and as measured."""
+    """One job that finished: seconds from submission to completion, as predicted and as measured; what was given.
+
+    `start_s` is what its first start cost until its iterations began, `end_s` what came after the last one. `own_pace`:
+    it was never profiled alone, so its pace is that of this very run, and its prediction is no proof of anything.
+    """
 
     id: str
     predicted_s: float
     measured_s: float
+    iterations: float = math.nan
+    iteration_s: float = math.nan
+    start_s: float = math.nan
+    end_s: float = math.nan
+    own_pace: bool = False
 
     @property
     def error(self) -> float:
@@ -43,12 +58,22 @@ class Compared:
 
 @dataclass(frozen=True)
 class Fidelity:
-    """All jobs that finished; `start_up_s` is what a start cost (measured), `left_out` the jobs that did not finish."""
+    """All jobs that finished; `start_up_s` is what a start cost (median), `left_out` the jobs that did not finish.
+
+    `policies`: seconds and name of each policy that was in force. `failures`: attempts that failed, which nobody
+    foresees.
+    """
 
     jobs: tuple[Compared, ...]
-    policy: str
+    policies: tuple[tuple[float, str], ...]
     start_up_s: float
     left_out: int
+    failures: int = 0
+
+    @property
+    def policy(self) -> str:
+        """All policies, in the order of their time."""
+        return ", then ".join(text for _, text in self.policies)
 
     @property
     def worst(self) -> float:
@@ -56,90 +81,127 @@ class Fidelity:
         return max((abs(job.error) for job in self.jobs), default=math.nan)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """As plain values; null for what is not known."""
         rows = [
-            {"id": j.id, "predicted_s": j.predicted_s, "measured_s": j.measured_s, "error": j.error} for j in self.jobs
-        ]
-        return {"policy": self.policy, "start_up_s": self.start_up_s, "left_out": self.left_out, "jobs": rows}
+            {
+                "id": j.id, "predicted_s": j.predicted_s, "measured_s": j.measured_s, "error": j.error,
+                "iterations": j.iterations, "iteration_s": _known(j.iteration_s), "start_s": _known(j.start_s),
+                "end_s": _known(j.end_s), "own_pace": j.own_pace,
+            }
+            for j in self.jobs
+        ]  # fmt: skip
+        return {
+            "policies": [{"at_s": at_s, "policy": text} for at_s, text in self.policies],
+            "start_up_s": self.start_up_s, "worst_error": _known(self.worst), "left_out": self.left_out,
+            "failures": self.failures, "measured": TAKEN, "predicted": PREDICTED, "jobs": rows,
+        }  # fmt: skip
 
 
-def fidelity(rows: Sequence[Row], replayed: Replayed, *, round_s: float = 1.0) -> Fidelity:
+def fidelity(rows: Sequence[Row], *, round_s: float = 1.0) -> Fidelity:
     """Simulate what was submitted and compare; `InputError` if nothing finished yet."""
+    seen = Observed()
+    replayed = replay(rows, compare=False, observe=seen)
     controller = replayed.state.controller
     if controller is None:
         raise InputError("no node ever joined this cluster; start one with: plait up")
     books = controller.books
     columns = {name: column[: books.count] for name, column in books.columns.items()}
-    finished = np.flatnonzero(columns["phase"] == int(Phase.FINISHED))
-    if not len(finished):
+    finished: list[int] = np.flatnonzero(columns["phase"] == int(Phase.FINISHED)).tolist()
+    if not finished:
         raise InputError("no job has finished yet; look again when one has (plait ls)")
-    start_up_s = start_ups(rows)
-    typical = float(np.median(list(start_up_s.values()))) if start_up_s else 0.0
-    truth = _truth(controller, finished, start_up_s)
-    world = World(
-        "live", "what was measured", StandardPhysics(interference=TURNS_COST), _costs(truth, start_up_s, typical),
-        round_s=0.0 if round_s < 0.05 else round_s,
-    )  # fmt: skip
-    starts = truth.submit_s - float(truth.submit_s.min())
-    backend = simulator(truth.replace(submit_s=starts), controller.cluster, world)
-    # The policy is told what was said at submission; what was measured only while they ran is the simulator's secret.
-    said = JobBatch.of([replace(books.spec(job), model=f"job-{job}") for job in finished.tolist()])
-    backend.reported = said.replace(submit_s=starts)
-    again = Controller(make_policy(replayed.state.policy_text), controller.cluster)
-    drive(again, backend)
-    if len(again.active):
-        raise InputError("the simulator cannot run what ran live: some jobs never start under this policy in it")
-    ends = again.books.columns["end_s"]
+    truth = _truth(controller, finished, seen)
+    ends = _relive(controller, truth, finished, seen, round_s)
+    costs = _costs(truth, finished, seen)
     jobs = tuple(
         Compared(
-            str(books.spec(int(job)).id),
-            float(ends[i] - starts[i]),
+            str(books.spec(job).id),
+            float(ends[i] - truth.submit_s[i]),
             float(columns["end_s"][job] - columns["submit_s"][job]),
+            float(truth.iterations[i]),
+            float(truth.iteration_s[i]),
+            float(costs[i][0]),
+            float(np.nan_to_num(seen.tail_s(job))),
+            not stages_known(columns["stage_s"][job]) or not math.isfinite(columns["iteration_s"][job]),
         )
-        for i, job in enumerate(finished.tolist())
+        for i, job in enumerate(finished)
     )
-    return Fidelity(jobs, replayed.state.policy_text, typical, books.count - len(finished))
+    typical = float(np.median([job.start_s for job in jobs]))
+    left_out = books.count - len(finished)
+    return Fidelity(jobs, tuple(seen.policy_texts), typical, left_out, seen.failures)
 
 
-def start_ups(rows: Sequence[Row]) -> dict[int, float]:
-    """Seconds each job held its GPUs before its first iteration was under way, where that was seen.
+def _relive(controller: Controller, truth: JobBatch, finished: list[int], seen: Observed, round_s: float) -> Any:
+    """When each job ends in the simulation, seconds."""
+    books = controller.books
+    # The policy is told what was said at submission; the rest comes to it when it came live.
+    reported = JobBatch.of([replace(books.spec(job), id=f"{books.spec(job).id}") for job in finished])
+    news: list[News] = [*seen.policies[1:], *numbered(seen.profiles, finished)]
+    news.sort(key=lambda told: told[0])
+    again = Controller(seen.policies[0][1], controller.cluster)
+    worlds = [seen.worlds.get(job, 1) for job in finished]
+    costs = _costs(truth, finished, seen)
+    names = truth.column("model").tolist()
+    table = tuple(
+        (name, ((1.0, start + tail, stop, more, 0.0),))
+        for name, (start, stop, more, tail) in zip(names, costs, strict=True)
+    )
+    backend: list[Relived] = []
+    physics = TurnsPhysics(
+        again.books.columns, lambda job, gpus: gpus * worlds[job], lambda jobs: backend[0].awake(jobs)
+    )
+    settings = SimulationSettings(physics=physics, overheads=Overheads(table))
+    first_s = 0.0 if math.isnan(seen.first_decision_s) else seen.first_decision_s
+    world = Relived(
+        truth, controller.cluster, settings, reported, gap_s=round_s, first_s=first_s, news=news,
+    )  # fmt: skip
+    backend.append(world)
+    world.controller = again
+    drive(again, world)
+    if len(again.active):
+        raise InputError("the simulator cannot run what ran live: some jobs never start under this policy in it")
+    return again.books.columns["end_s"]
 
-    From its first report with progress: the time held, less the iterations at the pace of that report.
-    """
-    found: dict[int, float] = {}
-    for row in rows:
-        event = row.event
-        if not isinstance(event, ProgressReported):
-            continue
-        for job, done, held, pace in zip(
-            event.jobs.tolist(), event.iterations_done.tolist(), event.run_s.tolist(), event.iteration_s.tolist(),
-            strict=True,
-        ):  # fmt: skip
-            if done > 0 and math.isfinite(pace) and job not in found:
-                found[job] = max(0.0, held - done * pace)
-    return found
 
-
-def _truth(controller: Controller, finished: Any, start_up_s: Mapping[int, float]) -> JobBatch:
+def _truth(controller: Controller, finished: list[int], seen: Observed) -> JobBatch:
     """The finished jobs with what was measured; each is a model of its own, so that it has its own start-up."""
     books = controller.books
     specs = []
-    for job in finished.tolist():
-        done = max(float(books.columns["iterations_done"][job]), 1.0)
+    for job in finished:
+        spec = books.spec(job)
+        said = spec.iterations
+        done = max(float(books.columns["iterations_done"][job]), 1.0) if said is None else float(said)
         pace = float(books.columns["iteration_s"][job])
         if not math.isfinite(pace) or pace <= 0:
-            worked_s = float(books.columns["run_s"][job]) - start_up_s.get(job, 0.0)
+            worked_s = float(books.columns["run_s"][job]) - float(np.nan_to_num(seen.start_s(job)))
             pace = max(worked_s, 1e-3) / done
-        specs.append(replace(books.spec(job), iterations=done, iteration_s=pace, model=f"job-{job}", profile=None))
+        specs.append(replace(spec, iterations=done, iteration_s=pace, model=f"job-{job}", profile=None))
     batch = JobBatch.of(specs)
     return batch.replace(stage_s=books.columns["stage_s"][finished].copy())
 
 
-def _costs(truth: JobBatch, start_up_s: Mapping[int, float], typical: float) -> Overheads:
-    rows = []
-    for model, iterations in zip(truth.column("model").tolist(), truth.iterations.tolist(), strict=True):
+def _costs(truth: JobBatch, finished: list[int], seen: Observed) -> list[tuple[float, float, float, float]]:
+    """Seconds of each job until it iterates, of a stop, until it iterates again, and from the last iteration on."""
+    firsts = [seen.start_s(job) for job in finished]
+    typical = _median(firsts)
+    stop = _median([seen.stop_s(job) for job in finished])
+    out = []
+    for i, job in enumerate(finished):
+        pace = float(truth.iteration_s[i])
         # A job that made no iteration is all work: nobody saw where its start ended.
-        unseen = 0.0 if iterations <= 1 else typical
-        seconds = start_up_s.get(int(model.removeprefix("job-")), unseen)
-        rows.append((model, ((1.0, seconds, 0.0, seconds, 0.0),)))
-    return Overheads(tuple(rows))
+        unseen = 0.0 if truth.iterations[i] <= 1 else max(0.0, typical - pace)
+        first = max(0.0, firsts[i] - pace) if math.isfinite(firsts[i]) else unseen
+        again = seen.again_s(job)
+        more = max(0.0, again - pace) if math.isfinite(again) else first
+        own_stop = seen.stop_s(job)
+        tail = seen.tail_s(job)
+        out.append((first, own_stop if math.isfinite(own_stop) else stop, more, 0.0 if math.isnan(tail) else tail))
+    return out
+
+
+def _median(values: Sequence[float]) -> float:
+    known = [v for v in values if math.isfinite(v)]
+    return float(np.median(known)) if known else 0.0
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None

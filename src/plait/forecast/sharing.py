@@ -11,10 +11,11 @@ import numpy as np
 from plait.control.messages import ProgressReported
 from plait.core.jobs import JobBatch
 from plait.core.plan import Gate, Group, Groups, Member
-from plait.forecast.eta import TURNS_COST, pace_s
+from plait.forecast.eta import pace_s
 from plait.forecast.replayed import Row
 from plait.live.state import State
 from plait.sim.physics import StandardPhysics
+from plait.training.choice import paces
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,12 @@ class Watch:
         members = tuple(Member(job, turn=turns[job]) for job in jobs)
         size = max(1, int(columns["gpus"][jobs[0]]))
         group = Group(members, tuple(range(min(size, cluster.gpus))), Gate[gate.upper()])
-        physics = StandardPhysics(interference=TURNS_COST)
-        predicted = physics.iteration_s(truth, Groups.of([group]), cluster)
-        paces = self._paces.get(jobs, {})
+        stage_s = truth.stage_s[list(jobs)]
+        if gate == "none" or np.isnan(stage_s).any():
+            predicted = StandardPhysics(interference=(1.0,)).iteration_s(truth, Groups.of([group]), cluster)
+        else:
+            predicted = np.array(paces(gate, stage_s.tolist(), alone[list(jobs)].tolist(), [turns[j] for j in jobs]))
+        reported = self._paces.get(jobs, {})
         shares = tuple(
             Share(
                 books.spec(job).id,
@@ -109,7 +113,7 @@ class Watch:
                 tuple(float(v) for v in columns["stage_s"][job]),
                 float(alone[job]),
                 float(predicted[i]),
-                _late_median(paces.get(job, [])),
+                _late_median(reported.get(job, [])),
             )
             for i, job in enumerate(jobs)
         )

@@ -1,0 +1,129 @@
+"""The simulator with the manners of the live service, and with what it was told from outside at the times it was told.
+
+decisions    when something has changed, at once if the last one is `gap_s` ago, else then
+starting     a job that starts is nobody's partner at a gate before its first iteration; then all get a new pace
+news         other policies and measured profiles come when they came live
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from plait.control.controller import Controller
+from plait.control.messages import Command, Event, JobProfiled, Launch
+from plait.core.arrays import BoolArray, IntArray
+from plait.core.cluster import Cluster
+from plait.core.jobs import JobBatch
+from plait.core.policy import Policy
+from plait.sim.backend import SimulationSettings, Simulator, to_ms
+
+News = tuple[float, Policy | JobProfiled]
+
+
+class Relived(Simulator):
+    """A simulator for one controller, which is asked when the live service would have asked it."""
+
+    def __init__(
+        self,
+        truth: JobBatch,
+        cluster: Cluster,
+        settings: SimulationSettings,
+        reported: JobBatch,
+        *,
+        gap_s: float,
+        first_s: float,
+        news: Sequence[News],
+    ) -> None:
+        """`news` (seconds, what) in order of time; no decision before `first_s`."""
+        super().__init__(truth, cluster, settings, reported)
+        self.controller: Controller | None = None
+        self.gap_ms, self.decide_ms = to_ms(gap_s), to_ms(first_s)
+        self.news: list[News] = list(news)
+        self.starting: set[int] = set()
+
+    def awake(self, jobs: IntArray) -> BoolArray:
+        """Which of these jobs run and have their start behind them."""
+        awake: BoolArray = (self.is_running[jobs] == 1) & (self.since_ms[jobs] <= self.now)
+        return awake
+
+    def events(self) -> Iterator[Event]:
+        """Everything that happens until the last job has ended."""
+        assert self.controller is not None
+        instants, progress = 0, -1.0
+        while self.ended < len(self.truth):
+            due = self._due()
+            if due == math.inf:
+                return
+            yield from self._happened(due)
+            yield from self._told(due)
+            self._join(due)
+            if self._asks(due):
+                self.decide_ms = due + self.gap_ms
+                yield self._replan_due()
+            instants += 1
+            if instants % 1000 == 0:
+                progress = self._check_progress(progress)
+
+    def _due(self) -> float:
+        """When something happens next: to jobs, from outside, or because a decision may be made."""
+        due = self._next_due()
+        if self.news:
+            due = min(due, max(to_ms(self.news[0][0]), self.now))
+        for job in self.starting:
+            due = min(due, max(float(self.since_ms[job]), self.now))
+        assert self.controller is not None
+        if self.controller.changed and self.arrived:
+            due = min(due, max(self.decide_ms, self.now))
+        return due
+
+    def _asks(self, now: float) -> bool:
+        """Whether the service would decide now."""
+        assert self.controller is not None
+        wanted = self.controller.changed or to_ms(self.controller.plan.valid_until_s) <= now
+        if wanted and now >= self.decide_ms:
+            return True
+        if self.wake_ms <= now:
+            self.wake_ms = self.decide_ms if wanted else math.inf
+        return False
+
+    def _told(self, now: float) -> Iterator[Event]:
+        """What was told from outside by now."""
+        assert self.controller is not None
+        while self.news and to_ms(self.news[0][0]) <= now:
+            what = self.news.pop(0)[1]
+            if isinstance(what, JobProfiled):
+                known = what.jobs < self.controller.books.count
+                if known.any():
+                    yield JobProfiled(now / 1000, what.jobs[known], what.iteration_s[known], what.stage_s[known])
+            else:
+                self.controller.policy, self.controller.changed = what, True
+
+    def execute(self, command: Command) -> None:
+        """Carry out a command; who has been launched is not a partner yet."""
+        super().execute(command)
+        if isinstance(command, Launch):
+            self.starting.update(command.groups.jobs.tolist())
+            self._join(self.now)
+
+    def _join(self, now: float) -> None:
+        """Jobs whose start is over by now change the pace of their group."""
+        ready = [job for job in self.starting if not self.is_running[job] or self.since_ms[job] <= now]
+        self.starting.difference_update(ready)
+        for job in sorted(ready):
+            if self.is_running[job] and job in self.groups:
+                self._share_on(self.groups[job], now)
+
+
+def numbered(profiles: Sequence[JobProfiled], jobs: Sequence[int]) -> list[News]:
+    """The profiles of these jobs of the log, under their numbers in the simulation."""
+    number = {job: i for i, job in enumerate(jobs)}
+    out: list[News] = []
+    for event in profiles:
+        rows = np.array([i for i, job in enumerate(event.jobs.tolist()) if job in number], dtype=np.int64)
+        if len(rows):
+            new = np.array([number[int(event.jobs[i])] for i in rows], dtype=np.int64)
+            out.append((event.at_s, JobProfiled(event.at_s, new, event.iteration_s[rows], event.stage_s[rows])))
+    return out

@@ -1,0 +1,86 @@
+"""How fast jobs are that take turns, as the live cluster lets them: its gates, chosen as it chooses them.
+
+Two things are told apart: what the scheduler knows of the jobs, from which it chooses the gate of a group and the
+turns, and the stage times that are true, from which their pace follows (runtime, section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.cluster import Cluster
+from plait.core.jobs import JobBatch
+from plait.core.plan import TURN, Gate, Group, Groups, Member
+from plait.core.resources import Resource
+from plait.live.groups import choose
+from plait.sim.physics import StandardPhysics
+from plait.training.choice import paces
+
+
+def everybody(jobs: IntArray) -> BoolArray:
+    """All take part."""
+    return np.ones(len(jobs), dtype=bool)
+
+
+@dataclass(frozen=True)
+class TurnsPhysics:
+    """Pace of members of live groups.
+
+    `known`: columns of the books that the gate is chosen from. `worlds`: processes of a job on a group of so many GPUs.
+    `awake`: which jobs take part by now; one that is still starting is nobody's partner yet.
+    """
+
+    known: Mapping[str, Any]
+    worlds: Callable[[int, int], int] = lambda job, gpus: gpus
+    awake: Callable[[IntArray], BoolArray] = everybody
+    together: StandardPhysics = field(default_factory=lambda: StandardPhysics(interference=(1.0,)))
+
+    def iteration_s(self, truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
+        """Seconds an iteration, for each entry of `groups.jobs`."""
+        out = self.together.iteration_s(truth, groups, cluster)
+        awake = self.awake(groups.jobs)
+        for g in np.flatnonzero(np.diff(groups.first_job) > 1).tolist():
+            rows = np.arange(int(groups.first_job[g]), int(groups.first_job[g + 1]))
+            jobs = groups.jobs[rows]
+            out[rows] = truth.iteration_s[jobs]
+            here = awake[rows]
+            if here.sum() < 2:
+                continue
+            gate, turns = self._gate(groups, g, rows)
+            stage_s = truth.stage_s[jobs[here]]
+            if np.isnan(stage_s).any():
+                gate = "none"
+            if gate == "none":
+                out[rows[here]] = self._ungated(truth, jobs[here].tolist(), groups[g].gpus, cluster)
+            else:
+                seconds = paces(
+                    gate, stage_s.tolist(), truth.iteration_s[jobs[here]].tolist(), np.array(turns)[here].tolist()
+                )
+                out[rows[here]] = seconds
+        return out
+
+    def _gate(self, groups: Groups, g: int, rows: IntArray) -> tuple[str, list[int]]:
+        """As the service chooses it for the whole group."""
+        group = groups[g]
+        turns = [0] * len(rows) if groups.details is None else groups.details[rows, TURN].astype(int).tolist()
+        gate = Gate.NONE if groups.gate is None else Gate(int(groups.gate[g]))
+        jobs = groups.jobs[rows].tolist()
+        members = tuple(Member(job, turn=turn) for job, turn in zip(jobs, turns, strict=True))
+        worlds = [self.worlds(job, len(group.gpus)) for job in jobs]
+        return choose(Group(members, tuple(int(i) for i in group.gpus), gate), self.known, worlds)
+
+    def _ungated(self, truth: JobBatch, jobs: Sequence[int], gpus: Sequence[int], cluster: Cluster) -> FloatArray:
+        """Nobody waits for a turn: all are slowed down alike by the busiest resource."""
+        group = Group(tuple(Member(job) for job in jobs), tuple(int(i) for i in gpus), Gate.NONE)
+        return self.together.iteration_s(truth, Groups.of([group]), cluster)
+
+
+def stages_known(stage_s: Any) -> bool:
+    """Whether all four were measured, and are not all nothing."""
+    values = np.asarray(stage_s, dtype=np.float64)
+    return bool(len(values) == len(Resource) and np.isfinite(values).all() and values.sum() > 0)
