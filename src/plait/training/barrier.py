@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 from plait.core.resources import Resource
 from plait.training.gang import GANG, Gang
@@ -219,7 +220,7 @@ class BarrierGate:
         """The group's files went away under us."""
         self._closed, self.reason = True, f"group {self._page.group.folder.name}: {error}"
 
-    def yield_point(self) -> None:
+    def yield_point(self, before: Callable[[], None] | None = None) -> None:
         """Nothing: slots end with the stage."""
 
     def drop(self) -> None:

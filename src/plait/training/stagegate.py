@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from plait.core.errors import PlaitError
@@ -69,8 +70,8 @@ class StageGate(Protocol):
     def leave(self, resource: Resource) -> None:
         """Done with the resource."""
 
-    def yield_point(self) -> None:
-        """A good moment to let others go first."""
+    def yield_point(self, before: Callable[[], None] | None = None) -> None:
+        """A good moment to let others go first; `before` is called only when they do."""
 
     def drop(self) -> None:
         """Take no part until the next `enter`."""
@@ -98,7 +99,7 @@ class NullGate:
             self.stats.stages[resource] += 1
             self.stats.inside_s[resource] += time.perf_counter() - began
 
-    def yield_point(self) -> None:
+    def yield_point(self, before: Callable[[], None] | None = None) -> None:
         """Nothing."""
 
     def drop(self) -> None:

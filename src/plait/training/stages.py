@@ -8,7 +8,6 @@ in while our work still runs.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import warnings
@@ -18,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from plait.core.resources import Resource
+from plait.training.members import torch_cuda
 from plait.training.page import Page
 from plait.training.stagegate import GateError, GateTimeout, StageGate
 
@@ -125,14 +125,39 @@ class Stages:
             self.leave(resource, sync=sync)
 
     def yield_point(self) -> None:
-        """Let others go first if the quantum is used up; waits for the GPU before it asks."""
-        if self.gate.kind != "none" and not self.idle:
-            self._cuda.wait()
-            self.gate.yield_point()
+        """Let others go first if the quantum is used up; the time they take is not counted.
+
+        The host runs ahead of the GPU by one quantum of work at most, and waits for all of it only to give way.
+        """
+        if self.gate.kind == "none" or self.idle:
+            return
+        on_gpu = self._since[Resource.GPU] is not None
+        gave_way_s: float | None = None
+
+        def before() -> None:
+            nonlocal gave_way_s
+            if on_gpu:
+                self._cuda.end(wait=True)
+            with self._lock:
+                gave_way_s = self._tick()
+
+        if on_gpu:
+            self._cuda.pace(getattr(self.gate, "quantum_s", 0.0))
+        self.gate.yield_point(before)
+        if gave_way_s is not None:
+            with self._lock:
+                self._changed_s = now = self._clock()
+                self._since = [s if s is None else s + now - gave_way_s for s in self._since]
+            if on_gpu:
+                if self._begun is not None:
+                    self._begun()
+                self._cuda.begin()
 
     def let_go(self, resource: Resource) -> None:
         """Give the resource to others while the stage goes on by the clock."""
         if self._passed[resource]:
+            if resource is Resource.GPU and self.gate.kind != "none":
+                self._cuda.wait()  # what was launched is still running
             self._passed[resource] = False
             self.gate.leave(resource)
 
@@ -199,12 +224,19 @@ class Stages:
 
 
 class CudaSpans:
-    """Time between pairs of CUDA events; does nothing while the process has no CUDA context."""
+    """Time between pairs of CUDA events; does nothing while the process has no CUDA context.
+
+    A span is on the stream that was current where it began, whichever thread ends it.
+    """
 
     def __init__(self) -> None:
         """No spans."""
         self._spans: deque[tuple[Any, Any]] = deque()
         self._begun: Any = None
+        self._stream: Any = None
+        self._marks: deque[Any] = deque()  # at yield points of this span, not yet waited for
+        self._passed: Any = None  # the newest that was
+        self._between_s = 0.0  # mean seconds of the GPU from one to the next
 
     @property
     def spanning(self) -> bool:
@@ -213,28 +245,49 @@ class CudaSpans:
 
     def begin(self) -> None:
         """A span begins on the current stream."""
-        cuda = _cuda()
-        self._begun = cuda.Event(enable_timing=True) if cuda else None
-        if self._begun is not None:
-            self._begun.record()
+        cuda = torch_cuda()
+        self._begun, self._passed = None, None
+        self._marks.clear()
+        if cuda is not None:
+            self._stream, self._begun = cuda.current_stream(), cuda.Event(enable_timing=True)
+            self._begun.record(self._stream)
 
     def end(self, *, wait: bool) -> bool:
         """It ends; true if there was one."""
         begun, self._begun = self._begun, None
-        cuda = _cuda() if begun is not None else None
+        cuda = torch_cuda() if begun is not None else None
         if cuda is None:
             return False
-        ended = cuda.Event(enable_timing=True)
-        ended.record()
+        ended = cuda.Event(enable_timing=True, blocking=wait)  # a waiting host sleeps: others need the core
+        ended.record(self._stream)
         self._spans.append((begun, ended))
         if wait:
             ended.synchronize()
         return True
 
     def wait(self) -> None:
-        """Wait for what has been launched on the current stream."""
-        if cuda := _cuda():
-            cuda.current_stream().synchronize()
+        """Wait for what has been launched in the span, or outside of one on the current stream."""
+        if cuda := torch_cuda():
+            reached = cuda.Event(blocking=True)
+            reached.record(self._stream if self._begun is not None else cuda.current_stream())
+            reached.synchronize()
+
+    def pace(self, quantum_s: float) -> None:
+        """At a yield point: wait until the GPU is behind the host by at most a quantum, or by one yield point."""
+        cuda = torch_cuda()
+        if cuda is None or self._begun is None:
+            return
+        mark = cuda.Event(enable_timing=True, blocking=True)
+        mark.record(self._stream)
+        self._marks.append(mark)
+        ahead = max(1, int(quantum_s / self._between_s)) if self._between_s > 0 else 1
+        while len(self._marks) > ahead:
+            done = self._marks.popleft()
+            done.synchronize()
+            if self._passed is not None:
+                took_s = self._passed.elapsed_time(done) / 1e3
+                self._between_s = took_s if not self._between_s else 0.8 * self._between_s + 0.2 * took_s
+            self._passed = done
 
     def collect(self) -> float:
         """Seconds of the spans that have ended on the device since the last call."""
@@ -243,9 +296,3 @@ class CudaSpans:
             begun, ended = self._spans.popleft()
             total_s += begun.elapsed_time(ended) / 1e3
         return total_s
-
-
-def _cuda() -> Any:
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
-    return cuda if cuda is not None and hasattr(cuda, "is_initialized") and cuda.is_initialized() else None

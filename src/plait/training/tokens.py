@@ -19,6 +19,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 
 from plait.core.resources import Resource
 from plait.training.gang import GANG, Gang
@@ -253,7 +254,12 @@ class TokenGate:
         self.stats.stages[r] += 1
         self.stats.inside_s[r] += time.perf_counter() - began
 
-    def yield_point(self) -> None:
+    @property
+    def quantum_s(self) -> float:
+        """How long a stage goes on at least before it lets others go first."""
+        return self._page.group.quantum_s
+
+    def yield_point(self, before: Callable[[], None] | None = None) -> None:
         """Queue again if the quantum is used up and a shorter stage waits. Jobs of several processes go on."""
         thread = self._thread()
         if not thread.held:
@@ -264,6 +270,8 @@ class TokenGate:
         held_s = time.monotonic() - since
         if held_s < self._page.group.quantum_s or not thread.gives_way(r, held_s):
             return
+        if before is not None:
+            before()
         begin = time.perf_counter()
         thread.release(r)
         self.stats.yields += 1

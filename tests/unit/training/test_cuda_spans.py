@@ -1,0 +1,149 @@
+"""Stages of a GPU that is played: what is measured on it, and how far the host runs ahead of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from plait.core.resources import Resource
+from plait.training import stages as module
+from plait.training.stagegate import NullGate
+from plait.training.stages import Stages
+
+STORAGE, CPU, GPU, NETWORK = Resource
+
+
+class Played:
+    """torch.cuda with one stream: kernels run one after the other, the host launches them in no time."""
+
+    def __init__(self) -> None:
+        self.now_s = self.free_s = 0.0
+        played = self
+
+        class Event:
+            def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
+                self.at_s = 0.0
+
+            def record(self, stream: object) -> None:
+                assert stream == "stream"
+                self.at_s = max(played.free_s, played.now_s)
+
+            def synchronize(self) -> None:
+                played.now_s = max(played.now_s, self.at_s)
+
+            def query(self) -> bool:
+                return self.at_s <= played.now_s
+
+            def elapsed_time(self, end: Event) -> float:
+                return (end.at_s - self.at_s) * 1e3
+
+        self.Event = Event
+
+    def current_stream(self) -> str:
+        return "stream"
+
+    def launch(self, seconds: float) -> None:
+        self.free_s = max(self.free_s, self.now_s) + seconds
+
+    @property
+    def behind_s(self) -> float:
+        return max(self.free_s - self.now_s, 0.0)
+
+
+class Tokens(NullGate):
+    """Gives way at the yield points it is told to, for a second, during which others use the GPU."""
+
+    quantum_s = 0.010
+
+    def __init__(self, cuda: Played, ways: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.kind, self.cuda, self.ways, self.points = "tokens", cuda, ways, 0
+
+    def yield_point(self, before: Callable[[], None] | None = None) -> None:
+        self.points += 1
+        if self.points in self.ways:
+            assert before is not None
+            before()
+            assert self.cuda.behind_s == 0  # nobody is let in while our work runs
+            self.cuda.now_s += 1.0
+
+    def leave(self, resource: Resource) -> None:
+        assert resource is not GPU or self.cuda.behind_s == 0
+        super().leave(resource)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Played:
+    played = Played()
+    monkeypatch.setattr(module, "torch_cuda", lambda: played)
+    return played
+
+
+def test_without_a_gate_the_host_never_waits(cuda: Played) -> None:
+    stages = Stages(None, NullGate(), clock=lambda: cuda.now_s)
+    for _ in range(3):
+        with stages.stage(GPU):
+            cuda.launch(0.050)
+            stages.yield_point()
+    assert cuda.now_s == 0.0
+    stages.publish()
+    assert stages.busy_s[GPU] == 0.0  # none of it is over
+    cuda.now_s = 1.0
+    stages.publish()
+    assert stages.busy_s[GPU] == pytest.approx(0.150)
+
+
+def test_a_gated_stage_ends_when_the_gpu_has_done_it(cuda: Played) -> None:
+    stages = Stages(None, Tokens(cuda), clock=lambda: cuda.now_s)
+    with stages.stage(GPU):
+        cuda.launch(0.050)
+    assert cuda.now_s == pytest.approx(0.050)
+    stages.publish()
+    assert stages.busy_s[GPU] == pytest.approx(0.050)
+
+
+@pytest.mark.parametrize(("layer_s", "most_s"), [(0.004, 0.012), (0.001, 0.011), (0.030, 0.060)])
+def test_the_host_runs_ahead_by_a_quantum_at_most(cuda: Played, layer_s: float, most_s: float) -> None:
+    """Or by one layer and the one being launched, where a layer takes longer than the quantum."""
+    stages = Stages(None, Tokens(cuda), clock=lambda: cuda.now_s)
+    ahead, idle = [], 0.0
+    with stages.stage(GPU):
+        for layer in range(200):
+            idle += (layer > 0) * max(cuda.now_s - cuda.free_s, 0.0)
+            cuda.launch(layer_s)
+            ahead.append(cuda.behind_s)
+            stages.yield_point()
+    assert max(ahead[20:]) <= most_s + 1e-9
+    assert idle == pytest.approx(0.0)  # and the GPU never waits for the host
+
+
+def test_giving_way_waits_for_the_gpu_and_is_not_counted(cuda: Played) -> None:
+    stages = Stages(None, Tokens(cuda, ways=(2, 5)), clock=lambda: cuda.now_s)
+    with stages.stage(GPU):
+        for _ in range(8):
+            cuda.launch(0.010)
+            stages.yield_point()
+    stages.publish()
+    assert stages.busy_s[GPU] == pytest.approx(0.080)
+    assert cuda.now_s == pytest.approx(2.080)
+
+
+def test_giving_way_on_the_clock_is_not_counted_either(cuda: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "torch_cuda", lambda: None)
+    stages = Stages(None, Tokens(cuda, ways=(1,)), clock=lambda: cuda.now_s)
+    with stages.stage(CPU):
+        cuda.now_s += 0.25
+        stages.yield_point()
+        cuda.now_s += 0.5
+    assert stages.busy_s[CPU] == stages.exposed_s[CPU] == pytest.approx(0.75)
+
+
+def test_the_gpu_is_let_go_only_when_it_is_done(cuda: Played) -> None:
+    """While gradients travel the stage goes on, and others may compute."""
+    stages = Stages(None, Tokens(cuda), clock=lambda: cuda.now_s)
+    stages.enter(GPU)
+    cuda.launch(0.030)
+    stages.let_go(GPU)
+    assert cuda.now_s == pytest.approx(0.030)
+    stages.leave(GPU)
