@@ -17,8 +17,9 @@ TOLD_TO_END = frozenset({-signal.SIGTERM, -signal.SIGKILL, -signal.SIGINT, -sign
 
 #: Exit codes of what never ran: unknown, not executable, not found.
 NOT_STARTED = (None, 126, 127)
-#: Faults of an attempt that nobody asked to stop.
+#: Faults of an attempt; each is also why the rest of it is told to stop.
 FAILED, START, REQUEUE = "failed", "start", "requeue"
+FAULTS = frozenset({FAILED, START, REQUEUE})
 #: Of an end that came with the end of a process shared with other jobs: another of them ended it.
 BYSTANDER = "bystander"
 #: For how long a job is not merged any more.
@@ -83,19 +84,30 @@ class Attempt:
         """Note the end of a process and, if it is the first thing to go wrong, what that means."""
         gone = self.ranks[rank]
         gone.ended, gone.exit_code, gone.reason = True, exit_code, reason
+        if self.stop is not None and self.stop not in FAULTS:
+            self._end_asked(rank, reason, started)
+            return
         if self.fault or exit_code == 0:
             return
-        if self.stop is not None:
-            if exit_code is not None and exit_code != PREEMPTED and exit_code not in TOLD_TO_END:
-                self.fault = FAILED
-        elif not started and exit_code in NOT_STARTED:
+        if not started and exit_code in NOT_STARTED:
             self.fault = START
         elif exit_code is None:
             self.fault = REQUEUE
         else:
             self.fault = REQUEUE if exit_code == PREEMPTED else FAILED
-        if self.fault:
-            self.cause = describe_end(rank, len(self.ranks), exit_code, reason, started)
+        self.cause = describe_end(rank, len(self.ranks), exit_code, reason, started)
+
+    def _end_asked(self, rank: int, reason: str | None, started: bool) -> None:
+        """A process ended after a stop that was asked for.
+
+        Whoever is killed by it in the middle of something takes down those of its gang that wait for it: whatever their
+        exit codes are then, and whoever is heard first, that is no failure.
+        """
+        codes = [r.exit_code for r in self.ranks if r.ended]
+        if any(code is None or code in TOLD_TO_END for code in codes):
+            self.fault = self.cause = ""
+        elif not self.fault and (code := self.ranks[rank].exit_code) not in (0, PREEMPTED):
+            self.fault, self.cause = FAILED, describe_end(rank, len(self.ranks), code, reason, started)
 
     def to_json(self) -> dict[str, Any]:
         """All but what was seen."""
@@ -185,7 +197,10 @@ class JobRecord:
 
 @dataclass(slots=True)
 class NodeRecord:
-    """A node: what it has, whether it takes work, and (*seen*) when and by which agent process it was last heard."""
+    """A node: what it has, whether it takes work, and (*seen*) when and by which agent process it was last heard.
+
+    `term`, `reached`: the last assignment which that agent says it has.
+    """
 
     id: str
     drained: bool = False
@@ -197,6 +212,7 @@ class NodeRecord:
     address: str = "127.0.0.1"
     usage: Usage = field(default_factory=Usage)
     reached: int = 0
+    term: int = 0
     version: int = 0
     suspect: bool = False
 

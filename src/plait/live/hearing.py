@@ -60,12 +60,13 @@ def _meet(engine: Engine, seen: Observed, now: float, address: str) -> NodeRecor
         engine.rounds.settle_s = now + engine.options.settle_s
         engine.touched_nodes.add(info.id)
         record = state.nodes[info.id]
-    # After a restart nobody is known: words of an earlier term are late once the node's agent speaks in this one.
-    late = 0 < seen.term < engine.term and record.reached > 0
-    fresh = seen.agent not in record.agents and not late
+    # After a restart nobody is known: words of an earlier term are late once somebody speaks in a later one, and if
+    # the late ones came first, whoever speaks in this term is the node's agent after all.
+    new = seen.agent not in record.agents and not 0 < seen.term < record.term
+    fresh = new or (seen.agent != record.agent and record.term < seen.term == engine.term)
     if fresh:
         record.agents.add(seen.agent)
-        record.agent, record.reached = seen.agent, 0
+        record.agent, record.reached, record.term = seen.agent, 0, seen.term or engine.term  # 0: it begins just now
     if seen.agent != record.agent:
         return record  # late words of an agent process that was replaced
     if record.lost:
@@ -77,6 +78,7 @@ def _meet(engine: Engine, seen: Observed, now: float, address: str) -> NodeRecor
         engine.touched_nodes.add(info.id)
         touch_node(engine, info.id)
     record.heard_s, record.address, record.usage = now, address, seen.usage
+    record.term = max(record.term, seen.term)
     if seen.term == engine.term:
         record.reached = max(record.reached, seen.reached)
     if fresh:

@@ -84,11 +84,11 @@ def _may_close(engine: Engine, job: JobRecord, attempt: Attempt, wanted: tuple[i
 def _outcome(attempt: Attempt) -> str:
     if all(r.ended and r.exit_code == 0 for r in attempt.ranks):
         return "finished"
+    if not all(r.ended for r in attempt.ranks):
+        return "lost"  # with a node; those of its gang that failed did so for want of it
     named = {FAILED: "failed", START: "start failed", REQUEUE: "requeued"}
     if attempt.fault:
         return named[attempt.fault]
-    if not all(r.ended for r in attempt.ranks):
-        return "lost"
     return "cancelled" if attempt.stop == "cancelled" else "preempted"
 
 
@@ -142,7 +142,8 @@ def _begin(engine: Engine, job: JobRecord, gpus: tuple[int, ...], now: float) ->
     try:
         epoch = engine.next_epoch(job)
     except OSError:
-        return  # a disk that is full or gone: at the next event, then
+        engine.deferred = True  # a disk that is full or gone: try again soon
+        return
     engine.do(
         {
             "type": "AttemptBegan", "at_s": now, "job": job.number, "epoch": epoch, "gpus": list(gpus),

@@ -12,6 +12,7 @@ from live_cases import Cluster
 from plait.core.errors import InputError
 from plait.core.jobs import Phase
 from plait.live.asking import Asker
+from plait.live.attempts import JobRecord
 from plait.live.errors import Conflict
 from plait.live.wire import ENDED, STARTING, NodeInfo, Observed, Profile, Seen
 
@@ -92,6 +93,26 @@ def test_a_disk_that_is_full_holds_an_attempt_back(cluster: Make) -> None:
     assert c.nodes[0].jobs() == {0}
 
 
+def test_a_disk_that_is_full_before_an_epoch_is_chosen_is_tried_again_soon(
+    cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = cluster()
+
+    def full(job: JobRecord) -> int:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(c.engine, "next_epoch", full)
+        c.submit({})
+        c.pass_s(3)
+        assert "AttemptBegan" not in c.types()
+        c.now += 0.1
+        assert c.engine.tick(c.now) <= c.now + 1.0  # it asks to be woken although nothing else is going to happen
+    c.now += 1.0
+    c.engine.tick(c.now)
+    assert "AttemptBegan" in c.types()
+
+
 def test_ports_are_given_once_and_freed(cluster: Make) -> None:
     c = cluster((4,), ports=2)
     c.submit({"gpus": 2}, {"gpus": 2})
@@ -165,6 +186,48 @@ def test_ends_after_a_requested_stop_are_no_failures(cluster: Make, code: int | 
     row = c.store.job(0)
     assert row is not None
     assert (row["state"], row["failures"]) == ("waiting", 0)
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["the killed one is heard first", "its peer is heard first"])
+def test_a_gang_stopped_while_it_starts_uses_no_retry(cluster: Make, first: int) -> None:
+    c = cluster()
+    c.submit({"gpus": 2, "retries": 0})
+    c.pass_s()
+    c.nodes[0].obeys = False
+    c.engine.drain("n0", c.now)
+    c.pass_s(0.6)
+    for rank in (first, 1 - first):
+        c.nodes[0].end(0, (-15, 1)[rank], rank=rank, reason="connection closed by peer" if rank else None)
+        c.pass_s(0.6)
+    row = c.store.job(0)
+    assert row is not None
+    assert (row["state"], row["failures"], row["attempts"][0]["outcome"]) == ("waiting", 0, "preempted")
+
+
+def test_a_gang_that_fails_by_itself_when_it_is_stopped_has_failed(cluster: Make) -> None:
+    c = cluster()
+    c.submit({"gpus": 2, "retries": 0})
+    c.pass_s()
+    c.nodes[0].obeys = False
+    c.engine.drain("n0", c.now)
+    c.pass_s(0.6)
+    c.nodes[0].end(0, 75, rank=0)
+    c.nodes[0].end(0, 1, rank=1, reason="AssertionError")
+    c.pass_s(0.6)
+    row = c.store.job(0)
+    assert row is not None
+    assert (row["state"], row["reason"]) == ("failed", "rank 1 ended with exit code 1: AssertionError, 1 times")
+
+
+def test_a_gang_whose_peer_was_lost_with_its_node_uses_no_retry(cluster: Make) -> None:
+    c = cluster((1, 1), policy="fifo-backfill:placement=counting")
+    c.submit({"gpus": 2, "retries": 0})
+    c.pass_s()
+    c.nodes[1].end(0, 1, reason="connection reset by peer")
+    c.pass_s(17, silent=["n0"])
+    row = c.store.job(0)
+    assert row is not None
+    assert (row["state"], row["failures"], row["attempts"][0]["outcome"]) == ("waiting", 0, "lost")
 
 
 def test_a_job_that_finishes_while_it_is_stopped_has_finished(cluster: Make) -> None:
