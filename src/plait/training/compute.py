@@ -26,8 +26,8 @@ class Compute:
 
     def know(self, optimizer: Any) -> None:
         """Mark the stage from now on. The first optimizer known is the one that counts."""
-        if not hasattr(optimizer, "register_step_pre_hook"):  # Accelerate's, around torch's
-            optimizer = getattr(optimizer, "optimizer", optimizer)
+        inner = getattr(optimizer, "optimizer", None)  # Accelerate's, around torch's
+        optimizer = inner if hasattr(inner, "param_groups") else optimizer
         if optimizer in self._known:
             return
         if not self._known:

@@ -38,6 +38,9 @@ from plait.training.stages import Stages
 from plait.training.stopping import PREEMPTED, Boundary
 from plait.training.surroundings import ControlFile, Surroundings, claim
 
+#: Half of the usual grace: a longer evaluation might be cut off by a stop.
+LONG_EVALUATION_S = 30.0
+
 
 class AttachedJob(Job):
     """The job of this process under plait; made by `attach`."""
@@ -65,7 +68,7 @@ class AttachedJob(Job):
         self._epoch = self._counted = 0
         self._turn, self._turn_counted = 0, False  # of `steps`; whether an iteration ended in it
         self.boundary = Boundary(page, self.checkpointer, around)
-        self._idle_s = 0.0
+        self._idle_s = self._evaluation_s = 0.0
         self._gate_thread: Any = None
         self._group: Any = None
         page.pid, page.state = os.getpid(), JobState.STARTING
@@ -248,6 +251,27 @@ class AttachedJob(Job):
         finally:
             self._loops.remove(loop)
 
+    @contextlib.contextmanager
+    def in_evaluation(self) -> Iterator[None]:
+        """While a loader that is not for training runs."""
+        begin_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._evaluation_s = time.monotonic() - begin_s
+
+    def look_up(self, *, evaluating: bool) -> None:
+        """Between two batches, where nothing can be saved: go if there is no time for more.
+
+        Asked to stop, an evaluation may end, since what follows it cannot be known, and the next boundary saves; if it
+        takes longer than half of the grace, the job leaves with the checkpoint it has. Ranks of a gang stay together.
+        """
+        wants_stop = self.boundary.wants_stop
+        if wants_stop and self.around.world == 1:
+            overdue = evaluating and self.boundary.asked_for_s > self.around.grace_s / 2
+            if wants_stop == STOP_NOW or overdue:
+                self.leave()
+
     @property
     def in_epochs(self) -> bool:
         """Whether the script counts its epochs by `epochs`."""
@@ -306,11 +330,14 @@ class AttachedJob(Job):
 
     # -- boundaries -----------------------------------------------------------------------------------------------
 
-    def safe_point(self, loop: str) -> None:
-        """Act on the last iteration, here between two turns of a loop; `steps`, if there is one, knows best."""
+    def safe_point(self, loop: str, *, last: bool = False) -> None:
+        """Act on the last iteration, here between two turns of a loop; `steps`, if there is one, knows best.
+
+        `last`: of its pass. Then an evaluation may follow, and a long one is not begun without a checkpoint.
+        """
         if self._pending and (loop == "steps" or "steps" not in self._loops):
             self._pending = False
-            self._act()
+            self._act(save=last and self._evaluation_s > LONG_EVALUATION_S)
 
     def _count(self) -> None:
         """One iteration more: tell the page, feed the profiler."""
@@ -329,9 +356,9 @@ class AttachedJob(Job):
             page.set_profile(*profiler.result)
         page.step_s, page.last_step_monotonic, page.steps = profiler.step_s, now_s, self.step
 
-    def _act(self) -> None:
-        """Between two iterations: save, stop, hold, slow down, as it was asked for."""
-        stop, save = self.boundary.decide()
+    def _act(self, *, save: bool = False) -> None:
+        """Between two iterations: save, stop, hold, slow down, as it was asked for, or because it is wise to `save`."""
+        stop, save = self.boundary.decide(save=save)
         if stop == STOP_NOW:
             self.leave()
         if self.kept.values and (stop or save):

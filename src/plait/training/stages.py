@@ -93,7 +93,7 @@ class Stages:
                 self._begun()
             self._cuda.begin()
         if self._page is not None:
-            self._page.in_stage = resource + 1
+            self._page.stage_since, self._page.in_stage = time.monotonic(), resource + 1
 
     def leave(self, resource: Resource, *, sync: bool = False) -> None:
         """Close the stage, if it is open. `sync`: wait for the GPU also without a gate."""
@@ -123,6 +123,18 @@ class Stages:
             yield
         finally:
             self.leave(resource, sync=sync)
+
+    @contextmanager
+    def waiting(self, resource: Resource) -> Iterator[None]:
+        """While this thread waits for what others load: whoever looks at the page sees for what, and since when."""
+        page = self._page
+        if page is not None:
+            page.stage_since, page.in_stage = time.monotonic(), resource + 1
+        try:
+            yield
+        finally:
+            if page is not None:
+                page.in_stage = next((r + 1 for r in range(K) if self._since[r] is not None), 0)
 
     def yield_point(self) -> None:
         """Let others go first if the quantum is used up; the time they take is not counted.

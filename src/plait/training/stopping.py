@@ -35,12 +35,16 @@ class StopFlag:
         self.level = 0
         self._before: dict[int, Any] = {}
 
-    def listen(self) -> None:
-        """Install the handlers; only the main thread can, in others the agent's word alone counts."""
+    def listen(self, *, chain: bool = True) -> None:
+        """Install the handlers; only the main thread can, in others the agent's word alone counts.
+
+        `chain`: handlers that were there before are called too.
+        """
         if self._before or threading.current_thread() is not threading.main_thread():
             return
         for number in (signal.SIGTERM, signal.SIGUSR1):
-            self._before[number] = signal.signal(number, self._asked)
+            before = signal.signal(number, self._asked)
+            self._before[number] = before if chain else None
 
     def _asked(self, number: int, frame: FrameType | None) -> None:
         self.level = min(self.level + 1, STOP_NOW) if self.level else STOP_GRACEFULLY
@@ -100,22 +104,34 @@ class Boundary:
         self._agreement = Agreement(around.world)
         self._saved_s = time.monotonic()
         self._due_sent = False
+        self._asked_s: float | None = None
 
     @property
     def wants_stop(self) -> int:
         """0 go on, 1 checkpoint and exit, 2 exit: what the agent or a signal asked of this rank."""
-        return max(self.stop.level, min(self._page.stop, STOP_NOW))
+        level = max(self.stop.level, min(self._page.stop, STOP_NOW))
+        if level and self._asked_s is None:
+            self._asked_s = time.monotonic()
+        return level
+
+    @property
+    def asked_for_s(self) -> float:
+        """Seconds since somebody looked and was asked to stop; 0 if nobody was."""
+        return time.monotonic() - self._asked_s if self._asked_s is not None else 0.0
 
     def saved(self) -> None:
         """A checkpoint was made, or there was nothing to lose before now."""
         self._saved_s = time.monotonic()
 
-    def decide(self) -> tuple[int, bool]:
-        """What all ranks do at this boundary: stop (0 no, 1 after a checkpoint, 2 at once), make a checkpoint."""
+    def decide(self, *, save: bool = False) -> tuple[int, bool]:
+        """What all ranks do at this boundary: stop (0 no, 1 after a checkpoint, 2 at once), make a checkpoint.
+
+        `save`: there is a reason to, beside the time since the last one.
+        """
         self.stop.listen()
         # Rank 0 says when, since clocks and disks of the others differ; one at a time.
         around = self._around
-        due = around.rank == 0 and time.monotonic() - self._saved_s >= around.checkpoint_s
+        due = around.rank == 0 and (save or time.monotonic() - self._saved_s >= around.checkpoint_s)
         due = due and not self._checkpointer.busy
         stop, save = self._agreement.decide(self.wants_stop, due and not self._due_sent)
         self._due_sent = due and not save

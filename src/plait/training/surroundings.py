@@ -47,6 +47,15 @@ class Surroundings:
         )
 
     @property
+    def grace_s(self) -> float:
+        """Seconds between being asked to stop and being killed: what the agent wrote down when it asked, or 60."""
+        try:
+            assert self.run_dir is not None
+            return float(json.loads((self.run_dir / "stop.json").read_text())["grace_s"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 60.0
+
+    @property
     def page_file(self) -> Path:
         """The page of this rank."""
         assert self.run_dir is not None

@@ -54,10 +54,10 @@ def environment(job: Path, epoch: int, rank: int = 0, world: int = 1, **extra: s
 class Forker:
     """Starts scripts in copies of one process with torch in it."""
 
-    def __init__(self) -> None:
-        """Start that process."""
+    def __init__(self, *imports: str) -> None:
+        """Start that process; `imports`: more that its copies need, as statements."""
         env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(SCRIPTS / "forker.py")]
+        command = [sys.executable, str(SCRIPTS / "forker.py"), *imports]
         self.process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, text=True)
 
     def start(self, job: Path, epoch: int, script: str | Path, *args: str, **extra: object) -> Attempt:
@@ -78,9 +78,9 @@ class Forker:
 
 
 @functools.cache
-def the_forker() -> Forker:
+def the_forker(*imports: str) -> Forker:
     """One for all test modules: importing torch is what takes the time."""
-    made = Forker()
+    made = Forker(*imports)
     atexit.register(made.close)
     return made
 
@@ -109,6 +109,13 @@ class Attempt:
         end_s = time.monotonic() + timeout_s
         while self.page.steps < steps and not self.ended:
             assert time.monotonic() < end_s, f"no {steps} steps within {timeout_s} s, only {self.page.steps}"
+            time.sleep(0.002)
+
+    def says(self, what: str, timeout_s: float = 60.0) -> None:
+        """Wait until that is in its output."""
+        end_s = time.monotonic() + timeout_s
+        while not (self.folder / "output").exists() or what not in (self.folder / "output").read_text():
+            assert time.monotonic() < end_s, f"never said {what!r} within {timeout_s} s"
             time.sleep(0.002)
 
     def send(self, number: signal.Signals) -> None:

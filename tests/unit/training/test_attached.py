@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from attempts import HOOK, PREEMPTED, ROOT, SCRIPTS, Attempt, Forker, environment, steps_saved, the_forker
+from attempts import HOOK, PREEMPTED, ROOT, SCRIPTS, Attempt, Forker, environment, the_forker
 
 from plait.core.resources import Resource
 from plait.training import AttachedJob, attach
@@ -106,33 +106,6 @@ def test_waiting_for_data_is_storage_and_computing_is_cpu(what: str, forker: For
 def test_state_that_cannot_be_saved_is_refused(forker: Forker, tmp_path: Path) -> None:
     _, output = played(forker, tmp_path / "j-1", "refused")
     assert "InputError register_state(environment=...): object has no state_dict()" in output
-
-
-@pytest.mark.parametrize(
-    ("script", "library", "shorter"),
-    [
-        ("huggingface_trainer.py", "transformers", ["--steps", "150"]),
-        ("lightning_module.py", "lightning", ["--epochs", "8"]),
-    ],
-)
-def test_trainers_of_other_libraries_stop_and_go_on(
-    script: str, library: str, shorter: list[str], forker: Forker, tmp_path: Path
-) -> None:
-    pytest.importorskip(library)
-    job = tmp_path / "j-1"
-    first = forker.start(job, 1, EXAMPLES / script, *shorter)
-    first.until(20)
-    first.send(signal.SIGTERM)
-    code, output = first.end()
-    assert code == PREEMPTED, output
-    assert steps_saved(job) == [first.page.steps]
-    total = first.page.total_iterations
-    assert 20 <= first.page.steps < total
-    assert 0 < first.page.skew <= 1
-    second = forker.start(job, 2, EXAMPLES / script, *shorter)
-    code, output = second.end()
-    assert (code, second.page.steps) == (0, total), output
-    assert output.splitlines()[-1].startswith("done: ")
 
 
 def test_an_example_goes_on_in_the_middle_of_an_epoch(forker: Forker, tmp_path: Path) -> None:

@@ -1,19 +1,22 @@
 """Accelerate: one call after `accelerator.prepare`.
 
-    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True))
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     job, loader = attach(accelerator, loader, model=model, optimizer=optimizer)
     for epoch in job.epochs(10):
         for batch in loader: ...
 
-The state of the loader is Accelerate's own, which it keeps if it uses torchdata's StatefulDataLoader.
+The loader that comes back replaces the prepared one: the same batches on the same device, with marks, and after a
+resume those that were left. Accelerate's own would have fetched one batch ahead of every checkpoint.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from accelerate.utils import send_to_device, synchronize_rng_states
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
 
 from plait.training import job as jobs
 from plait.training.outside import Job
@@ -28,4 +31,44 @@ def attach(accelerator: Any, loader: Any, *, model: Any, optimizer: Any, **state
     else:
         stateful["model"] = accelerator.unwrap_model(model)
     job.register_state(optimizer=optimizer, **scaler, **stateful)
-    return job, job.wrap_loader(loader)
+    if not job.attached:
+        return job, loader
+    base = getattr(loader, "base_dataloader", None)
+    if not isinstance(base, DataLoader) or isinstance(base.dataset, IterableDataset):
+        return job, job.wrap_loader(loader)
+    return job, PreparedLoader(job, loader, job.wrap_loader(base))
+
+
+class PreparedLoader:
+    """What Accelerate's loader does around each batch, around a loader of ours."""
+
+    def __init__(self, job: Job, prepared: Any, marked: Any) -> None:
+        """`prepared` by Accelerate; `marked` is what was inside it."""
+        self._job, self._prepared, self._marked = job, prepared, marked
+
+    def __len__(self) -> int:
+        """Batches in a pass."""
+        return len(self._marked)
+
+    def __getattr__(self, name: str) -> Any:
+        """Anything else is Accelerate's."""
+        return getattr(self.__dict__["_prepared"], name)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches on the accelerator's device; the last one is announced, since gradients are summed up to it."""
+        prepared = self._prepared
+        if prepared.rng_types is not None:
+            synchronize_rng_states(prepared.rng_types, prepared.synchronized_generator)
+        self._job.resume()
+        prepared.iteration = self._marked.next_pass
+        prepared.set_epoch(prepared.iteration)
+        batches = iter(self._marked)
+        prepared.begin()
+        try:
+            for batch in batches:
+                prepared.end_of_dataloader = self._marked.done >= len(self)
+                if prepared.device is not None:
+                    batch = send_to_device(batch, prepared.device, non_blocking=prepared._non_blocking)
+                yield batch
+        finally:
+            prepared.end()

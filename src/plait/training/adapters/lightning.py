@@ -1,12 +1,12 @@
 """Lightning: `Trainer(callbacks=[PlaitCallback()])`, and `trainer.fit(..., ckpt_path=callback.checkpoint())`.
 
-Lightning writes its own checkpoint; random streams go with the callback's state. Lightning itself goes back to a place
-within an epoch only for loaders that keep it (torchdata's StatefulDataLoader); with an ordinary DataLoader a resumed
-epoch sees its data in a new order.
+Lightning writes its own checkpoint. The training loaders are marked as by `job.wrap_loader`, so that a resumed epoch
+goes on with the batches that were left; their places and the random streams go with the callback's state.
 """
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from plait.core.resources import Resource
 from plait.training import streams
 from plait.training.adapters import foreign
 from plait.training.job import AttachedJob, attach
+from plait.training.loader import wrap
 from plait.training.page import STOP_NOW
 from plait.training.profiler import skew
 
@@ -29,7 +30,11 @@ class PlaitCallback(Callback):
         """For one Trainer."""
         job = attach()
         self.job = job if isinstance(job, AttachedJob) else None
-        self._streams: dict[str, Any] | None = None
+        self._put_off = False
+        self._loaders: list[Any] = []
+        self._places: list[dict[str, Any]] = []
+        if self.job is not None:
+            self.job.take_over(0, 0)
 
     def checkpoint(self) -> str | None:
         """What to give `trainer.fit(ckpt_path=...)`; None at the beginning."""
@@ -37,12 +42,20 @@ class PlaitCallback(Callback):
         return str(found / FILE) if found else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The random streams, for Lightning's checkpoint."""
-        return {"streams": streams.capture()} if self.job is not None else {}
+        """The random streams and the places in the data, for Lightning's checkpoint."""
+        if self.job is None:
+            return {}
+        return {"streams": streams.capture(), "loaders": [loader.state_dict() for loader in self._loaders]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep them until the first batch: what comes before may draw."""
-        self._streams = state.get("streams")
+        """Keep them until the loaders are there and what comes before the first batch has drawn."""
+        if self.job is not None and "streams" in state:
+            self._places = state["loaders"]
+            self.job.kept.found({"plait": {"step": 0}, "states": {}, "streams": state["streams"]})
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Keep Lightning from giving the loaders their places before they are ours."""
+        checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {}).pop("combined_loader", None)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take over the counting from where Lightning is."""
@@ -50,15 +63,33 @@ class PlaitCallback(Callback):
             return
         total = trainer.estimated_stepping_batches
         self.job.take_over(trainer.global_step, total if 0 < total < float("inf") else 0)
+        self.job.boundary.stop.listen(chain=False)  # Lightning's own handler ends it as failed, without a checkpoint
+        self._mark_loaders(self.job, trainer)
         self.job.page.skew = skew(p.numel() * p.element_size() for p in pl_module.parameters() if p.requires_grad)
+
+    def _mark_loaders(self, job: AttachedJob, trainer: Trainer) -> None:
+        """Put our loaders in place of Lightning's, after it has added samplers of its own."""
+        loop = trainer.fit_loop
+        combined, fetcher = getattr(loop, "_combined_loader", None), getattr(loop, "_data_fetcher", None)
+        if combined is None or fetcher is None:
+            warnings.warn("plait: this Lightning hides its loaders; a resumed epoch has a new order", stacklevel=2)
+            return
+        self._loaders = [wrap(job, loader, train=True) for loader in combined.flattened]
+        combined.flattened = self._loaders
+        for loader, place in zip(self._loaders, self._places, strict=False):
+            loader.load_state_dict(place)
+            for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
+                if (set_epoch := getattr(sampler, "set_epoch", None)) is not None:
+                    set_epoch(trainer.current_epoch)
+        self._places = []
+        fetcher.setup(combined)
+        iter(fetcher)  # Lightning has asked for its own already
+        job.kept.restore_streams()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """A batch is there: the GPU stage begins."""
         if self.job is None:
             return
-        if self._streams is not None:
-            streams.restore(self._streams)
-            self._streams = None
         self.job.stages.enter(Resource.GPU)
 
     def on_train_batch_end(
@@ -76,6 +107,10 @@ class PlaitCallback(Callback):
         stop, save = job.boundary.decide()
         if stop == STOP_NOW:
             job.leave()
+        self._put_off = bool(stop or save) and not self._put_off and _validates_next(trainer)
+        if self._put_off:  # Lightning would not validate after a resume from here; the next step is as good
+            job.settle()
+            return
         if stop or save:
             foreign.save(job, lambda making: trainer.save_checkpoint(_in(making)))
         if stop:
@@ -86,6 +121,13 @@ class PlaitCallback(Callback):
         """Nobody may wait for a stage that ended with an error."""
         if self.job is not None:
             self.job.stages.close_all()
+
+
+def _validates_next(trainer: Trainer) -> bool:
+    """Whether the epoch's end or a validation follows this batch."""
+    loop = trainer.fit_loop
+    check = getattr(loop.epoch_loop, "_should_check_val_fx", None)
+    return trainer.is_last_batch or (check is not None and bool(check(getattr(loop, "_data_fetcher", None))))
 
 
 def _in(folder: Path) -> Path:

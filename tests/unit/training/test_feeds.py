@@ -1,0 +1,111 @@
+"""However its data come, a job that was killed and resumed has the losses of one that was not."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+from attempts import PREEMPTED, Forker, steps_saved, the_forker
+
+EXACT = [
+    "generator",
+    "weighted",
+    "with replacement",
+    "tuples",
+    "distributed",
+    "stream",
+    "stream, workers that stay",
+    "subclass",
+    "plain",
+    "stateful",
+    "stateful, own state",
+    "stateful stream",
+]
+
+
+@pytest.fixture(scope="module")
+def forker() -> Forker:
+    return the_forker()
+
+
+def losses(path: Path) -> dict[int, str]:
+    """The loss of each step; the same step done twice must have had the same."""
+    found: dict[int, str] = {}
+    for line in path.read_text().splitlines():
+        step, loss = line.split()
+        assert found.setdefault(int(step), loss) == loss, f"step {step} of {path.name}"
+    return found
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_losses_after_kills_are_those_of_an_undisturbed_run(kind: str, forker: Forker, tmp_path: Path) -> None:
+    if kind.startswith("stateful"):
+        pytest.importorskip("torchdata")
+    dice, plain, ours = random.Random(kind), tmp_path / "plain", tmp_path / "ours"
+    undisturbed = forker.start(tmp_path / "j-1", 1, "feeds.py", str(plain), kind, "--delay", "0")
+    steps, epoch, code = 0, 1, -1
+    while code:
+        attempt = forker.start(tmp_path / "j-2", epoch, "feeds.py", str(ours), kind, PLAIT_CHECKPOINT_S="0.02")
+        if epoch <= 3:
+            attempt.until(steps + dice.randrange(1, 10))
+            attempt.send(dice.choice([signal.SIGTERM, signal.SIGKILL]))
+        code, output = attempt.end()
+        assert code in (0, PREEMPTED, -signal.SIGKILL, -signal.SIGTERM), output
+        steps, epoch = int(attempt.page.steps), epoch + 1
+    assert undisturbed.end()[0] == 0
+    expected = losses(plain)
+    assert losses(ours) == expected
+    assert len(expected) == (18 if kind == "distributed" else 36)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("fickle", "Fickle does not give the same items again"), ("lazy", "BatchSampler does not repeat its order")],
+)
+def test_data_that_do_not_come_again_are_an_error_and_not_another_training(
+    kind: str, said: str, forker: Forker, tmp_path: Path
+) -> None:
+    attempt = forker.start(tmp_path / "j-1", 1, "feeds.py", str(tmp_path / "l"), kind)
+    attempt.until(5)
+    attempt.send(signal.SIGTERM)
+    assert attempt.end()[0] == PREEMPTED
+    code, output = forker.start(tmp_path / "j-1", 2, "feeds.py", str(tmp_path / "l"), kind).end()
+    assert code == 1
+    assert said in output
+
+
+def test_a_stop_asked_in_an_evaluation_waits_for_its_end_and_loses_nothing(forker: Forker, tmp_path: Path) -> None:
+    plain, ours = tmp_path / "plain", tmp_path / "ours"
+    undisturbed = forker.start(tmp_path / "j-1", 1, "feeds.py", str(plain), "subclass", "--delay", "0")
+    attempt = forker.start(tmp_path / "j-2", 1, "feeds.py", str(ours), "subclass", "--evaluate-s", "0.05")
+    attempt.says("evaluating")
+    attempt.send(signal.SIGTERM)
+    code, output = attempt.end()
+    assert code == PREEMPTED, output
+    assert steps_saved(tmp_path / "j-2") == [attempt.page.steps]
+    code, output = forker.start(tmp_path / "j-2", 2, "feeds.py", str(ours), "subclass").end()
+    assert (code, undisturbed.end()[0]) == (0, 0), output
+    assert losses(ours) == losses(plain)
+
+
+@pytest.mark.parametrize("asked", ["half the grace is over", "a second time"])
+def test_an_evaluation_that_takes_too_long_is_left(asked: str, forker: Forker, tmp_path: Path) -> None:
+    job = tmp_path / "j-1"
+    attempt = forker.start(job, 1, "feeds.py", str(tmp_path / "l"), "plain", "--evaluate-s", "0.3")
+    grace_s = 0.2 if asked.startswith("half") else 100.0
+    (attempt.folder / "stop.json").write_text(json.dumps({"grace_s": grace_s}))
+    attempt.says("evaluating")
+    attempt.send(signal.SIGTERM)
+    if grace_s > 1:
+        time.sleep(0.1)  # two at once would be one
+        attempt.send(signal.SIGTERM)
+    code, output = attempt.end()
+    assert code == PREEMPTED, output
+    assert output.count("evaluating") == 1
+    assert steps_saved(job) == []
