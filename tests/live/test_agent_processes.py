@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from agent_world import World, group, until
 
+import plait
 from plait.live.agent import procs
 
 
@@ -287,3 +288,26 @@ def test_a_job_cannot_hold_the_agent_up_by_what_it_puts_into_its_folder(world: W
     assert world.service.wait(2, "ended").exit_code == 0
     world.service.want(replace(run, stop=True, grace_s=5.0))
     assert world.service.wait(1, "ended").exit_code == -15
+
+
+def test_what_hangs_in_a_stage_is_failed_with_its_stacks_in_the_log(world: World) -> None:
+    code = (
+        "import faulthandler, os, signal, time\n"
+        f"import sys; sys.path.insert(0, {str(Path(plait.__file__).parents[1])!r})\n"
+        "from plait.training.page import JobState, Page\n"
+        "faulthandler.register(signal.SIGQUIT, all_threads=True)\n"
+        "page = Page.open(os.environ['PLAIT_RUN_DIR'] + '/page.bin')\n"
+        "page.state, page.step_s, page.steps = JobState.RUNNING, 0.01, 5\n"
+        "page.stage_since, page.in_stage = time.monotonic(), 4\n"
+        "def waits_for_ever(): time.sleep(600)\n"
+        "waits_for_ever()\n"
+    )
+    world.service.want(world.python(1, code, env={"PLAIT_HANG_S": "0.5"}), world.python(2, code, gpus=[1]))
+    seen = world.service.wait(1, "ended")
+    assert seen.exit_code == -signal.SIGKILL
+    assert (seen.reason or "").startswith("hung: ")
+    assert "in its network stage, where 0.5 s are allowed" in (seen.reason or "")
+    assert "in waits_for_ever" in world.log(1)
+    other = world.service.seen(2)
+    assert other is not None
+    assert other.state == "running"  # half a minute is not over

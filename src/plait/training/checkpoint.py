@@ -92,7 +92,7 @@ class Staging:
         cuda = tensor.device.type == "cuda"
         buffer = self._buffers.get(path)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=cuda)
+            buffer = torch.empty_like(tensor, device="cpu", pin_memory=cuda)  # in the same order in memory
             self._buffers[path] = buffer
         buffer.copy_(tensor, non_blocking=cuda)
         if cuda:

@@ -66,6 +66,8 @@ class Compute:
             self._stepped.add(id(optimizer))
             if len(self._stepped) >= len(self._known):
                 self._stages.leave(Resource.GPU)
+            else:  # perhaps the last one of this iteration: what comes now need not be computing
+                self._page.stage_since = 0.0
         return optimizer is counting
 
     def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -35,7 +35,7 @@ from plait.training.page import STOP_NOW, JobState, Page
 from plait.training.profiler import Profiler
 from plait.training.stagegate import NullGate
 from plait.training.stages import Stages
-from plait.training.stopping import PREEMPTED, Boundary
+from plait.training.stopping import PREEMPTED, Boundary, tell_where_on_quit
 from plait.training.surroundings import ControlFile, Surroundings, claim
 
 #: Half of the usual grace: a longer evaluation might be cut off by a stop.
@@ -72,6 +72,7 @@ class AttachedJob(Job):
         self._gate_thread: Any = None
         self._group: Any = None
         page.pid, page.state = os.getpid(), JobState.STARTING
+        tell_where_on_quit()
         self._failed = False
         if self.member is None:  # else whoever runs the thread ends the job
             atexit.register(self._end)
@@ -266,6 +267,8 @@ class AttachedJob(Job):
         Asked to stop, an evaluation may end, since what follows it cannot be known, and the next boundary saves; if it
         takes longer than half of the grace, the job leaves with the checkpoint it has. Ranks of a gang stay together.
         """
+        if self.page.in_stage:
+            self.page.stage_since = time.monotonic()  # it lives
         wants_stop = self.boundary.wants_stop
         if wants_stop and self.around.world == 1:
             overdue = evaluating and self.boundary.asked_for_s > self.around.grace_s / 2

@@ -20,7 +20,7 @@ is written.
        128  checkpoint_time            f8       Unix time of its commit, 0 none
        136  pid                        i8       the process that maps the page
        144  blocking_s                 f8       cumulative seconds that training stood still for checkpoints
-       152  stage_since            f8       CLOCK_MONOTONIC when it entered `in_stage`
+       152  stage_since                f8       CLOCK_MONOTONIC when it entered `in_stage`, 0 when that says nothing
        160  busy_s[4]                  f8       cumulative seconds by resource
        192  exposed_s[4]               f8       ... of them not hidden behind another stage
        224  waited_s[4]                f8       cumulative seconds at the gate

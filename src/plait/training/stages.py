@@ -164,6 +164,8 @@ class Stages:
                 if self._begun is not None:
                     self._begun()
                 self._cuda.begin()
+            if self._page is not None:
+                self._page.stage_since = time.monotonic()
 
     def let_go(self, resource: Resource) -> None:
         """Give the resource to others while the stage goes on by the clock."""

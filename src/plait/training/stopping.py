@@ -8,6 +8,8 @@ tens of microseconds and every rank reads the same.
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import os
 import signal
 import sys
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
 
 #: Exit code of a process that was preempted and can be resumed.
 PREEMPTED = 75
+
+
+def tell_where_on_quit() -> None:
+    """SIGQUIT writes the stacks of all threads to stderr: what the runner wants to know of a job that hangs."""
+    with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
+        faulthandler.register(signal.SIGQUIT, file=sys.__stderr__ or 2, all_threads=True)
 
 
 class StopFlag:

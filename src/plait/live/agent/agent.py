@@ -286,6 +286,7 @@ class Agent:
                 self._end_by_force(attempt)
             elif attempt.alive:
                 self._tell_group(attempt)
+                attempt.watch()
         self.gates.clear(self.attempts.values())
         if in_touch and self.link.ever and not self._leaving and now >= self._retry_at:
             self._start([a for a in self.attempts.values() if a.state == STARTING])

@@ -19,6 +19,8 @@ from plait.training.page import STOP_GRACEFULLY, STOP_NOW
 
 #: What the runner is given beyond the grace before the agent ends everything itself.
 RUNNER_PATIENCE_S = 5.0
+#: A stage that is open for so long and for ten iterations hangs; PLAIT_HANG_S in the job's environment, 0 = never.
+HANG_S = 30.0
 #: How a process ends that was told to and has no better idea.
 _TOLD_TO_END = (-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
 
@@ -84,6 +86,19 @@ class Attempt:
         if self.page is not None:
             self.page.close()
         self.state, self.process, self.page, self.pid, self.reason = STARTING, None, None, 0, why
+
+    def watch(self) -> None:
+        """Fail it if it hangs in a stage. Not what shares its process with others: they would end with it."""
+        if self.state != RUNNING or self.shares or self.page is None:
+            return
+        try:
+            least_s = float(self.run.env.get("PLAIT_HANG_S", HANG_S))
+        except ValueError:
+            least_s = HANG_S
+        if least_s > 0 and (why := self.page.stuck(least_s)) is not None:
+            with contextlib.suppress(OSError):
+                procs.write_json(self.folder / "hung.json", {"reason": why})
+            self.stop(0.0, why)
 
     def stop(self, grace_s: float, reason: str | None, *, own: bool = False) -> None:
         """Ask it to end; after `grace_s` seconds it is killed, at once if that is 0. Asking again can only hurry it.

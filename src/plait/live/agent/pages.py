@@ -8,9 +8,10 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+from plait.core.resources import Resource
 from plait.live.agent import procs
 from plait.live.wire import Profile
-from plait.training.page import GATES, Page, PageError
+from plait.training.page import GATES, JobState, Page, PageError
 
 #: Stage seconds are means over at least so many iterations, if there were as many.
 _WINDOW_STEPS = 20
@@ -80,6 +81,26 @@ class PageReader:
             last_step_boot_s=_boot_s(page.number("last_step_monotonic")),
         )
         return self._last
+
+    def stuck(self, least_s: float) -> str | None:
+        """What its job hangs in: a stage that has been open for ten iterations and at least so many seconds.
+
+        Before the second iteration nobody knows how long one takes (models are compiled in the first).
+        """
+        page = self._page
+        if page is None or page.state != JobState.RUNNING:
+            return None
+        stage, since, step_s = page.in_stage, _above_zero(page.number("stage_since")), page.number("step_s")
+        step_s = _above_zero(step_s)
+        if since is None or step_s is None or not 0 < stage <= len(Resource):
+            return None
+        open_s, limit_s = time.monotonic() - since, max(least_s, 10 * step_s)
+        if open_s <= limit_s or page.number("stage_since") != since:
+            return None
+        return (
+            f"hung: {open_s:.0f} s in its {Resource(stage - 1).name.lower()} stage, where {limit_s:.3g} s are allowed "
+            "(ten iterations, and at least PLAIT_HANG_S); what its threads did is in the log"
+        )
 
     def _stage_s(self, steps: float, busy_s: tuple[float, ...]) -> list[float] | None:
         """Mean busy seconds of an iteration by resource over the last iterations; None if nothing was measured."""

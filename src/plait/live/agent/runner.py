@@ -33,6 +33,7 @@ HELD_BACK = (signal.SIGTERM, signal.SIGUSR1)
 _CHUNK = 1 << 16
 _EXIT_BYTES = 4096  # of exit.json, taken from the disk at the start: a full disk must not hide how a job ended
 _MEMORY_EVERY_S = 0.5
+_STACKS_S = 1.0  # for writing down where a hung process is
 _NOT_FOUND, _NOT_RUNNABLE = 127, 126
 
 
@@ -250,7 +251,11 @@ class Runner:
     def _signalled(self, numbers: bytes) -> None:
         if signal.SIGUSR1 in numbers:
             self.stopping = True
-            self._kill("killed on request")
+            hung = procs.read_json(os.path.join(self.task.folder, "hung.json"))
+            if hung is not None and self.killed is None:
+                self._ask_what_it_does(str(hung.get("reason")))
+            else:
+                self._kill("killed on request")
         elif signal.SIGTERM in numbers:
             grace_s = self._grace_s()
             if grace_s <= 0:
@@ -263,6 +268,13 @@ class Runner:
             self.kill_at = until if self.kill_at is None else min(self.kill_at, until)
             self.stopping = True
         self._collect()
+
+    def _ask_what_it_does(self, hung: str) -> None:
+        """Before the kill: processes that know plait answer SIGQUIT with the stacks of their threads, in the log."""
+        self.killed, self.kill_at = hung, time.monotonic() + _STACKS_S
+        for pid in procs.descendants(os.getpid()):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGQUIT)
 
     def _grace_s(self) -> float:
         asked = procs.read_json(os.path.join(self.task.folder, "stop.json")) or {}
