@@ -32,6 +32,8 @@ from plait.live.verify import replay_verify  # noqa: E402
 from plait.testing import Chaos, Cluster, plan_faults, remains  # noqa: E402
 
 SCRIPT = Path(__file__).parent / "scripts" / "chaos_job.py"
+#: A line about how far it is so often, seconds.
+SAY_S = 15.0
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
 MIXES = [
     {"storage": 0.03, "cpu": 0.01, "gpu": 0.01},
@@ -114,7 +116,12 @@ class Trial:
                 people.join()
                 for world, seed in shapes:
                     undisturbed.start(world, seed)
-            print(f"chaos: seed {self.seed}, {self.jobs} jobs, {self.faults} faults, {time.monotonic() - begin:.1f} s")
+            starts = sum(epoch for _, _, _, epoch in _jobs(cluster.layout.database))
+            kinds = ", ".join(f"{count} x {kind}" for kind, count in Counter(f.kind for f in chaos.done).most_common())
+            print(f"chaos: seed {self.seed}: {self.jobs} jobs in {starts} attempts, {time.monotonic() - begin:.0f} s")
+            print(
+                f"chaos: {len(chaos.done)} faults: {kinds}; the service was started {cluster.starts} times", flush=True
+            )
             assert remains(cluster.layout) == []
             assert len(chaos.done) == self.faults
             self._check_log(cluster)
@@ -148,10 +155,17 @@ class Trial:
 
     def _until_over(self, cluster: Cluster, chaos: Chaos) -> dict[str, int]:
         """Make faults until all jobs have ended; their numbers by name."""
-        until = time.monotonic() + self.patience_s
+        begin_s = said_s = time.monotonic()
+        until = begin_s + self.patience_s
         while True:
             chaos.step()
             jobs = _jobs(cluster.layout.database)
+            if time.monotonic() >= said_s + SAY_S:
+                said_s = time.monotonic()
+                states = ", ".join(f"{count} {state}" for state, count in Counter(j[2] for j in jobs).most_common())
+                print(
+                    f"chaos: {said_s - begin_s:4.0f} s, fault {len(chaos.done)} of {self.faults}: {states}", flush=True
+                )
             over = [job for job in jobs if job[2] in ("finished", "failed", "cancelled")]
             if len(over) == self.jobs and chaos.over:
                 assert [job for job in jobs if job[2] != "finished"] == []
