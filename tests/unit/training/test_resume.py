@@ -146,8 +146,8 @@ def test_two_ranks_stop_at_the_same_step_and_resume_exactly(forker: Forker, tmp_
 
 @pytest.mark.parametrize(
     ("world", "options"),
-    [(3, []), (4, []), (3, ["--accumulate"]), (3, ["--inner"])],
-    ids=["three", "four", "accumulating", "own hook"],
+    [(3, []), (4, []), (3, ["--accumulate"]), (3, ["--inner"]), (3, ["--unused"])],
+    ids=["three", "four", "accumulating", "own hook", "unused parameters"],
 )
 def test_a_gang_stopped_twice_sums_its_gradients_as_torch_alone_does(
     world: int, options: list[str], forker: Forker, tmp_path: Path

@@ -1,7 +1,8 @@
-"""Any number of ranks under DDP with several buckets; gang.py WEIGHTS [--alone] [--inner] [--accumulate].
+"""Any number of ranks under DDP with several buckets; gang.py WEIGHTS [--alone] [--inner] [--accumulate] [--unused].
 
 The layers run in another order than they are made in, so DDP's buckets change after the first pass.
 --alone: as if plait were not there, and without its line for DDP. --inner: a communication hook of the script's own.
+--unused: DDP looks for unused parameters.
 """
 
 import contextlib
@@ -37,7 +38,9 @@ class Crossed(nn.Module):
 data = TensorDataset(torch.randn(32 * world, 8), torch.arange(32 * world) % 2)
 sampler = DistributedSampler(data)
 loader = DataLoader(data, 4, sampler=sampler)
-model = nn.parallel.DistributedDataParallel(Crossed(), bucket_cap_mb=0.002)
+model = nn.parallel.DistributedDataParallel(
+    Crossed(), bucket_cap_mb=0.002, find_unused_parameters="--unused" in options
+)
 optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
 inner = fp16_compress_hook if "--inner" in options else None
 job = attach(optimizer=optimizer)
