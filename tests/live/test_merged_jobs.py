@@ -33,6 +33,16 @@ for step in job.steps(10**6):
 print("bye", os.environ["PLAIT_JOB"])
 """
 
+#: What a lost context looks like to the host: whoever waits for the GPU gets an error from now on.
+LOST_GPU = """
+import types, plait.training.members as members
+def fails():
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+cuda = types.SimpleNamespace(synchronize=fails, empty_cache=fails)
+members.torch_cuda = lambda cuda=cuda: cuda
+fails()
+"""
+
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
@@ -144,6 +154,7 @@ def test_an_exception_fails_one_alone(world: World) -> None:
             "import subprocess; subprocess.run(['kill', '-9', str(os.getpid())])",
             {1: (75, "unknown"), 2: (75, "unknown")},
         ),
+        (LOST_GPU, {1: (75, "unknown"), 2: (75, "unknown")}),
     ],
 )
 def test_the_death_of_the_process_ends_all(world: World, what: str, ends: dict[int, tuple[int, str]]) -> None:
@@ -152,6 +163,7 @@ def test_the_death_of_the_process_ends_all(world: World, what: str, ends: dict[i
     reason = (world.service.seen(1) or Seen(1, 1, 0, "")).reason or ""
     assert reason.startswith("the process that it shared")
     assert ("(j-2 did it)" in reason) == (ends[2][1] == "culprit")
+    assert ("lost its GPU: CUDA error: an illegal memory access" in reason) == (what == LOST_GPU)
 
 
 def test_one_that_cannot_be_merged_is_sent_back(world: World) -> None:
