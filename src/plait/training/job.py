@@ -284,6 +284,7 @@ class AttachedJob(Job):
         """End the process as preempted, once what is being written is written."""
         self._leaving = True
         self.boundary.stop.ignore()
+        self.profiler.close()
         self.stages.close_all()
         self.stages.gate.close()
         self.checkpointer.drain()
@@ -317,6 +318,7 @@ class AttachedJob(Job):
         """The interpreter ends: nobody may wait for this job at a gate; what is being written gets written."""
         if os.getpid() != self._pid:
             return
+        self.profiler.close()
         self.stages.gate.close()
         self.checkpointer.drain()
         self.boundary.stop.ignore()  # it ends by itself: what it has done shall count

@@ -3,7 +3,8 @@
 Five iterations warm up; the next 20 to 50 are measured while the job has its GPUs for itself, as Muri's profiler does
 (section 5 of the paper); 20 if they hardly differ. A profile measured beside others would count their waiting as the
 job's own work, so it starts over when the job is no longer alone. Marks cost microseconds, so the same marks go on
-after the profile; nothing has to be switched off.
+after the profile. What they cannot see, how long transfers really take, torch's profiler adds in these iterations and
+in no others. An iteration that has become a fifth longer or shorter, ten times in a row, is profiled anew.
 """
 
 from __future__ import annotations
@@ -14,18 +15,22 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from plait.core.resources import Resource
+from plait.training.transfers import Transfers
 
 WARM_UP = 5
 FEWEST, MOST = 20, 50
 STEADY = 0.02  # relative standard error of the mean at which 20 samples are enough
 RECENT = 20
+DRIFT, DRIFTING = 0.2, 10  # another iteration time, relative, in so many iterations in a row
 
 
 class Profiler:
     """Iteration and stage times from step boundaries. Times are seconds on any clock that never goes back."""
 
-    def __init__(self) -> None:
-        """Nothing measured yet."""
+    def __init__(self, transfers: Transfers | None = None) -> None:
+        """Nothing measured yet. `transfers`: recorded while iterations are measured."""
+        self._transfers = transfers if transfers is not None else Transfers()
+        self._drifting = 0
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._last_s: float | None = None
         self._seen = 0
@@ -49,17 +54,37 @@ class Profiler:
             return False
         took = max(now_s - before - idle_s, 0.0)
         self._recent.append(took)
-        if self.result is not None:
-            return False
         if not alone:
-            self._seen, self._samples = 0, []
+            self._begin_anew()
             return False
+        if self.result is not None:
+            if not self._drifted(took):
+                return False
+            self._begin_anew()
+            self.result = None
         self._seen += 1
         if self._seen <= WARM_UP:
             self._busy_before = tuple(busy_s)
+            if self._seen == WARM_UP:
+                self._transfers.start()
             return False
         self._samples.append(took)
         return self._complete(busy_s)
+
+    def close(self) -> None:
+        """Leave nothing switched on."""
+        self._transfers.stop()
+
+    def _begin_anew(self) -> None:
+        self._seen, self._samples, self._drifting = 0, [], 0
+        self._transfers.stop()
+
+    def _drifted(self, took_s: float) -> bool:
+        assert self.result is not None
+        usual_s = self.result[1]
+        way = (took_s >= (1 + DRIFT) * usual_s) - (took_s <= (1 - DRIFT) * usual_s)  # longer 1, shorter -1
+        self._drifting = way if way * self._drifting <= 0 else self._drifting + way
+        return abs(self._drifting) >= DRIFTING
 
     def _complete(self, busy_s: Sequence[float]) -> bool:
         count = len(self._samples)
@@ -70,6 +95,8 @@ class Profiler:
         if mean <= 0 or (count < MOST and error > STEADY * mean):
             return False
         stages = [(b - a) / count for a, b in zip(self._busy_before, busy_s, strict=True)]
+        if (moving_s := self._transfers.stop() / count) > 0:
+            stages[Resource.NETWORK] = moving_s
         if not sum(stages):  # no marks at all: as far as anyone knows the GPU is what the job needs
             stages[Resource.GPU] = mean
         self.result = (tuple(stages), mean, count)

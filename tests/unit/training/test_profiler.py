@@ -58,6 +58,48 @@ def test_without_marks_the_gpu_is_what_the_job_needs():
     assert profiler.result[0] == (0.0, 0.0, pytest.approx(0.5), 0.0)
 
 
+def test_a_fifth_more_ten_times_in_a_row_is_profiled_anew():
+    profiler = Profiler()
+    slower = lambda n: 1.0 if n < 60 or 70 <= n < 75 or n in (100, 101) else 1.3  # noqa: E731
+    assert run(profiler, 75, slower) == [WARM_UP + FEWEST]
+    assert profiler.result is None
+    profiler = Profiler()
+    assert run(profiler, 66, slower) == [WARM_UP + FEWEST]  # six are not enough
+    assert profiler.result[1] == pytest.approx(1.0)
+    profiler = Profiler()
+    assert len(run(profiler, 150, lambda n: 1.0 if n < 60 else 1.3)) == 2
+    assert profiler.result[1] == pytest.approx(1.3)
+
+
+def test_what_a_job_does_beside_others_is_no_drift():
+    profiler = Profiler()
+    run(profiler, 60, 1.0)
+    assert run(profiler, 60, 3.0, now_s=60.0, alone=False) == []
+    assert profiler.result[1] == pytest.approx(1.0)
+
+
+class Recorder:
+    def __init__(self):
+        self.calls = []
+
+    def start(self):
+        self.calls.append("start")
+
+    def stop(self):
+        self.calls.append("stop")
+        return 3.0
+
+
+def test_transfers_are_recorded_in_the_measured_iterations_and_in_no_others():
+    recorder = Recorder()
+    profiler = Profiler(recorder)
+    run(profiler, 200, 1.0)
+    assert recorder.calls == ["start", "stop"]
+    assert profiler.result[0][3] == pytest.approx(3.0 / FEWEST)
+    run(profiler, 1, 1.0, now_s=200.0, alone=False)
+    assert recorder.calls[-1] == "stop"
+
+
 def test_skew_is_the_largest_tensors_part():
     assert skew([10, 30, 60]) == 0.6
     assert math.isnan(skew([]))

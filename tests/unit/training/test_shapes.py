@@ -71,6 +71,12 @@ def test_a_limit_of_memory_means_nothing_without_a_gpu(forker: Forker, tmp_path:
     assert attempt.end()[0] == 0
 
 
+def test_transfers_are_told_from_launches_and_the_profiler_makes_way(forker: Forker, tmp_path: Path) -> None:
+    code, output = forker.start(tmp_path / "j-1", 1, "moving.py").end()
+    assert code == 0, output
+    assert "as it should be" in output
+
+
 def test_asked_by_sigquit_a_job_says_where_it_is(forker: Forker, tmp_path: Path) -> None:
     attempt = forker.start(tmp_path / "j-1", 1, "shapes.py", str(tmp_path / "w"), "lbfgs", "0.02")
     attempt.until(3)
