@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from plait.cli.live import HomeOption, JsonFlag, client, duration, note, print_json, print_table
+from plait.cli.live import HomeOption, JsonFlag, client, duration, note, print_json, print_table, seconds
 
 token = typer.Typer(help="Tokens: who may use the service.", no_args_is_help=True)
 project = typer.Typer(help="Projects: quotas and shares.", no_args_is_help=True)
@@ -22,22 +22,26 @@ def _print_rows(rows: list[dict[str, Any]], as_json: bool, nothing: str) -> None
     print_table(columns, ([row.get(c) for c in columns] for row in rows), nothing)
 
 
-@token.command("create", no_args_is_help=True)
+@token.command("new", no_args_is_help=True)
+@token.command("create", no_args_is_help=True, hidden=True)
 def create_token(
     user: Annotated[str, typer.Argument(help="Who will use it.")],
     role: Annotated[str, typer.Option(help="admin, user (own jobs) or viewer (reads only).")] = "user",
     in_project: Annotated[str | None, typer.Option("--project", help="Project of this user's jobs.")] = None,
+    expires: Annotated[str | None, typer.Option(help="Valid for so long: 12h, 30d, 8w; default: for ever.")] = None,
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Make a token; it is shown once."""
+    lasts_s = None if expires is None else seconds(expires)
     with client(home) as service:
-        made = service.create_token(user, role, in_project)
+        made = service.create_token(user, role, in_project, expires_in_s=lasts_s)
     if as_json:
         print_json(made)
         return
     typer.echo(made["token"])
-    note(f"for {user} ({role}); it is not shown again. They use it with: export PLAIT_URL=... PLAIT_TOKEN=...")
+    until = "" if lasts_s is None else f", for {duration(lasts_s)}"
+    note(f"for {user} ({role}){until}; it is not shown again. They use it with: export PLAIT_URL=... PLAIT_TOKEN=...")
 
 
 @token.command("ls")
@@ -45,7 +49,18 @@ def list_tokens(home: HomeOption = None, as_json: JsonFlag = False) -> None:
     """List tokens, without their secrets."""
     with client(home) as service:
         found = service.tokens()
-    _print_rows(found, as_json, "no tokens")
+    if as_json:
+        print_json(found)
+        return
+    rows = [[t["id"], t["user"], t["role"], t.get("project"), t.get("node"), _expiry(t)] for t in found]
+    print_table(("id", "user", "role", "project", "node", "expires"), rows, "no tokens")
+
+
+def _expiry(shown: dict[str, Any]) -> str:
+    left_s = shown.get("left_s")
+    if left_s is None:
+        return "never"
+    return f"in {duration(left_s)}" if left_s > 0 else "has expired"
 
 
 @token.command("revoke", no_args_is_help=True)

@@ -30,7 +30,7 @@ LOOK_S = 0.02
 #: How this home was started last, so that `plait up` alone starts the same again.
 OPTIONS_FILE = "up.json"
 #: Those of them that are the service's own.
-SERVICE_OPTIONS = ("policy", "round", "port", "db")
+SERVICE_OPTIONS = ("policy", "round", "port", "db", "user-jobs", "project-jobs")
 
 
 def up(
@@ -43,6 +43,8 @@ def up(
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; default: a free one.")] = None,
     fake: Annotated[bool, typer.Option("--fake", help="CPU slots even where there are GPUs.")] = False,
     db: Annotated[str | None, typer.Option(help="postgresql://host/name; default: SQLite in the home folder.")] = None,
+    user_jobs: Annotated[int | None, typer.Option(min=0, help="Jobs a user may have open; default: 10000.")] = None,
+    project_jobs: Annotated[int | None, typer.Option(min=0, help="... and a project; default: 50000.")] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay here until Ctrl-C, then stop.")] = False,
     home: HomeOption = None,
 ) -> None:
@@ -57,7 +59,7 @@ def up(
     layout = Layout.at(home)
     given: dict[str, Any] = {
         "nodes": nodes, "gpus-per-node": gpus_per_node, "policy": policy, "round": round_s, "port": port,
-        "fake": fake or None, "db": db,
+        "fake": fake or None, "db": db, "user-jobs": user_jobs, "project-jobs": project_jobs,
     }  # fmt: skip
     began = time.monotonic()
     with start(layout, {name: value for name, value in given.items() if value is not None}) as service:
@@ -103,8 +105,6 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     process = _spawn(layout, options)
     try:
         _await_service(layout, process)
-        for name in backend.nodes:
-            _enrol(layout, name)
         backend.start()
         _remember(layout, options)
         service = Client.at(str(layout.home), url=_url(layout), token=layout.token_file.read_text().strip())
@@ -149,18 +149,6 @@ def _mended(layout: Layout, given: dict[str, Any], pid: int) -> Client:
         )
     note(f"the service runs; started again the agents of {', '.join(started)}")
     return Client.at(str(layout.home))
-
-
-def _enrol(layout: Layout, node: str) -> None:
-    """Give a node the token with which its agent reports; agents read it at each connection."""
-    from plait.live.layout import make_private
-
-    target = make_private(layout.node(node)) / "enrol"
-    part = target.with_name("enrol.part")
-    part.unlink(missing_ok=True)
-    with open(part, "w", encoding="ascii", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write((layout.home / "enrol").read_text(encoding="ascii"))
-    part.replace(target)
 
 
 def _spawn(layout: Layout, options: dict[str, Any]) -> subprocess.Popen[bytes]:

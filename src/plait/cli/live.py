@@ -53,6 +53,25 @@ def duration(seconds: Any) -> str:
     return f"{s:.1f} s"
 
 
+def seconds(text: str) -> float:
+    """What people write for a time; `InputError` for what is none.
+
+    >>> seconds("90"), seconds("30m"), seconds("1.5h"), seconds("30d")
+    (90.0, 1800.0, 5400.0, 2592000.0)
+    """
+    from plait.core.errors import InputError
+
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+    value, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
+    try:
+        found = float(value) * unit
+    except ValueError:
+        found = math.nan
+    if not (math.isfinite(found) and found > 0):
+        raise InputError(f"{text!r} is no time; write a number and s, m, h, d or w: 30d")
+    return found
+
+
 def progress(job: dict[str, Any]) -> str:
     """Iterations done, of how many."""
     done, total = number(job.get("iterations_done")), number(job.get("iterations") or job.get("total_steps"))

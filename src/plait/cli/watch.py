@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plait.cli.jobs import job_row, print_jobs
-from plait.cli.live import HomeOption, JsonFlag, client, duration, number, print_json, print_table
+from plait.cli.live import HomeOption, JsonFlag, client, duration, note, number, print_json, print_table, seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -79,6 +79,21 @@ def _node_row(node: dict[str, Any]) -> list[object]:
         None if silent is None else f"{duration(silent)} ago",
         ", ".join(node.get("jobs") or ()),
     ]
+
+
+@nodes.command("enrol", no_args_is_help=True)
+def enrol(
+    node: Annotated[str, typer.Argument(help="What the new node will be called.")],
+    expires: Annotated[str | None, typer.Option(help="Valid for so long: 12h, 30d; default: for ever.")] = None,
+    home: HomeOption = None,
+) -> None:
+    """Make the token with which the agent of a further node reports; it is good for that node alone."""
+    with client(home) as service:
+        made = service.create_token(
+            node, "agent", expires_in_s=None if expires is None else seconds(expires), node=node
+        )
+    typer.echo(made["token"])
+    note(f"it is not shown again; on that machine it goes, for its owner alone, into HOME/nodes/{node}/enrol")
 
 
 @nodes.command("drain")
@@ -171,7 +186,7 @@ def events(
     """Print what happened, and what was decided: the event log, which is the truth."""
     with client(home) as service:
         if job is not None:
-            found = service.job_events(job)
+            found = service.job_events(job, newest=limit)
             if as_json:
                 print_json(found)
                 return

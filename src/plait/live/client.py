@@ -36,6 +36,8 @@ FINAL = ("finished", "failed", "cancelled")
 
 Json = dict[str, Any]
 C = TypeVar("C", bound="Client")
+#: Entries of a job's history that come in one answer.
+PAGE = 1000
 
 
 class Submitted(TypedDict):
@@ -133,9 +135,17 @@ class Client:
         """Why it waits, or how it shares."""
         return self._object("GET", f"/v1/jobs/{_segment(job)}/explain")
 
-    def job_events(self, job: str) -> list[Json]:
-        """What happened to one job, oldest first."""
-        return self._list("events", f"/v1/jobs/{_segment(job)}/events")
+    def job_events(self, job: str, *, newest: int | None = None) -> list[Json]:
+        """What happened to one job, oldest first: all of it, page by page, or the `newest` so many."""
+        path = f"/v1/jobs/{_segment(job)}/events"
+        if newest is not None and newest <= PAGE:
+            return self._list("events", path, newest=True, limit=newest)
+        found: list[Json] = []
+        while page := self._list("events", path, after=found[-1]["seq"] if found else 0, limit=PAGE):
+            found += page
+            if len(page) < PAGE:
+                break
+        return found if newest is None else found[-newest:]
 
     def logs(self, job: str, *, rank: int = 0, offset: int = 0, limit: int = 65_536) -> Json:
         """Part of a log: {text, offset, size}."""
@@ -225,9 +235,13 @@ class Client:
         """The tokens, without their secrets."""
         return self._list("tokens", "/v1/tokens")
 
-    def create_token(self, user: str, role: str, project: str | None = None) -> Json:
-        """A new token; its secret is shown only in this answer."""
-        body = {"user": user, "role": role} | ({"project": project} if project else {})
+    def create_token(
+        self, user: str, role: str, project: str | None = None, *, expires_in_s: float | None = None,
+        node: str | None = None,
+    ) -> Json:  # fmt: skip
+        """A new token; its secret is shown only in this answer. Those of agents (role agent) name their node."""
+        given = {"project": project, "expires_in_s": expires_in_s, "node": node}
+        body = {"user": user, "role": role} | {name: value for name, value in given.items() if value}
         return self._object("POST", "/v1/tokens", body=body)
 
     def revoke_token(self, token: str) -> Json:
@@ -306,7 +320,7 @@ class Client:
         if answer.status_code >= 500:
             raise ServiceError(f"the service failed: {message}; `plait status` shows its log file")
         if answer.status_code == 401 and "token" not in message:
-            message += "; give a valid token in PLAIT_TOKEN (`plait token create` makes one)"
+            message += "; give a valid token in PLAIT_TOKEN (`plait token new` makes one)"
         raise Refused(message, answer.status_code)
 
     def _gone(self, error: Exception) -> NotRunning:

@@ -41,6 +41,7 @@ from plait.live.errors import Conflict
 from plait.live.fences import Fence, Fences
 from plait.live.hearing import hardware, hear
 from plait.live.layout import Layout, job_name
+from plait.live.open_jobs import OpenJobs
 from plait.live.options import Options
 from plait.live.requests import spec_of
 from plait.live.rounds import Rounds
@@ -86,6 +87,7 @@ class Engine:
         for node in self.state.nodes.values():
             node.heard_s = self.begin_s
         self.term = store.next_term()
+        self.open_jobs = OpenJobs((job.owner, job.project) for job in self.state.jobs.values())
         self.live = {job.number for job in self.state.jobs.values() if job.live}
         self.unfenced = set(self.live)
         self._rows: list[Row] = []
@@ -116,6 +118,7 @@ class Engine:
             state.apply(entry_from_json(row.entry))
             self.snapshots.weight += 1
         state.touched.clear()
+        state.jobs = {number: job for number, job in state.jobs.items() if not self._is_over(state, job)}
         return state
 
     # -- what happens ---------------------------------------------------------------------------------
@@ -187,9 +190,14 @@ class Engine:
         """Jobs that have ended and of which nothing runs are in the store from now on."""
         for number in self.state.touched:
             job = self.state.jobs.get(number)
-            if job is not None and job.admitted and not job.live and self.state.phase(job) > Phase.RUNNING:
+            if job is not None and self._is_over(self.state, job):
                 del self.state.jobs[number]
+                self.open_jobs.remove(job.owner, job.project)
         self.state.touched.clear()
+
+    @staticmethod
+    def _is_over(state: State, job: JobRecord) -> bool:
+        return job.admitted and not job.live and state.phase(job) > Phase.RUNNING
 
     def _raise_fences(self) -> None:
         """Attempts are assigned only once older ones cannot commit a checkpoint any more; a full disk means later."""
@@ -228,10 +236,12 @@ class Engine:
         """New jobs, all or none; returns their numbers. Raises `InputError` for one that cannot be."""
         now, state = self.clock(now), self.state
         first = state.numbers
+        projects = [request.get("project") or "default" for request in requests]
+        self.open_jobs.check(owner, projects, self.options)
         for i, request in enumerate(requests):
             if not request.get("command"):
                 raise InputError("command is empty; give the program and its arguments")
-            project = request.get("project") or "default"
+            project = projects[i]
             spec = self.spec(first + i, request, owner, project, now)
             quota = state.projects.get(project, {}).get("gpu_quota")
             if quota is not None and spec.gpus > quota:
@@ -239,6 +249,7 @@ class Engine:
         if requests:
             rows = [dict(r) for r in requests]
             self.do({"type": "Requested", "at_s": now, "first": first, "owner": owner, "requests": rows})
+            self.open_jobs.add(owner, projects)
             self._go_on(now)
         return list(range(first, first + len(requests)))
 

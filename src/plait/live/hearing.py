@@ -7,7 +7,6 @@ assigned to their node, of the attempt that is not over, and never backwards.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from plait.core.errors import InputError
 from plait.core.jobs import Phase
 from plait.live.attempts import NOT_STARTED, JobRecord, NodeRecord
 from plait.live.errors import Conflict
+from plait.live.layout import NODE_NAME
 from plait.live.requests import profile_key
 from plait.live.sane import check_node, sane_profile, sane_seen
 from plait.live.wire import ENDED, STARTING, STATES, Observed, Profile, Seen
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 #: A stage or iteration time counts as changed from this share on.
 DRIFT = 0.2
-NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def hear(engine: Engine, seen: Observed, now: float, address: str) -> None:

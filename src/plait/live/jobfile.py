@@ -128,15 +128,26 @@ def _check(value: Any, rule: Mapping[str, Any], where: str, field: str) -> None:
             raise InputError(f"{name} is {value!r:.80}, needs {' or '.join(wanted)}" + _quotes(value, wanted))
     if isinstance(value, (int, float)):
         _check_number(value, rule, name)
-    elif isinstance(value, str) and len(value) > rule.get("maxLength", len(value)):
-        raise InputError(f"{name} has {len(value)} characters; at most {rule['maxLength']} fit")
+    elif isinstance(value, str):
+        _check_text(value, rule, name)
     elif isinstance(value, list):
         if len(value) < rule.get("minItems", 0):
             raise InputError(f"{name} is empty; give at least {rule['minItems']}")
+        if len(value) > rule.get("maxItems", len(value)):
+            raise InputError(f"{name} has {len(value)} entries; at most {rule['maxItems']} fit")
         for i, item in enumerate(value):
             _check(item, rule.get("items", {}), where, f"{field}[{i}]")
     elif isinstance(value, dict):
         _check_object(value, rule, where, field)
+
+
+def _check_text(value: str, rule: Mapping[str, Any], name: str) -> None:
+    if len(value) < rule.get("minLength", 0):
+        raise InputError(f"{name} is empty; give it a name")
+    if len(value) > rule.get("maxLength", len(value)):
+        raise InputError(f"{name} has {len(value)} characters; at most {rule['maxLength']} fit")
+    if "pattern" in rule and not re.search(rule["pattern"].removesuffix("$") + r"\Z", value):
+        raise InputError(f"{name} is {value!r:.80}, which has characters that cannot be there")
 
 
 def _check_number(value: float, rule: Mapping[str, Any], name: str) -> None:
@@ -153,7 +164,11 @@ def _check_number(value: float, rule: Mapping[str, Any], name: str) -> None:
 
 def _check_object(value: Mapping[str, Any], rule: Mapping[str, Any], where: str, field: str) -> None:
     known, others = rule.get("properties", {}), rule.get("additionalProperties", True)
+    if len(value) > rule.get("maxProperties", len(value)):
+        raise InputError(f"{where}: {field} has {len(value)} entries; at most {rule['maxProperties']} fit")
     for key, item in value.items():
+        if "propertyNames" in rule:
+            _check_text(str(key), rule["propertyNames"], f"{where}: a name in {field}")
         inner = f"{field}.{key}" if field else str(key)
         if key in known:
             _check(item, known[key], where, inner)

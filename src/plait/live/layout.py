@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_HOME = "~/.plait"
+#: What a node may be called: its name is that of a folder.
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -94,3 +97,14 @@ def make_private(folder: Path) -> Path:
     """The folder, made for its owner alone if it is not there."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
+
+
+def write_secret(path: Path, secret: str) -> None:
+    """A file for its owner alone, there at once or not at all."""
+    make_private(path.parent)
+    part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(secret + "\n")
+    os.replace(part, path)

@@ -23,6 +23,8 @@ class Options:
     first_port, ports    master ports of gangs
     requeues        exits asking for a new start (75) in a row without an iteration, before they count as failures
     launch_tries    failed starts in a row, before they count as failures
+    user_jobs       jobs that have not ended a user may have, and
+    project_jobs    ... a project; 0 = any number. Each costs memory and time in every decision
     snapshot_weight entries of the log between snapshots; decisions count more, as they take longer to repeat
     """
 
@@ -40,4 +42,6 @@ class Options:
     ports: int = 500
     requeues: int = 20
     launch_tries: int = 3
+    user_jobs: int = 10_000
+    project_jobs: int = 50_000
     snapshot_weight: float = 2000.0

@@ -45,8 +45,6 @@ class Cluster:
         try:
             self._spawn()
             self._until(lambda: self.url is not None, "the service to answer")
-            for name in self.backend.nodes:
-                self._enrol(name)
             self.backend.start()
             self._until(self._all_ready, "all nodes to join")
         except BaseException:
@@ -119,11 +117,6 @@ class Cluster:
                 cwd=self.layout.home,
                 start_new_session=True,
             )
-
-    def _enrol(self, node: str) -> None:
-        path = make_private(self.layout.node(node)) / "enrol"
-        with open(path, "w", encoding="ascii", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write((self.layout.home / "enrol").read_text(encoding="ascii"))
 
     def _all_ready(self) -> bool:
         with self.client() as client:

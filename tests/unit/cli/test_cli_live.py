@@ -251,6 +251,9 @@ def test_cancel_and_administration(plait, fake):
     assert plait("policy", "show").out == "muri-l\n"
     assert plait("policy", "set", "srsf").out == "srsf decides from now on\n"
     assert plait("token", "create", "bob").out == "abc\n"
+    assert plait("token", "new", "bob", "--expires", "30d").out == "abc\n"
+    assert "write a number and s, m, h, d or w" in plait("token", "new", "bob", "--expires", "soon").err
+    assert plait("nodes", "enrol", "n7").out == "abc\n"
     assert "bob" in plait("token", "ls").out
     assert plait("token", "revoke", "t1").code == 0
     assert "p" in plait("project", "ls").out

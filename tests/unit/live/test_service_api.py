@@ -57,8 +57,8 @@ def service(tmp_path: Path) -> Iterator[Service]:
     engine = Engine(
         store, Layout(tmp_path), now=0.0, policy="fifo-backfill", options=Options(round_s=0.01, settle_s=0.2)
     )
-    tokens, mailbox, broken = Tokens(store), Mailbox(), []
-    made = {name: tokens.make(name, role)[0] for name, role in (
+    tokens, mailbox, broken = Tokens(store, lambda: time.monotonic() - begin), Mailbox(), []
+    made = {name: tokens.make(name, role, node="n0" if role == "agent" else None)[0] for name, role in (
         ("admin", "admin"), ("ann", "user"), ("ben", "user"), ("eve", "viewer"), ("agent", "agent")
     )}  # fmt: skip
     loops: list[asyncio.AbstractEventLoop] = []
@@ -358,6 +358,30 @@ def test_a_followed_log_ends_when_the_token_is_revoked(service: Service) -> None
     assert "revoked" in answer.text
 
 
+def test_agents_speak_for_their_own_node(service: Service) -> None:
+    told = to_json(Observed(NodeInfo("n1", 1), "a"))
+    answer = service.ask("POST", "/agent/v1/sync", "agent", json=told)
+    assert answer.status_code == 403
+    assert "for node n0; it cannot speak for 'n1'" in answer.json()["error"]["message"]
+    assert service.ask("GET", "/v1/nodes").json() == []
+    made = service.ask("POST", "/v1/tokens", json={"user": "n1", "role": "agent", "node": "n1"}).json()
+    headers = {"Authorization": f"Bearer {made['token']}"}
+    assert service.http.post("/agent/v1/sync", headers=headers, json=told).status_code == 200
+    for wrong in ({"role": "agent"}, {"node": "n1"}, {"role": "agent", "node": "../x"}, {"expires_in_s": 0}):
+        assert service.ask("POST", "/v1/tokens", json={"user": "x", **wrong}).status_code == 422
+
+
+def test_tokens_that_expire_are_listed(service: Service) -> None:
+    made = service.ask("POST", "/v1/tokens", json={"user": "cyn", "expires_in_s": 0.2}).json()
+    assert 0 < made["left_s"] <= 0.2
+    headers = {"Authorization": f"Bearer {made['token']}"}
+    deadline = time.monotonic() + 20
+    while service.http.get("/v1/status", headers=headers).status_code != 401:
+        assert time.monotonic() < deadline
+    (row,) = [t for t in service.ask("GET", "/v1/tokens").json() if t["id"] == made["id"]]
+    assert row["left_s"] <= 0
+
+
 def test_invented_methods_are_counted_together(service: Service) -> None:
     for i in range(20):
         service.http.request(f"BREW{i}", "/v1/jobs")
@@ -382,7 +406,7 @@ def test_agents_that_talk_nonsense(service: Service) -> None:
     for body in ({}, {"node": 3, "agent": "x"}, {"v": 99, "node": {"id": "a", "gpus": 1}, "agent": "x"}):
         assert service.ask("POST", "/agent/v1/sync", "agent", json=body).status_code == 422
     told = to_json(Observed(NodeInfo("../x", 1), "a"))
-    assert service.ask("POST", "/agent/v1/sync", "agent", json=told).status_code == 422
+    assert service.ask("POST", "/agent/v1/sync", "agent", json=told).status_code == 403
 
 
 def test_backup_is_a_store(service: Service, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_from_start_to_end(service: tuple[Path, subprocess.Popen[str]]) -> None:
     stat = Path(f"/proc/{process.pid}/stat")
     if stat.exists():
         assert found["start_time"] == int(stat.read_text().rpartition(")")[2].split()[19])
-    for name in ("token", "enrol", "service.log", "plait.db"):
+    for name in ("token", "service.log", "plait.db"):
         assert (home / name).stat().st_mode & 0o077 == 0, name
     token = (home / "token").read_text().strip()
     assert ask(found["url"] + "/v1/jobs", token, {"command": ["x"]}) == {"id": "j-0", "number": 0}

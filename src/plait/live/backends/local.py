@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -30,7 +31,7 @@ from plait.live.agent import journal, procs
 from plait.live.agent.attempt import RUNNER_PATIENCE_S
 from plait.live.agent.monitor import Gpu, Nvml, cores
 from plait.live.agent.procs import Process
-from plait.live.layout import Layout, make_private
+from plait.live.layout import Layout, make_private, write_secret
 
 _MOST_LOG_BYTES = 5_000_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
@@ -147,6 +148,8 @@ class LocalBackend:
     def _spawn(self, node: LocalNode) -> None:
         name = node.name
         folder = make_private(self.layout.node(name))
+        if not (folder / "enrol").exists():  # what its agent shows the service, which finds it here too
+            write_secret(folder / "enrol", "plait_" + secrets.token_urlsafe(32))
         size = ["--gpus", str(node.gpus)] if node.cuda is None else ["--cuda", ",".join(map(str, node.cuda))]
         command = [sys.executable, "-m", "plait.live.agent", "--home", str(self.layout.home), "--node", name, *size]
         with _log_of(folder) as log:

@@ -3,20 +3,26 @@
 admin    everything
 user     submits; reads and cancels own jobs; sees the queue
 viewer   reads everything, changes nothing
-agent    reports a node, nothing else
+agent    reports its node, nothing else
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
-from plait.live.layout import Layout, make_private
+from plait.live.layout import NODE_NAME, Layout, write_secret
 from plait.live.store import Store, Token
 
 ROLES = ("admin", "user", "viewer", "agent")
+#: Which token is that of the home folder's file.
+HOME_TOKEN = "home_token"
+#: Secrets of nodes are not shorter, so that an empty or cut-off file lets nobody in.
+SECRET_LENGTH = 40
 
 
 class Denied(Exception):
@@ -36,18 +42,24 @@ def hashed(secret: str) -> str:
 class Tokens:
     """The valid tokens, by hash."""
 
-    def __init__(self, store: Store) -> None:
-        """Read them."""
-        self._store = store
+    def __init__(self, store: Store, clock: Callable[[], float] = lambda: 0.0, layout: Layout | None = None) -> None:
+        """Read them. `clock` tells the store's time, by which they expire; `layout` where this machine's nodes are."""
+        self._store, self._clock, self._layout = store, clock, layout
         self._known = {token.hash: token for token in store.tokens()}
 
-    def make(self, user: str, role: str, project: str = "default", now_s: float = 0.0) -> tuple[str, Token]:
-        """A new token; the secret is told once."""
-        secret = "plait_" + secrets.token_urlsafe(32)
-        return secret, self._add(secret, user, role, project, now_s)
+    def make(
+        self, user: str, role: str, project: str = "default", now_s: float = 0.0, *, expires_s: float | None = None,
+        node: str | None = None,
+    ) -> tuple[str, Token]:  # fmt: skip
+        """A new token; the secret is told once. It is valid until `expires_s`; an agent's is for one node."""
+        secret = new_secret()
+        return secret, self._add(secret, user, role, project, now_s, expires_s, node)
 
-    def _add(self, secret: str, user: str, role: str, project: str, now_s: float) -> Token:
-        token = Token(hashed(secret), f"t-{secrets.token_hex(4)}", user, role, project, now_s)
+    def _add(
+        self, secret: str, user: str, role: str, project: str, now_s: float, expires_s: float | None, node: str | None
+    ) -> Token:
+        name = f"t-{secrets.token_hex(4)}"
+        token = Token(hashed(secret), name, user, role, project, now_s, expires_s, node)
         self._store.add_token(token)
         self._known[token.hash] = token
         return token
@@ -60,30 +72,71 @@ class Tokens:
         return True
 
     def all(self) -> list[Token]:
-        """Oldest first."""
+        """Oldest first; those that have expired are still listed."""
         return sorted(self._known.values(), key=lambda t: (t.created_s, t.id))
 
     def who(self, header: str | None) -> Token:
         """Whose token a request carries; raises `Denied`."""
-        if not header:
-            raise Denied(401, "no token; send it as Authorization: Bearer TOKEN", "plait token create")
-        kind, _, secret = header.partition(" ")
-        token = self._known.get(hashed(secret.strip())) if kind.lower() == "bearer" else None
+        secret = _secret(header)
+        token = self._known.get(hashed(secret))
         if token is None:
-            raise Denied(401, "the token is not valid, or was revoked", "plait token create")
+            raise Denied(401, "the token is not valid, or was revoked", "plait token new")
+        if token.expires_s is not None and self._clock() >= token.expires_s:
+            raise Denied(401, "the token has expired; ask an administrator for a new one", "plait token new")
         return token
 
+    def agent(self, header: str | None) -> Token:
+        """An agent's token; raises `Denied`. For which node it may speak is in it: see `speaks_for`."""
+        try:
+            token = self.who(header)
+        except Denied:
+            found = self._enrolled_here(_secret(header))
+            if found is None:
+                raise
+            token = found
+        need(token, "agent")
+        return token
+
+    def _enrolled_here(self, secret: str) -> Token | None:
+        """A node of this machine: its secret lies in the home folder, which only our own user can write to."""
+        folder = None if self._layout is None else self._layout.home / "nodes"
+        if folder is None or len(secret) < SECRET_LENGTH or not folder.is_dir():
+            return None
+        for node in sorted(path.name for path in folder.iterdir() if NODE_NAME.fullmatch(path.name)):
+            if hmac.compare_digest(_read(folder / node / "enrol").encode(), secret.encode()):
+                revoked = self._store.knows_token(hashed(secret))
+                return None if revoked else self._add(secret, node, "agent", "-", self._clock(), None, node)
+        return None
+
     def at_home(self, layout: Layout) -> None:
-        """The administrator's token and the agents' are in files of the home folder; lost ones are made anew."""
+        """The administrator's token is in a file of the home folder; if that is lost a new one takes its place."""
         user = os.environ.get("USER") or "admin"
-        for path, name, role in ((layout.token_file, user, "admin"), (layout.home / "enrol", "agents", "agent")):
-            secret = _read(path)
-            if secret and hashed(secret) in self._known:
-                continue
-            for old in [t for t in self.all() if t.role == role and t.project == "-"]:
+        secret, before = _read(layout.token_file), self._store.fact(HOME_TOKEN)
+        if secret and hashed(secret) in self._known:
+            if before != hashed(secret):
+                self._store.set_fact(HOME_TOKEN, hashed(secret))
+            return
+        for old in self.all():
+            # Stores of before this fact was noted: that of the file was the same user's, of one of these projects.
+            unnoted = before is None and old.user == user and old.project in ("-", "default")
+            if old.role == "admin" and (old.hash == before or unnoted):
                 self.revoke(old.id)
-            secret, _ = self.make(name, role, "default" if role == "admin" else "-")
-            write_secret(path, secret)
+        secret, token = self.make(user, "admin", "default", self._clock())
+        write_secret(layout.token_file, secret)
+        self._store.set_fact(HOME_TOKEN, token.hash)
+
+
+def _secret(header: str | None) -> str:
+    """What comes after Bearer; raises `Denied` where nothing does."""
+    if not header:
+        raise Denied(401, "no token; send it as Authorization: Bearer TOKEN", "plait token new")
+    kind, _, secret = header.partition(" ")
+    return secret.strip() if kind.lower() == "bearer" else ""
+
+
+def new_secret() -> str:
+    """A token nobody can guess."""
+    return "plait_" + secrets.token_urlsafe(32)
 
 
 def _read(path: Path) -> str:
@@ -93,21 +146,17 @@ def _read(path: Path) -> str:
         return ""
 
 
-def write_secret(path: Path, secret: str) -> None:
-    """A file for its owner alone, there at once or not at all."""
-    make_private(path.parent)
-    part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(secret + "\n")
-    os.replace(part, path)
-
-
 def need(token: Token, *roles: str) -> None:
     """Refuse other roles."""
     if token.role not in roles:
         raise Denied(403, f"{token.user} is {token.role}; this needs {' or '.join(roles)}")
+
+
+def speaks_for(token: Token, node: str) -> None:
+    """Refuse agents that speak for another node than their own."""
+    if token.node != node:
+        mine = f"is for node {token.node}" if token.node else "names no node"
+        raise Denied(403, f"this agent's token {mine}; it cannot speak for {node!r}", "plait nodes enrol NODE")
 
 
 def owns(token: Token, job: str, owner: str, *, change: bool) -> None:

@@ -60,6 +60,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--first-step", type=float, default=30.0, help="seconds an attempt gets for its first step before it makes room"
     )
     parser.add_argument("--grace", type=float, default=60.0, help="seconds for a checkpoint at preemption")
+    parser.add_argument("--user-jobs", type=int, default=10_000, help="jobs a user may have open; 0: any number")
+    parser.add_argument("--project-jobs", type=int, default=50_000, help="... and a project")
     parser.add_argument("--tls-cert", help="certificate file; with --tls-key the service speaks HTTPS")
     parser.add_argument("--tls-key", help="key file")
     parser.add_argument("--insecure", action="store_true", help="listen beyond this machine without TLS")
@@ -167,7 +169,7 @@ def _open(args: argparse.Namespace, layout: Layout) -> tuple[Store, Engine, Cloc
         clock = Clock(store.made_at)
         options = Options(
             round_s=args.round, lost_s=args.lost, lease_s=args.lease, settle_s=args.settle, grace_s=args.grace,
-            first_step_s=args.first_step,
+            first_step_s=args.first_step, user_jobs=args.user_jobs, project_jobs=args.project_jobs,
             suspect_s=min(3.0, args.lost / 2),
         )  # fmt: skip
         beside = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
@@ -191,7 +193,7 @@ async def _serve(
     from plait.live.service.worker import Worker
 
     loop = asyncio.get_running_loop()
-    mailbox, tokens = Mailbox(), Tokens(store)
+    mailbox, tokens = Mailbox(), Tokens(store, clock, layout)
     tokens.at_home(layout)
     trouble: list[BaseException] = []
 
@@ -258,7 +260,6 @@ def _announce(args: argparse.Namespace, layout: Layout, listener: socket.socket,
         "start_time": _start_time(),
         "backend": args.backend,
         "admin_token_file": str(layout.token_file),
-        "enrol_token_file": str(layout.home / "enrol"),
     }
     part = layout.service_file.with_name("service.json.part")
     part.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

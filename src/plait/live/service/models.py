@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StringConstraints, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from plait.live.layout import NODE_NAME
 
 Text = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f]*$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]
+Node = Annotated[str, StringConstraints(pattern=f"^{NODE_NAME.pattern}$")]
 Word = Annotated[str, StringConstraints(max_length=65_536, pattern=r"^[^\x00]*$")]
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 #: Bounds keep sums and products over many jobs finite: one job must not make decisions fail for all.
@@ -108,6 +120,14 @@ class TokenIn(Model):
     user: Name
     role: Literal["admin", "user", "viewer", "agent"] = "user"
     project: Name = "default"
+    expires_in_s: Annotated[float, Field(gt=0, le=1e10)] | None = None
+    node: Node | None = None
+
+    @model_validator(mode="after")
+    def _node(self) -> TokenIn:
+        if (self.role == "agent") != (self.node is not None):
+            raise ValueError("an agent's token names its node, and no other does")
+        return self
 
 
 class ProjectIn(Model):

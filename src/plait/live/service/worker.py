@@ -54,6 +54,8 @@ class Worker(threading.Thread):
         self._published, self._failed = published, failed
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._stopped = False
+        #: Nothing is put into the queue any more; what is there gets an answer. Both under the lock.
+        self._closed, self._lock = False, threading.Lock()
         self._versions: dict[str, int] = {}
         self.decisions, self.decision_s, self.commits, self.commit_s = 0, 0.0, 0, 0.0
 
@@ -62,10 +64,11 @@ class Worker(threading.Thread):
     ) -> Future[Any]:
         """Let the engine do something; the result is there once it is stored, passed through `after` if given."""
         item = _Item(work, after, Future())
-        if self._stopped:
-            item.future.set_exception(Stopped("the service is going down"))
-        else:
-            self._queue.put(item)
+        with self._lock:
+            if not self._closed:
+                self._queue.put(item)
+                return item.future
+        item.future.set_exception(Stopped("the service is going down"))
         return item.future
 
     async def call(self, work: Callable[[Engine, float], T], after: Callable[[Engine, Any], Any] | None = None) -> Any:
@@ -155,10 +158,13 @@ class Worker(threading.Thread):
             _LOG.debug("an answer nobody waits for")
 
     def _refuse(self, error: BaseException) -> None:
+        """Nothing is taken any more; what waits hears why."""
+        with self._lock:
+            self._closed = True
         while True:
             try:
                 item = self._queue.get_nowait()
             except queue.Empty:
                 return
-            if item is not None:
+            if item is not None and not item.future.cancelled():
                 item.future.set_exception(error)

@@ -27,7 +27,7 @@ from sqlalchemy import (
     Text,
 )
 
-HEAD = "0001"
+HEAD = "0002"
 
 metadata = MetaData()
 
@@ -120,6 +120,8 @@ tokens = Table(
     Column("project", String(128), nullable=False),
     Column("created_s", Float, nullable=False),
     Column("revoked", Boolean, nullable=False, default=False),
+    Column("expires_s", Float),
+    Column("node", String(128)),
 )
 
 projects = Table(
@@ -148,7 +150,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Who a token stands for; the token itself is known only to its holder."""
+    """Who a token stands for; the token itself is known only to its holder.
+
+    `expires_s`: when it ends to be valid, None for never; `node`: of an agent, the only node it may speak for.
+    """
 
     hash: str
     id: str
@@ -156,6 +161,8 @@ class Token:
     role: str
     project: str = "default"
     created_s: float = 0.0
+    expires_s: float | None = None
+    node: str | None = None
 
 
 @dataclass(slots=True)

@@ -50,6 +50,8 @@ class Store:
     def __init__(self, engine: sa.Engine, readers: sa.Engine, lock: IO[bytes] | sa.Connection | None) -> None:
         """Take open engines; the tables are there."""
         self._engine, self._readers, self._lock = engine, readers, lock
+        # Rows are taken from the driver itself in places, so its own errors may come too.
+        self._errors: tuple[type[Exception], ...] = (SQLAlchemyError, engine.dialect.loaded_dbapi.Error)
         self._insert = {
             table.name: sa.insert(table) for table in (schema.log, schema.log_jobs, schema.snapshots, schema.tokens)
         }
@@ -97,22 +99,28 @@ class Store:
         """Append to the log, update the views, and keep a snapshot: the state after the entry of that number, packed or
         not.
         """
+        with self._writing() as connection:
+            if entries:
+                rows = [
+                    {"seq": e.seq, "at_s": e.at_s, "type": e.type, "entry": e.entry, "commands": e.commands}
+                    for e in entries
+                ]
+                connection.execute(self._insert["log"], rows)
+                about = [{"job": job, "seq": e.seq} for e in entries for job in sorted(set(e.jobs))]
+                if about:
+                    connection.execute(self._insert["log_jobs"], about)
+            if views is not None:
+                self._write(connection, views)
+            if snapshot is not None:
+                self._keep(connection, *snapshot)
+
+    @contextmanager
+    def _writing(self) -> Iterator[sa.Connection]:
+        """A transaction; whatever the driver says against it becomes a `StoreError`."""
         try:
             with self._engine.begin() as connection:
-                if entries:
-                    rows = [
-                        {"seq": e.seq, "at_s": e.at_s, "type": e.type, "entry": e.entry, "commands": e.commands}
-                        for e in entries
-                    ]
-                    connection.execute(self._insert["log"], rows)
-                    about = [{"job": job, "seq": e.seq} for e in entries for job in sorted(set(e.jobs))]
-                    if about:
-                        connection.execute(self._insert["log_jobs"], about)
-                if views is not None:
-                    self._write(connection, views)
-                if snapshot is not None:
-                    self._keep(connection, *snapshot)
-        except SQLAlchemyError as error:
+                yield connection
+        except self._errors as error:
             raise StoreError(f"cannot write to the store: {_short(error)}") from error
 
     def _write(self, connection: sa.Connection, views: Views) -> None:
@@ -138,7 +146,7 @@ class Store:
     def next_term(self) -> int:
         """A number larger than any before it, for a service that begins to lead."""
         table = schema.meta
-        with self._engine.begin() as connection:
+        with self._writing() as connection:
             term = int(connection.execute(sa.select(table.c.value).where(table.c.key == "term")).scalar() or 0) + 1
             connection.execute(sa.update(table).where(table.c.key == "term").values(value=str(term)))
         return term
@@ -151,7 +159,7 @@ class Store:
         try:
             with self._readers.connect() as connection:
                 yield connection
-        except SQLAlchemyError as error:
+        except self._errors as error:
             raise StoreError(f"cannot read the store: {_short(error)}") from error
 
     @property
@@ -170,16 +178,19 @@ class Store:
             return None, self.entries()
         return json.loads(zlib.decompress(row.body)), self.entries(after=row.seq)
 
-    def entries(self, after: int = 0, limit: int | None = None, job: int | None = None) -> Iterator[Entry]:
-        """Entries of the log after a number, in order; of one job only, if asked."""
+    def entries(
+        self, after: int = 0, limit: int | None = None, job: int | None = None, newest: bool = False
+    ) -> Iterator[Entry]:
+        """Entries of the log after a number, in order; of one job only, if asked; the first ones or the `newest`."""
         table, about = schema.log, schema.log_jobs
-        query = sa.select(table).where(table.c.seq > after).order_by(table.c.seq)
+        query = sa.select(table).where(table.c.seq > after).order_by(table.c.seq.desc() if newest else table.c.seq)
         if job is not None:
             query = query.join(about, about.c.seq == table.c.seq).where(about.c.job == job)
         if limit is not None:
             query = query.limit(limit)
         with self.reading() as connection:
-            for row in connection.execution_options(yield_per=2000).execute(query):
+            rows = connection.execution_options(yield_per=2000).execute(query)
+            for row in reversed(rows.all()) if newest else rows:
                 yield Entry(row.seq, row.at_s, row.type, row.entry, row.commands)
 
     def jobs(
@@ -246,20 +257,37 @@ class Store:
     def add_token(self, token: Token) -> None:
         """Remember a token by its hash."""
         row = {f.name: getattr(token, f.name) for f in fields(Token)}
-        try:
-            with self._engine.begin() as connection:
-                connection.execute(self._insert["tokens"], {**row, "revoked": False})
-        except SQLAlchemyError as error:
-            raise StoreError(f"cannot write to the store: {_short(error)}") from error
+        with self._writing() as connection:
+            connection.execute(self._insert["tokens"], {**row, "revoked": False})
 
     def revoke_token(self, name: str) -> bool:
         """Forget a token by its id; False if there is none."""
         table = schema.tokens
-        with self._engine.begin() as connection:
+        with self._writing() as connection:
             done = connection.execute(
                 sa.update(table).where(table.c.id == name, table.c.revoked == sa.false()).values(revoked=True)
             )
         return done.rowcount > 0
+
+    def knows_token(self, digest: str) -> bool:
+        """Whether there is, or was, a token of this hash."""
+        table = schema.tokens
+        with self.reading() as connection:
+            return connection.execute(sa.select(table.c.id).where(table.c.hash == digest)).first() is not None
+
+    def fact(self, key: str) -> str | None:
+        """One of the store's own facts, or None."""
+        table = schema.meta
+        with self.reading() as connection:
+            found = connection.execute(sa.select(table.c.value).where(table.c.key == key)).scalar()
+        return None if found is None else str(found)
+
+    def set_fact(self, key: str, value: str) -> None:
+        """Remember a fact."""
+        table = schema.meta
+        with self._writing() as connection:
+            connection.execute(sa.delete(table).where(table.c.key == key))
+            connection.execute(sa.insert(table), {"key": key, "value": value})
 
     def backup(self, target: str | Path) -> Path:
         """Write a consistent copy of an SQLite store to a new file, while it is in use."""

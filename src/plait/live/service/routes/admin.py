@@ -21,7 +21,8 @@ async def tokens(request: Request) -> Response:
     """Tokens, without their secrets."""
     api = api_of(request)
     api.who(request, "admin")
-    return Json([_shown(token) for token in api.tokens.all()])
+    now = api.worker.clock()
+    return Json([_shown(token, now) for token in api.tokens.all()])
 
 
 @router.post("/v1/tokens")
@@ -31,8 +32,11 @@ async def make_token(request: Request) -> Response:
     api.who(request, "admin")
     given = parse(TokenIn, await api.body(request))
     now = api.worker.clock()
-    secret, token = await asyncio.to_thread(api.tokens.make, given.user, given.role, given.project, now)
-    return Json({**_shown(token), "token": secret})
+    expires_s = None if given.expires_in_s is None else now + given.expires_in_s
+    secret, token = await asyncio.to_thread(
+        api.tokens.make, given.user, given.role, given.project, now, expires_s=expires_s, node=given.node
+    )
+    return Json({**_shown(token, now), "token": secret})
 
 
 @router.delete("/v1/tokens/{token_id}")
@@ -105,8 +109,9 @@ def _projects(engine: Engine, now: float) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _shown(token: Token) -> dict[str, Any]:
+def _shown(token: Token, now: float) -> dict[str, Any]:
+    left_s = None if token.expires_s is None else round(token.expires_s - now, 3)
     return {
-        "id": token.id, "user": token.user, "role": token.role, "project": token.project,
-        "created_s": token.created_s,
+        "id": token.id, "user": token.user, "role": token.role, "project": token.project, "node": token.node,
+        "created_s": token.created_s, "expires_s": token.expires_s, "left_s": left_s,
     }  # fmt: skip

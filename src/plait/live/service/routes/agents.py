@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from plait.live.engine import Engine
 from plait.live.service.api import Api, Json, api_of
+from plait.live.service.auth import speaks_for
 from plait.live.wire import Assignment, Observed, from_json, to_json
 
 #: An agent's question is held back this long at most.
@@ -22,9 +23,10 @@ router = APIRouter()
 async def sync(request: Request) -> Response:
     """An agent tells what it sees and hears what should be; see `plait.live.wire`."""
     api = api_of(request)
-    api.who(request, "agent")
+    token = api.tokens.agent(request.headers.get("authorization"))
     observed = from_json(Observed, await api.body(request))
     node = observed.node.id
+    speaks_for(token, node)
     address = request.client.host if request.client else "127.0.0.1"
     api.mailbox.take(node, observed.replies)
 

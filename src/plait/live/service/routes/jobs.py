@@ -109,14 +109,22 @@ async def explain(request: Request, job: str) -> Response:
 
 
 @router.get("/v1/jobs/{job}/events")
-async def job_events(request: Request, job: str) -> Response:
-    """What happened to one job, oldest first."""
+async def job_events(
+    request: Request, job: str, after: int = Query(0, ge=0), limit: int = Query(1000, ge=1, le=5000),
+    newest: bool = False,
+) -> Response:  # fmt: skip
+    """What happened to one job, oldest first: so many entries of the log after one, or with `newest=1` the last."""
     api = api_of(request)
     token, row = api.who(request), await api.row(job)
     owns(token, job, row["owner"], change=False)
-    entries = await asyncio.to_thread(lambda: list(api.store.entries(job=row["number"], limit=5000)))
-    shown = [shapes.entry(e, secrets=token.role == "admin") for e in entries]
-    return Json({"events": [_only(e, row["number"], token) for e in shown]})
+    number = row["number"]
+
+    def read() -> Response:
+        entries = api.store.entries(after, limit, number, newest)
+        shown = (shapes.entry(entry, secrets=token.role == "admin") for entry in entries)
+        return Json({"events": [_only(entry, number, token) for entry in shown]})
+
+    return await asyncio.to_thread(read)
 
 
 def _in_project(request: dict[str, Any], token: Token) -> dict[str, Any]:

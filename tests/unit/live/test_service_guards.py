@@ -1,0 +1,248 @@
+"""Tokens, limits and queues on their own: who may, how long, how many, and that everybody gets an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_cases import Cluster
+
+from plait.core.errors import InputError
+from plait.live import jobfile
+from plait.live.backends.local import LocalBackend
+from plait.live.errors import Conflict
+from plait.live.layout import Layout, make_private, write_secret
+from plait.live.service.auth import HOME_TOKEN, Denied, Tokens, hashed, speaks_for
+from plait.live.service.logs import Mailbox, NoAnswer
+from plait.live.service.models import Invalid, JobIn, parse
+from plait.live.service.worker import Stopped, Worker
+from plait.live.store import Store, StoreError
+
+Make = Callable[..., Cluster]
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Any:
+    store = Store.open(tmp_path / "plait.db")
+    now = [100.0]
+    found = Tokens(store, lambda: now[0], Layout(tmp_path))
+    yield found, now, store
+    store.close()
+
+
+def test_a_token_ends_to_be_valid(tokens: Any) -> None:
+    known, now, store = tokens
+    secret, _ = known.make("ann", "user", now_s=100.0, expires_s=160.0)
+    now[0] = 159.9
+    assert known.who(f"Bearer {secret}").user == "ann"
+    again = Tokens(store, lambda: now[0])
+    now[0] = 160.0
+    for one in (known, again):
+        with pytest.raises(Denied, match="the token has expired") as caught:
+            one.who(f"Bearer {secret}")
+        assert caught.value.status == 401
+    assert [t.expires_s for t in again.all()] == [160.0]
+
+
+def test_an_agent_speaks_for_its_node_alone(tokens: Any, tmp_path: Path) -> None:
+    known, _, _ = tokens
+    token = known.agent("Bearer " + known.make("n7", "agent", "-", node="n7")[0])
+    speaks_for(token, "n7")
+    for node in ("n8", "", "n7/../n8"):
+        with pytest.raises(Denied, match="is for node n7"):
+            speaks_for(token, node)
+    with pytest.raises(Denied, match="needs agent"):
+        known.agent("Bearer " + known.make("ann", "user")[0])
+
+
+def test_nodes_of_this_machine_are_known_by_their_files(tokens: Any, tmp_path: Path) -> None:
+    known, _, _ = tokens
+    make_private(tmp_path / "nodes" / "n0")
+    write_secret(tmp_path / "nodes" / "n0" / "enrol", "s" * 50)
+    make_private(tmp_path / "nodes" / "n1")
+    write_secret(tmp_path / "nodes" / "n1" / "enrol", "")
+    token = known.agent("Bearer " + "s" * 50)
+    assert (token.node, token.role) == ("n0", "agent")
+    for wrong in ("Bearer", "Bearer ", "Bearer " + "t" * 50, "Basic " + "s" * 50):
+        with pytest.raises(Denied):
+            known.agent(wrong)
+    known.revoke(token.id)
+    with pytest.raises(Denied, match="revoked"):
+        known.agent("Bearer " + "s" * 50)
+
+
+def test_each_node_of_this_machine_gets_a_secret_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from plait.live.backends import local
+
+    monkeypatch.setattr(local, "_Outliving", lambda *words, **more: None)
+    backend = LocalBackend(Layout(tmp_path), 2, 1, False)
+    for node in backend.nodes.values():
+        backend._spawn(node)
+        backend._spawn(node)
+    files = [tmp_path / "nodes" / name / "enrol" for name in backend.nodes]
+    assert len({file.read_text() for file in files}) == 2
+    assert all(file.stat().st_mode & 0o077 == 0 for file in files)
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_lost_token_of_the_administrator_is_replaced_and_revoked(tokens: Any, tmp_path: Path, noted: bool) -> None:
+    known, _, store = tokens
+    layout = Layout(tmp_path)
+    known.at_home(layout)
+    first = layout.token_file.read_text().strip()
+    others = known.make("boss", "admin")[0]
+    if not noted:  # as stores of before have it
+        store.set_fact(HOME_TOKEN, "")
+        with store._writing() as connection:
+            connection.exec_driver_sql("DELETE FROM meta WHERE key = 'home_token'")
+    known.at_home(layout)
+    assert layout.token_file.read_text().strip() == first
+    if not noted:
+        with store._writing() as connection:
+            connection.exec_driver_sql("DELETE FROM meta WHERE key = 'home_token'")
+    layout.token_file.unlink()
+    known.at_home(layout)
+    second = layout.token_file.read_text().strip()
+    assert known.who(f"Bearer {second}").role == "admin"
+    assert known.who(f"Bearer {others}").user == "boss"
+    with pytest.raises(Denied):
+        known.who(f"Bearer {first}")
+    assert store.fact(HOME_TOKEN) == hashed(second)
+
+
+def test_jobs_a_user_and_a_project_may_have(cluster: Make) -> None:
+    c = cluster((1,), user_jobs=3, project_jobs=5)
+    c.submit({}, {})
+    with pytest.raises(
+        Conflict, match=r"user ann has 2 jobs that have not ended, and may have 3; .*plait up --user-jobs"
+    ):
+        c.submit({}, {})
+    c.submit({})
+    c.submit({}, {}, owner="ben")
+    with pytest.raises(Conflict, match="project default has 5 jobs"):
+        c.submit({}, owner="cyn")
+    c.submit({"project": "other"}, owner="cyn")
+    c.engine.cancel(2, c.now)
+    c.submit({})  # room again
+    c.restart()
+    with pytest.raises(Conflict, match="user ann has 3"):
+        c.submit({})
+    assert c.engine.state.numbers == 7
+
+
+def test_names_that_agents_and_users_invent_are_not_remembered() -> None:
+    box = Mailbox()
+
+    async def ask() -> None:
+        for i in range(50):
+            box.due(f"n{i}")
+            box.take(f"n{i}", [])
+            await box.news(f"n{i}", 5, 0.0)
+            with pytest.raises(NoAnswer):
+                await box.ask(f"n{i}", 1, 1, 0, 0, 10)
+
+    from plait.live.service import logs
+
+    patience, logs.PATIENCE_S = logs.PATIENCE_S, 0.001
+    try:
+        asyncio.run(ask())
+    finally:
+        logs.PATIENCE_S = patience
+    assert not box._open
+    assert not box._bells
+    assert not box._sent
+
+
+def test_whoever_asks_a_worker_that_ends_gets_an_answer(cluster: Make) -> None:
+    c = cluster((1,))
+    worker = Worker(c.engine, lambda: c.now, lambda versions: None, lambda error: None)
+    worker.start()
+    answers: list[Future[Any]] = []
+    asking = threading.Event()
+
+    def ask() -> None:
+        while len(answers) < 20_000:
+            answers.append(worker.submit(lambda engine, now: now))
+            if len(answers) > 100:
+                asking.set()
+            if worker._closed and len(answers) > 200:
+                break
+
+    # The engine is used by this thread only while the worker does not: SQLite minds, the engine would too.
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    asking.wait(20)
+    worker.stop()
+    worker.join()
+    for thread in threads:
+        thread.join()
+    for answer in answers:
+        error = answer.exception(timeout=20)
+        assert error is None or isinstance(error, Stopped)
+
+
+def test_what_the_driver_says_itself_becomes_an_error_of_the_store(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "plait.db")
+    with pytest.raises(StoreError, match="cannot read the store: gone"), store.reading():
+        raise sqlite3.OperationalError("gone")
+    with pytest.raises(StoreError, match="cannot write to the store: gone"), store._writing():
+        raise sqlite3.OperationalError("gone")
+    store.close()
+
+
+def test_the_newest_of_many_entries_can_be_reached(cluster: Make) -> None:
+    c = cluster((1,))
+    c.submit({})
+    for _ in range(5):
+        c.pass_s(1)
+        c.nodes[0].end(0, 75, steps=1.0 + c.now)
+    whole = [e.seq for e in c.store.entries(job=0)]
+    assert len(whole) > 12
+    assert [e.seq for e in c.store.entries(job=0, limit=4)] == whole[:4]
+    assert [e.seq for e in c.store.entries(job=0, limit=4, newest=True)] == whole[-4:]
+    assert [e.seq for e in c.store.entries(job=0, after=whole[3], limit=4)] == whole[4:8]
+
+
+LONG = "x" * 70_000
+FITS: list[tuple[dict[str, Any], bool]] = [
+    ({}, True), ({"gpus": 100_000}, True), ({"gpus": 100_001}, False), ({"gpus": 0}, False), ({"gpus": 1.5}, False),
+    ({"gpus": True}, False), ({"iterations": 1e15}, True), ({"iterations": 1.1e15}, False), ({"iterations": 0}, False),
+    ({"iterations": None}, True), ({"priority": -1e9}, True), ({"priority": 1e9}, True), ({"priority": 1.1e9}, False),
+    ({"priority": -1.1e9}, False), ({"retries": 1000}, True), ({"retries": 1001}, False), ({"memory": 1e18}, True),
+    ({"memory": 1.1e18}, False), ({"cpus": 1e18}, True), ({"cpus": -1}, False), ({"gpu_memory": 1.1e18}, False),
+    ({"deadline_s": 1e12}, True), ({"deadline_s": 1.1e12}, False), ({"checkpoint_s": 1e9}, True),
+    ({"checkpoint_s": 1.1e9}, False), ({"checkpoint_s": 0}, False), ({"skew": 1}, True), ({"skew": 1.01}, False),
+    ({"profile": {"gpu": 1e6}}, True), ({"profile": {"gpu": 1.1e6}}, False), ({"profile": {"cpu": -1}}, False),
+    ({"profile": {"gpu": 1, "iteration_s": 1.1e6}}, False), ({"profile": {"tpu": 1}}, False),
+    ({"env": {"A": "b"}}, True), ({"env": {"A=B": "c"}}, False), ({"env": {"": "c"}}, False),
+    ({"env": {"A\0": "c"}}, False), ({"env": {"A": "c\0"}}, False), ({"env": {"A" * 1000: "c"}}, True),
+    ({"env": {"A" * 1001: "c"}}, False), ({"env": {f"A{i}": "" for i in range(1001)}}, False),
+    ({"env": {"A": LONG}}, False), ({"command": ["a"] * 4096}, True), ({"command": ["a"] * 4097}, False),
+    ({"command": []}, False), ({"command": ["a\0b"]}, False), ({"command": ["a\nb"]}, True),
+    ({"command": [LONG]}, False),
+    ({"name": "x" * 200}, True), ({"name": "x" * 201}, False), ({"name": "a\nb"}, False), ({"model": "a\tb"}, False),
+    ({"workdir": "/" * 4096}, True), ({"workdir": "/" * 4097}, False), ({"workdir": "/a\0"}, False),
+    ({"project": "a.b-c"}, True), ({"project": "../x"}, False), ({"project": "x" * 101}, False),
+    ({"class": "royal"}, False), ({"unheard": 1}, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "fits"), FITS, ids=lambda v: json.dumps(v)[:40] if isinstance(v, dict) else str(v))
+def test_the_published_schema_and_the_service_say_the_same(given: dict[str, Any], fits: bool) -> None:
+    job = {"command": ["true"], **given}
+    if fits:
+        jobfile.check(dict(job), "job.yaml")
+        parse(JobIn, job)
+        return
+    with pytest.raises(InputError):
+        jobfile.check(dict(job), "job.yaml")
+    with pytest.raises(Invalid):
+        parse(JobIn, job)
