@@ -216,5 +216,5 @@ def test_nothing_is_lost_whatever_is_killed(tmp_path):
 @pytest.mark.skipif(os.environ.get("PLAIT_CHAOS") != "1", reason="the long form: make chaos")
 def test_nothing_is_lost_whatever_is_killed_for_minutes(tmp_path):
     Trial(
-        tmp_path, jobs=30, faults=50, widest=4, patience_s=1500, every_s=3.0, pause_s=0.1, submit_s=3.0, lost_s=4.0
+        tmp_path, jobs=30, faults=50, widest=4, patience_s=1500, every_s=6.0, pause_s=0.1, submit_s=3.0, lost_s=4.0
     ).run()
