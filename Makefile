@@ -45,7 +45,7 @@ imports: $(VENV)/.dev
 doctest: $(VENV)/.dev
 	$(BIN)/python -m pytest --doctest-modules src/plait
 
-chaos: $(VENV)/.dev ## 30 jobs and 50 faults on a live cluster (minutes); CHAOS_SEED=n another plan of faults
+chaos: $(VENV)/.dev ## 30 jobs and 50 faults on a live cluster (eight minutes); CHAOS_SEED=n another plan
 	PLAIT_CHAOS=1 $(BIN)/python -m pytest -s tests/live/test_chaos.py -k for_minutes
 
 bench: $(VENV)/.dev ## speed, as ratios (about twenty minutes; see benchmarks/README.md)
