@@ -27,6 +27,7 @@ SCRIPTS = {
     "Training": ["bench_training.py"],
     "The live service": ["bench_service.py"],
     "Gates between jobs": ["bench_gates.py"],
+    "Merged jobs": ["bench_merged.py"],
 }
 
 

@@ -52,6 +52,7 @@ class Member:
     own_streams: Callable[[], None] | None = None  # called when a GPU stage of it begins
     make_group: Callable[[], Any] | None = None  # its process group, if it has peers in other processes
     streams: dict[str, Any] = field(default_factory=dict)
+    stream: Any = None  # the CUDA stream that all its threads compute on
     leaving: int | None = None  # exit code with which a helper thread of it wants the job to end
 
     def interrupt(self, kind: type[BaseException] = Preempted) -> bool:
@@ -94,6 +95,8 @@ def _start_inherited(thread: threading.Thread) -> None:
 
         def run_as_member() -> None:
             become(member)
+            if member.stream is not None and (cuda := torch_cuda()) is not None:
+                cuda.set_stream(member.stream)  # as the threads of a process share its default stream
             del thread.run
             run()
 

@@ -132,6 +132,9 @@ class Crew:
         self._streams = Streams(self._routes)
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
+        self._froze = not gc.get_freeze_count()
+        if self._froze:  # what is there already is not looked at when a job ends: that would hold the others up
+            gc.freeze()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -141,6 +144,8 @@ class Crew:
             self._streams.close()
         self._routes.close()
         sys.setswitchinterval(self._switch_s)
+        if self._froze:
+            gc.unfreeze()
 
     def start(self, member: Member, work: Callable[[], object]) -> None:
         """Run `work` as this member, in a thread that does not keep the process from ending."""
@@ -167,7 +172,7 @@ class Crew:
         streams.begin(member)
         member.own_streams = lambda: streams.own(member)
         try:
-            with self._device():
+            with self._device(member):
                 code, reason, error = _contained(member, work)
                 code, reason = _wind_up(member, code, reason)
         except BaseException as late:  # an interruption that came too late, or the GPU is gone
@@ -180,7 +185,7 @@ class Crew:
         self._ended(member, result)
 
     @contextlib.contextmanager
-    def _device(self) -> Iterator[None]:
+    def _device(self, member: Member) -> Iterator[None]:
         """What torch keeps by thread: a stream and a memory pool of one's own, backward passes in this thread."""
         torch = self._torch
         if torch is None:
@@ -194,6 +199,7 @@ class Crew:
                 stream = torch.cuda.Stream()
                 stream.wait_stream(torch.cuda.current_stream())  # what was made before the threads is ready
                 stack.enter_context(torch.cuda.stream(stream))
+                member.stream = stream
                 stack.enter_context(torch.cuda.use_mem_pool(torch.cuda.MemPool()))
             yield
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ nn = torch.nn
 
 from plait.core.errors import InputError  # noqa: E402
 from plait.core.resources import Resource  # noqa: E402
+from plait.training import members  # noqa: E402
 from plait.training.choice import choose_gate  # noqa: E402
 from plait.training.job import attach  # noqa: E402
 from plait.training.merged import InterleavePlan, Merged, Peers, Unmergeable, run_merged  # noqa: E402
@@ -281,3 +283,25 @@ def test_each_job_has_a_group_over_processes_and_the_crash_of_one_leaves_the_oth
         assert float(end[3]) < 20, err  # before its timeout
     with pytest.raises(InputError, match="lock up"):
         run_merged([lambda job: None], InterleavePlan("tokens"), peers=Peers(0, 2, port))
+
+
+def test_threads_of_a_job_compute_on_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader's or a user's thread that copied on another stream would not be waited for."""
+    chosen: list[object] = []
+    monkeypatch.setattr(members, "torch_cuda", lambda: types.SimpleNamespace(set_stream=chosen.append))
+
+    def of_a_member() -> None:
+        member = members.Member(0, "job", stream="its stream")
+        members.become(member)
+        thread = threading.Thread(target=lambda: chosen.append(members.here() is member))
+        thread.start()
+        thread.join()
+
+    members.inherit()
+    try:
+        thread = threading.Thread(target=of_a_member)
+        thread.start()
+        thread.join()
+    finally:
+        members.inherit_no_more()
+    assert chosen == ["its stream", True]
