@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import json
 import math
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -91,6 +93,11 @@ class Engine:
         self.live = {job.number for job in self.state.jobs.values() if job.live}
         self.unfenced = set(self.live)
         self._rows: list[Row] = []
+        #: For whoever counts, who empties them: ended jobs (how, seconds since they came), attempts by their outcome,
+        #: seconds of commits.
+        self.left: list[tuple[str, float]] = []
+        self.outcomes: Counter[str] = Counter()
+        self.commits_s: list[float] = []
         #: Attempts over since the last commit: their jobs may have begun others in the meantime.
         self.over: list[Attempt] = []
         self._projects: dict[str, dict[str, Any] | None] = {}
@@ -175,11 +182,14 @@ class Engine:
         state = self.state
         if self._rows or state.touched or self.touched_nodes or self._projects:
             keep = self.snapshots.take(state)
+            begin = time.perf_counter()
             try:
                 self.store.commit(self._rows, views.changed(self, self.touched_nodes, self._projects), keep)
             except BaseException:
                 self.broken = True
                 raise
+            self.commits_s.append(time.perf_counter() - begin)
+            self.outcomes.update(attempt.outcome for attempt in self.over)
             self._forget()
             self._rows, self.over = [], []
             self.touched_nodes, self._projects = set(), {}
@@ -191,6 +201,7 @@ class Engine:
         for number in self.state.touched:
             job = self.state.jobs.get(number)
             if job is not None and self._is_over(self.state, job):
+                self.left.append((self.state.phase(job).name.lower(), self._jct_s(job)))
                 del self.state.jobs[number]
                 self.open_jobs.remove(job.owner, job.project)
         self.state.touched.clear()
@@ -198,6 +209,11 @@ class Engine:
     @staticmethod
     def _is_over(state: State, job: JobRecord) -> bool:
         return job.admitted and not job.live and state.phase(job) > Phase.RUNNING
+
+    def _jct_s(self, job: JobRecord) -> float:
+        controller = self.state.controller
+        end_s = math.nan if controller is None else float(controller.books.columns["end_s"][job.number])
+        return max((self.now_s if math.isnan(end_s) else end_s) - job.created_s, 0.0)
 
     def _raise_fences(self) -> None:
         """Attempts are assigned only once older ones cannot commit a checkpoint any more; a full disk means later."""

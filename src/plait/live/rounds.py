@@ -47,6 +47,8 @@ class Rounds:
         #: First and last arrival since the last decision of jobs that free GPUs could take; how long that one took.
         self._arrived: tuple[float, float] | None = None
         self._took_s = 0.0
+        #: Seconds of decisions, for whoever counts, who empties it.
+        self.taken_s: list[float] = []
 
     def advance(self, now: float) -> float:
         """Nodes, admission, attempts, decision, in this order; returns when to come again."""
@@ -163,6 +165,7 @@ class Rounds:
         begin = time.perf_counter()
         self._engine.do(ReplanDue(now))
         self._took_s = time.perf_counter() - begin
+        self.taken_s.append(self._took_s)
         self._arrived = None
         self._settle(now)
 

@@ -9,7 +9,13 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 if TYPE_CHECKING:
+    from plait.live.engine import Engine
     from plait.live.service.worker import Worker
+
+
+#: Buckets of what takes a moment, and of what takes hours.
+SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+LONG = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
 
 
 class Metrics:
@@ -27,9 +33,34 @@ class Metrics:
             buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
             registry=self.registry,
         )
+        self._ended = self._histogram(
+            "plait_job_jct_seconds", "Seconds from a job's submission to its end.", LONG, ("how",)
+        )
+        self._decided = self._histogram("plait_decision_time_seconds", "Seconds a decision of the policy took.", SHORT)
+        self._committed = self._histogram("plait_log_commit_seconds", "Seconds a commit of the event log took.", SHORT)
+        self._attempts = Counter("plait_attempts", "Attempts over, by outcome.", ("outcome",), registry=self.registry)
+        worker.notice = self.notice
         self._worker = worker
         self._status: dict[str, Any] = {}
         self.registry.register(self)
+
+    def _histogram(self, name: str, words: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()) -> Histogram:
+        return Histogram(name, words, labels, buckets=buckets, registry=self.registry)
+
+    def notice(self, engine: Engine) -> None:
+        """Count what an engine has done since the last time; in its own thread."""
+        for how, seconds in engine.left:
+            self._ended.labels(how).observe(seconds)
+        for outcome, count in engine.outcomes.items():
+            self._attempts.labels(outcome).inc(count)
+        for seconds in engine.commits_s:
+            self._committed.observe(seconds)
+        for seconds in engine.rounds.taken_s:
+            self._decided.observe(seconds)
+        engine.left.clear()
+        engine.outcomes.clear()
+        engine.commits_s.clear()
+        engine.rounds.taken_s.clear()
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """The cluster's figures."""
@@ -46,6 +77,7 @@ class Metrics:
                 family.add_metric((state,), count)
             yield family
         yield GaugeMetricFamily("plait_policy_failed", "1 if the last decision failed.", bool(status["policy_error"]))
+        yield GaugeMetricFamily("plait_term", "How often a service has begun to lead this store.", status["term"])
         yield CounterMetricFamily("plait_log_entries", "Entries of the event log.", status["log_seq"])
         yield CounterMetricFamily("plait_decisions", "Decisions since the start of the service.", worker.decisions)
         yield CounterMetricFamily("plait_decision_seconds", "Seconds spent in rounds that decided.", worker.decision_s)

@@ -56,6 +56,8 @@ class Worker(threading.Thread):
         self._stopped = False
         #: Nothing is put into the queue any more; what is there gets an answer. Both under the lock.
         self._closed, self._lock = False, threading.Lock()
+        #: Called in this thread after each commit, to count what happened.
+        self.notice: Callable[[Engine], object] = lambda engine: None
         self._versions: dict[str, int] = {}
         self.decisions, self.decision_s, self.commits, self.commit_s = 0, 0.0, 0, 0.0
 
@@ -133,6 +135,7 @@ class Worker(threading.Thread):
         if engine.state.decision_seq != before:
             self.decisions += 1
             self.decision_s += taken_s
+        self.notice(engine)
         for item in items:
             self._answer(item)
         versions = {name: engine.assigner.version(name) for name in engine.state.nodes}

@@ -1,0 +1,44 @@
+"""The dashboard and the alerts name figures that the service really has."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from live_cases import Cluster
+
+from plait.live.service.metrics import Metrics
+from plait.live.service.worker import Worker
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+yaml = pytest.importorskip("yaml")
+
+
+def expressions() -> list[str]:
+    board = json.loads((DEPLOY / "grafana" / "plait.json").read_text())
+    rules = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
+    found = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    return found + [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+
+
+def test_every_figure_that_is_shown_is_there(tmp_path: Path) -> None:
+    c = Cluster(tmp_path, (1,))
+    metrics = Metrics(Worker(c.engine, lambda: c.now, lambda versions: None, lambda error: None))
+    c.submit({}, {})
+    c.pass_s(2)
+    c.nodes[0].end(0)
+    c.pass_s(2)
+    metrics.notice(c.engine)
+    metrics.requests.labels("GET", "200").inc()
+    text = metrics.render(c.engine.status(c.now)).decode()
+    c.store.close()
+    there = set(re.findall(r"^(plait_\w+)[{ ]", text, re.M))
+    named = {name for words in expressions() for name in re.findall(r"plait_\w+", words)}
+    assert len(named) >= 9
+    assert named <= there
+    assert 'plait_job_jct_seconds_count{how="finished"} 1.0' in text
+    assert 'plait_attempts_total{outcome="finished"} 1.0' in text
+    for state in ("waiting", "running", "held", "total", "lost", "suspect"):
+        assert f'state="{state}"' in text
