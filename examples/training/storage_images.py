@@ -77,7 +77,7 @@ class Pictures(Dataset):
 train = DataLoader(Pictures(options.data, 0, options.images), 32, shuffle=True, num_workers=options.workers)
 held_out = DataLoader(Pictures(options.data, 10**5, 300), 100)
 model = nn.Sequential(
-    *(nn.Conv2d(1, 8, 5, 2), nn.ReLU(), nn.Conv2d(8, 16, 5, 2), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU()),
+    *(nn.Conv2d(1, 8, 5, 3), nn.ReLU(), nn.Conv2d(8, 16, 5, 2), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU()),
     *(nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(128, 3)),
 )
 optimizer = torch.optim.Adam(model.parameters(), 2e-3)

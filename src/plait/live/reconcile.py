@@ -6,6 +6,7 @@ on a lost node and the epoch keeps it from committing anything. A failure of one
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -155,11 +156,15 @@ def _begin(engine: Engine, job: JobRecord, gpus: tuple[int, ...], now: float) ->
 
 
 def _port(engine: Engine) -> int:
-    """A master port that no other gang has; one just freed comes last, so that it has time to close."""
+    """A master port that no other gang has; one just freed comes last, so that it has time to close.
+
+    Where it begins depends on the home folder: clusters on one machine then seldom take the same ones.
+    """
     taken = {attempt.port for n in engine.live if (attempt := engine.state.jobs[n].live)}
     first, count = engine.options.first_port, engine.options.ports
+    begin = zlib.crc32(str(engine.layout.home).encode()) + engine.state.ports_given
     for i in range(count):
-        port = first + (engine.state.ports_given + i) % count
+        port = first + (begin + i) % count
         if port not in taken:
             return port
-    return first + engine.state.ports_given % count
+    return first + begin % count
