@@ -51,7 +51,9 @@ def over_http(home: Path) -> list[common.Figure]:
     """Start, submissions and listing through a service of its own."""
     count, listed = (300, 2_000) if QUICK else (1_500, 10_000)
     begin = time.perf_counter()
-    service = subprocess.Popen([sys.executable, "-m", "plait.live.service", "--home", str(home), "--policy", "muri-l"])
+    service = subprocess.Popen(
+        [sys.executable, "-m", "plait.live.service", "--home", str(home), "--policy", "muri-l", "--user-jobs", "0"]
+    )
     while not (home / "service.json").exists():
         time.sleep(0.01)
     start_s = time.perf_counter() - begin

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -95,9 +95,9 @@ class Engine:
         self._rows: list[Row] = []
         #: For whoever counts, who empties them: ended jobs (how, seconds since they came), attempts by their outcome,
         #: seconds of commits.
-        self.left: list[tuple[str, float]] = []
+        self.left: deque[tuple[str, float]] = deque(maxlen=10_000)
         self.outcomes: Counter[str] = Counter()
-        self.commits_s: list[float] = []
+        self.commits_s: deque[float] = deque(maxlen=10_000)
         #: Attempts over since the last commit: their jobs may have begun others in the meantime.
         self.over: list[Attempt] = []
         self._projects: dict[str, dict[str, Any] | None] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,7 +49,7 @@ class Rounds:
         self._arrived: tuple[float, float] | None = None
         self._took_s = 0.0
         #: Seconds of decisions, for whoever counts, who empties it.
-        self.taken_s: list[float] = []
+        self.taken_s: deque[float] = deque(maxlen=10_000)
 
     def advance(self, now: float) -> float:
         """Nodes, admission, attempts, decision, in this order; returns when to come again."""
