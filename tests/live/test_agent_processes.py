@@ -224,6 +224,16 @@ def test_a_gang_of_two_finds_each_other(world: World) -> None:
     assert "got rank 1" in world.log(1)
 
 
+def test_a_gang_whose_meeting_port_is_taken_asks_for_a_new_start(world: World) -> None:
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        world.service.want(world.python(1, "print('ran')", world=2, local_world=2, gpus=[0], master_port=port))
+        seen = world.service.wait(1, "ended")
+    assert seen.exit_code == 75  # no failure of the job: it is started again, with another port
+    assert f"port {port}" in (seen.reason or "")
+    assert "ran" not in world.log(1)
+
+
 def test_shell_characters_are_only_characters(world: World) -> None:
     argv = ["printf", "%s|", "$(touch pwned)", "; rm -rf x", "`id`", "a\nb", "ünï"]
     world.service.want(world.run(1, *argv))

@@ -316,6 +316,10 @@ class Agent:
 
     def _launch(self, attempts: list[Attempt]) -> None:
         """Start a process for one attempt, or one that several share."""
+        if launch.meeting_port_taken(run := attempts[0].run):  # the next attempt is given another port
+            busy = f"port {run.master_port} of node {self.settings.node} is in use by another program"
+            self._over(attempts[0], PREEMPTED, busy)
+            return
         try:
             process = self._spawn(attempts)
         except (OSError, ValueError, InputError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -71,6 +72,19 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def meeting_port_taken(run: Run) -> bool:
+    """Whether this is rank 0 of a gang and some other program listens where its peers are to meet."""
+    if run.world == 1 or run.rank != 0 or not run.master_port:
+        return False
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that fade away are no listeners
+        try:
+            probe.bind(("", run.master_port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
 
 
 def prepare(run: Run, layout: Layout) -> Path:
