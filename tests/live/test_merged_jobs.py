@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 from agent_world import World, group, until
 
+from plait.live.agent import launch, procs
+from plait.live.agent.agent import Agent, Settings
+from plait.live.layout import Layout
 from plait.live.wire import Run, Seen
 
 #: Steps until told to end; says where it runs. Torch is kept out: these are about processes.
@@ -198,6 +201,47 @@ def test_an_agent_that_starts_again_takes_them_back(world: World) -> None:
     os.kill(world.runner(2), signal.SIGKILL)
     world.start()
     assert both.ended(2) == (75, "unknown")
+
+
+def test_a_claim_that_comes_after_the_agent_took_them_back_is_still_read(world: World) -> None:
+    """The runner was just being born when its agent died: the journal knows it, its claims are not there yet."""
+    both = Merged(world, 1, 2)
+    both.running()
+    world.end_agent(signal.SIGKILL)
+    claims = [world.folder(job) / "runner.json" for job in (1, 2)]
+    for claim in claims:
+        claim.rename(claim.with_name("later.json"))
+    world.start()
+    until(lambda: all((s := world.service.seen(job)) and s.pid == 0 for job in (1, 2)), "both without a claim")
+    for claim in claims:
+        claim.with_name("later.json").rename(claim)
+    both.running()
+    both.end(1)
+    assert both.ended(1) == (0, "")
+    assert world.service.wait(2, "running").pid > 0
+
+
+def test_one_that_was_to_share_and_starts_alone_after_all_is_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A runner that the disk kept from claiming is tried again, perhaps without the others."""
+    home = tmp_path / "other"
+    layout = Layout.at(home)
+    monkeypatch.setattr(procs, "prctl", lambda *_: None)
+    monkeypatch.setattr(launch, "spawn", lambda *_: os.getpid())
+    monkeypatch.setattr(launch, "spawn_host", lambda *_: os.getpid())
+    agent = Agent(layout, Settings("n0", 1))
+    shared = {"rank": 0, "world": 1, "gpus": [0], "group": group("g1", 1, 2), "merge": "k"}
+    one, two = (agent._new(Run(job=job, epoch=1, argv=["python", "x.py"], **shared)) for job in (1, 2))
+    agent._spawn([one, two])
+    assert two.shares
+    assert two.mark == launch.mark_of(layout, one.run)
+    two.wait("the disk is full")
+    agent._spawn([two])
+    assert not two.shares
+    assert two.mark == launch.mark_of(layout, two.run)
+    agent.gates.clear([])
+    agent.journal.close()
 
 
 def test_what_cannot_be_started(world: World) -> None:

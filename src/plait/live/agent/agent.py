@@ -342,6 +342,7 @@ class Agent:
             attempt.group_version = None
             self.gates.tell(attempt)
             envs.append(launch.environment(attempt.run, self.layout, self.settings.cuda, self._threads))
+            attempt.mark, attempt.shares = envs[-1][procs.MARK], False  # an earlier try may have been with others
         if len(attempts) == 1:
             return Process.of(launch.spawn(attempts[0].run, self.layout, envs[0]))
         process = Process.of(launch.spawn_host([a.run for a in attempts], self.layout, envs))

@@ -184,6 +184,7 @@ class Attempt:
         """What the service is told of it."""
         if self.alive and self.pid == 0:
             claim = procs.read_json(self.folder / "runner.json") or {}
+            self.know(claim)  # an agent that starts may take a runner back before it has claimed anything
             child = claim.get("child")
             self.pid = child if isinstance(child, int) else 0
         progress = dict(vars(self.page.read())) if self.page is not None else {}
