@@ -134,7 +134,7 @@ def _relive(controller: Controller, truth: JobBatch, finished: list[int], seen: 
     """When each job ends in the simulation, seconds."""
     books = controller.books
     # The policy is told what was said at submission; the rest comes to it when it came live.
-    reported = JobBatch.of([replace(books.spec(job), id=f"{books.spec(job).id}") for job in finished])
+    reported = JobBatch.of([books.spec(job) for job in finished])
     news: list[News] = [*seen.policies[1:], *numbered(seen.profiles, finished)]
     news.sort(key=lambda told: told[0])
     again = Controller(seen.policies[0][1], controller.cluster)

@@ -30,8 +30,12 @@ class Costs:
 
 @dataclass
 class _Attempt:
+    """`blocked_s`: until then somebody who had been told to stop was still on its GPUs; that wait is predicted."""
+
     began_s: float
+    gpus: frozenset[int] = frozenset()
     stop_s: float = math.nan
+    blocked_s: float = -math.inf
 
 
 class Observed:
@@ -80,7 +84,7 @@ class Observed:
             for i, request in enumerate(note["requests"]):
                 self.worlds[int(note["first"]) + i] = int(request.get("processes_per_gpu") or 1)
         elif kind == "AttemptBegan":
-            self._attempts[note["job"]] = _Attempt(note["at_s"])
+            self._attempts[note["job"]] = _Attempt(note["at_s"], frozenset(note["gpus"]))
         elif kind == "StopAsked" and note["job"] in self._attempts:
             self._attempts[note["job"]].stop_s = note["at_s"]
         elif kind == "AttemptOver" and note["job"] in self._attempts:
@@ -89,9 +93,13 @@ class Observed:
     def _over(self, attempt: _Attempt, note: dict[str, Any]) -> None:
         costs = self.costs.setdefault(note["job"], Costs())
         first_s, last_s, held_s = note.get("first_step_s"), note.get("last_step_s"), float(note["held_s"])
-        held_from_s = note.get("ended_s", note["at_s"]) - held_s
+        ended_s = note.get("ended_s", note["at_s"])
         if first_s is not None:
-            costs.starts_s.append(max(0.0, held_from_s - attempt.began_s) + first_s)
+            costs.starts_s.append(max(0.0, ended_s - held_s - max(attempt.began_s, attempt.blocked_s)) + first_s)
+        if math.isfinite(attempt.stop_s):
+            for waiting in self._attempts.values():
+                if waiting.gpus & attempt.gpus:
+                    waiting.blocked_s = max(waiting.blocked_s, ended_s)
         if note["outcome"] == "finished" and last_s is not None:
             costs.tail_s = max(0.0, held_s - last_s)
         elif note["outcome"] == "preempted" and math.isfinite(attempt.stop_s):

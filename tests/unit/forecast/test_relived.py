@@ -89,6 +89,24 @@ def test_a_policy_and_a_profile_come_when_they_came():
     assert [at_s for at_s, _ in found.policies] == [0.0, 10.0]
 
 
+def test_who_waits_for_a_gpu_to_be_left_has_no_longer_start():
+    """Live a job begins when it is decided, and its agent holds it back until the GPU is free: that is predicted."""
+    log = Live("fifo")
+    log.submit(0.0, replace(spec("j-0", gpu=0.1), iterations=200), spec("j-1", gpu=0.05))
+    log.begin(0.0, 0)
+    log({"type": "PolicySet", "at_s": 10.0, "policy": "srtf"})
+    log(ReplanDue(10.0))
+    log({"type": "StopAsked", "at_s": 10.0, "job": 0, "epoch": 1, "why": "preempted"})
+    log.begin(10.0, 1)
+    log.over(14.0, 0, 0.0, 0.1, 10.0, "preempted")
+    log.over(19.0, 1, 14.0, 14.05, 19.0)
+    log.begin(19.0, 0, 2)
+    log.over(29.0, 0, 19.0, 19.1, 29.0, epoch=2)
+    assert log.seen().start_s(1) == pytest.approx(0.05)
+    found = fidelity(list(read_rows(log.rows)), round_s=0.0)
+    assert [job.predicted_s for job in found.jobs] == pytest.approx([29.0, 19.0], abs=0.05)
+
+
 def test_decisions_wait_for_the_first_and_for_each_other():
     log = Live()
     log({"type": "Requested", "at_s": 0.0, "first": 0, "owner": "ada", "requests": [{"command": ["true"]}] * 2})
