@@ -19,7 +19,6 @@ import numpy as np
 from plait.control.controller import Controller
 from plait.control.snapshot import of_active
 from plait.core.arrays import IntArray
-from plait.core.errors import PlaitError
 from plait.core.jobs import JobTable
 from plait.core.policy import View
 from plait.live.layout import job_name
@@ -99,7 +98,7 @@ def _starts(
     table = JobTable(columns, active, now, controller.competing, controller.books)
     try:
         plan = controller.policy.decide(View(now, controller.cluster, table, controller.running))
-    except (PlaitError, ArithmeticError, LookupError, ValueError):
+    except Exception:
         return False  # a policy that fails here fails in its decisions too, and the status says so
     return bool(np.isin(job, plan.groups.jobs))
 

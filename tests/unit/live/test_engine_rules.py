@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from live_cases import Cluster
@@ -566,6 +567,20 @@ def test_a_policy_that_fails_stops_nothing(cluster: Make) -> None:
     c.pass_s(6)
     assert c.engine.status(c.now)["policy_error"] is None
     assert c.state(1) == "running"
+
+
+def test_a_policy_that_fails_is_no_answer_and_no_error_to_whoever_asks(cluster: Make) -> None:
+    c = cluster((1,), policy="fifo")
+    c.submit({}, {})
+    c.pass_s(1.2)
+    asker = Asker()
+    _, question = asker.explain(c.engine, 1, c.now)
+    assert question is not None
+    question.copy.controller.policy = cast("Any", None)  # a TypeError or AttributeError of its own
+    answer = asker.ask(question)
+    assert answer is not None
+    assert answer.result() == []
+    asker.close()
 
 
 def test_explain_names_blockers_and_what_would_start_it(cluster: Make) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from live_cases import Cluster
@@ -74,8 +76,30 @@ def test_nodes_of_this_machine_are_known_by_their_files(tokens: Any, tmp_path: P
         with pytest.raises(Denied):
             known.agent(wrong)
     known.revoke(token.id)
-    with pytest.raises(Denied, match="revoked"):
+    with pytest.raises(Denied, match="revoked") as caught:
         known.agent("Bearer " + "s" * 50)
+    assert caught.value.next_step == "plait nodes enrol NODE"
+
+
+def test_tokens_come_and_go_at_the_same_time() -> None:
+    """They are made and revoked in threads, and agents of this machine enrol in the event loop."""
+    store = SimpleNamespace(tokens=list, add_token=lambda token: None, revoke_token=lambda name: True)
+    known = Tokens(cast("Store", store))
+    old = [known.make(f"u{i}", "user")[1] for i in range(2000)]
+    made: list[str] = []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        other = threading.Thread(target=lambda: made.extend(known.make("ann", "user")[0] for _ in range(1000)))
+        other.start()
+        for token in old[:300]:
+            known.revoke(token.id)
+        other.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert all(known.who(f"Bearer {secret}").user == "ann" for secret in made)
+    assert len(made) == 1000
+    assert len(known.all()) == 2700
 
 
 def test_each_node_of_this_machine_gets_a_secret_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

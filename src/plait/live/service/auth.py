@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,6 +47,7 @@ class Tokens:
         """Read them. `clock` tells the store's time, by which they expire; `layout` where this machine's nodes are."""
         self._store, self._clock, self._layout = store, clock, layout
         self._known = {token.hash: token for token in store.tokens()}
+        self._lock = threading.Lock()  # they are made and revoked in threads
 
     def make(
         self, user: str, role: str, project: str = "default", now_s: float = 0.0, *, expires_s: float | None = None,
@@ -61,19 +63,22 @@ class Tokens:
         name = f"t-{secrets.token_hex(4)}"
         token = Token(hashed(secret), name, user, role, project, now_s, expires_s, node)
         self._store.add_token(token)
-        self._known[token.hash] = token
+        with self._lock:
+            self._known[token.hash] = token
         return token
 
     def revoke(self, name: str) -> bool:
         """A token that counts no more; False if there is none of this id."""
         if not self._store.revoke_token(name):
             return False
-        self._known = {h: t for h, t in self._known.items() if t.id != name}
+        with self._lock:
+            self._known = {h: t for h, t in self._known.items() if t.id != name}
         return True
 
     def all(self) -> list[Token]:
         """Oldest first; those that have expired are still listed."""
-        return sorted(self._known.values(), key=lambda t: (t.created_s, t.id))
+        with self._lock:
+            return sorted(self._known.values(), key=lambda t: (t.created_s, t.id))
 
     def who(self, header: str | None) -> Token:
         """Whose token a request carries; raises `Denied`."""
@@ -89,10 +94,10 @@ class Tokens:
         """An agent's token; raises `Denied`. For which node it may speak is in it: see `speaks_for`."""
         try:
             token = self.who(header)
-        except Denied:
+        except Denied as error:
             found = self._enrolled_here(_secret(header))
             if found is None:
-                raise
+                raise Denied(error.status, str(error), "plait nodes enrol NODE") from None
             token = found
         need(token, "agent")
         return token
