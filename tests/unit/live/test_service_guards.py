@@ -115,6 +115,24 @@ def test_each_node_of_this_machine_gets_a_secret_of_its_own(tmp_path: Path, monk
     assert all(file.stat().st_mode & 0o077 == 0 for file in files)
 
 
+def test_nodes_of_a_home_that_had_one_secret_for_all_get_their_own(
+    tokens: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store knows the common one, for no node: agents that showed it would be refused for ever."""
+    from plait.live.backends import local
+
+    known, _, _ = tokens
+    common, _ = known.make("agents", "agent", "-")
+    monkeypatch.setattr(local, "_Outliving", lambda *words, **more: None)
+    backend = LocalBackend(Layout(tmp_path), 2, 1, False)
+    for folder in (tmp_path, *(make_private(tmp_path / "nodes" / name) for name in backend.nodes)):
+        write_secret(folder / "enrol", common)
+    for name, node in backend.nodes.items():
+        backend._spawn(node)
+        secret = (tmp_path / "nodes" / name / "enrol").read_text().strip()
+        speaks_for(known.agent(f"Bearer {secret}"), name)
+
+
 @pytest.mark.parametrize("noted", [True, False])
 def test_a_lost_token_of_the_administrator_is_replaced_and_revoked(tokens: Any, tmp_path: Path, noted: bool) -> None:
     known, _, store = tokens

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import filecmp
 import os
 import re
 import secrets
@@ -148,8 +149,9 @@ class LocalBackend:
     def _spawn(self, node: LocalNode) -> None:
         name = node.name
         folder = make_private(self.layout.node(name))
-        if not (folder / "enrol").exists():  # what its agent shows the service, which finds it here too
-            write_secret(folder / "enrol", "plait_" + secrets.token_urlsafe(32))
+        own, common = folder / "enrol", self.layout.home / "enrol"  # homes of before had the same for all nodes
+        if not own.exists() or (common.exists() and filecmp.cmp(own, common, shallow=False)):
+            write_secret(own, "plait_" + secrets.token_urlsafe(32))  # its agent shows it; the service finds it here too
         size = ["--gpus", str(node.gpus)] if node.cuda is None else ["--cuda", ",".join(map(str, node.cuda))]
         command = [sys.executable, "-m", "plait.live.agent", "--home", str(self.layout.home), "--node", name, *size]
         with _log_of(folder) as log:
