@@ -89,7 +89,7 @@ class Engine:
         for node in self.state.nodes.values():
             node.heard_s = self.begin_s
         self.term = store.next_term()
-        self.open_jobs = OpenJobs((job.owner, job.project) for job in self.state.jobs.values())
+        self.open_jobs = OpenJobs((job.owner, job.project) for job in self.state.jobs.values() if not job.cancelled)
         self.live = {job.number for job in self.state.jobs.values() if job.live}
         self.unfenced = set(self.live)
         self._rows: list[Row] = []
@@ -203,7 +203,8 @@ class Engine:
             if job is not None and self._is_over(self.state, job):
                 self.left.append((self.state.phase(job).name.lower(), self._jct_s(job)))
                 del self.state.jobs[number]
-                self.open_jobs.remove(job.owner, job.project)
+                if not job.cancelled:
+                    self.open_jobs.remove(job.owner, job.project)
         self.state.touched.clear()
 
     @staticmethod
@@ -291,6 +292,7 @@ class Engine:
             self.do(JobCancelled(now, np.array([number])))
         else:
             self.do({"type": "CancelAsked", "at_s": now, "job": number})
+            self.open_jobs.remove(job.owner, job.project)  # it stays until a node joins, and is no open job for so long
         self._go_on(now)
 
     # -- operators ------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from live_cases import Cluster
+from live_cases import Cluster, Node
 
 from plait.core.errors import InputError
 from plait.live import jobfile
@@ -177,6 +177,20 @@ def test_jobs_a_user_and_a_project_may_have(cluster: Make) -> None:
     with pytest.raises(Conflict, match="user ann has 3"):
         c.submit({})
     assert c.engine.state.numbers == 7
+
+
+def test_what_is_cancelled_before_any_node_is_there_is_no_open_job(cluster: Make) -> None:
+    c = cluster((), user_jobs=2)
+    c.submit({}, {})
+    c.engine.cancel(0, c.now)
+    c.engine.cancel(1, c.now)
+    assert c.submit({}) == [2]
+    c.restart()
+    assert c.engine.open_jobs.by_owner == {"ann": 1}
+    c.nodes.append(Node(c, "n0", 1))
+    c.pass_s(3)
+    assert [c.state(job) for job in range(3)] == ["cancelled", "cancelled", "running"]
+    assert c.engine.open_jobs.by_owner == {"ann": 1}
 
 
 def test_names_that_agents_and_users_invent_are_not_remembered() -> None:
