@@ -121,7 +121,7 @@ class AttachedJob(Job):
 
     def wrap_ddp(self, model: Any, *, inner: Any = None) -> Any:
         """See `Job.wrap_ddp`."""
-        from plait.training.network import module_of, register
+        from plait.training.network import alike, module_of, register
 
         layout = register(self, model, inner).layout
         module = module_of(model)
@@ -131,7 +131,7 @@ class AttachedJob(Job):
             self.kept.add(name, module)
         self.kept.values[name] = module
         buckets = self.kept.free_name("buckets")
-        self.kept.replicated |= {name, buckets}
+        self.kept.replicated |= {name, buckets} if alike(model) else {buckets}
         self.kept.add(buckets, layout)
         return model
 
@@ -302,8 +302,10 @@ class AttachedJob(Job):
     def end(self, *, failed: bool) -> None:
         """The script has ended, of a job that shares its process: what the interpreter's end does for others."""
         self._failed = failed
-        self.stages.close_all()
-        self._end()
+        try:
+            self.stages.close_all()
+        finally:  # a GPU that is gone keeps nobody from its gate
+            self._end()
 
     def _note_failure(self, inner: Callable[..., object]) -> Callable[..., object]:
         """An excepthook that remembers that there was an exception nobody caught."""

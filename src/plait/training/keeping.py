@@ -57,9 +57,10 @@ class Kept:
     def collect(self, rank: int, about: dict[str, Any]) -> dict[str, Any]:
         """The state of this rank at a boundary. What all ranks have alike is in rank 0's alone."""
         left_out: set[str] = set()
-        if rank and self.replicated:  # replicas are identical, and so are the optimizers that step them
-            steppers = {name for name, value in self.values.items() if hasattr(value, "param_groups")}
-            left_out = self.replicated | steppers
+        if rank and self.replicated:  # replicas are identical, and so are the optimizers that step nothing else
+            models = [self.values[name] for name in self.replicated if hasattr(self.values[name], "parameters")]
+            same = {id(parameter) for model in models for parameter in model.parameters()}
+            left_out = self.replicated | {name for name, value in self.values.items() if _steps_only(value, same)}
         return {
             "plait": about,
             "states": {name: v.state_dict() for name, v in self.values.items() if name not in left_out},
@@ -79,3 +80,9 @@ class Kept:
                 f"the checkpoint of step {self._found['plait']['step']} does not fit {name!r} "
                 f"({type(value).__name__}): {error}; submit a changed script as a new job"
             ) from error
+
+
+def _steps_only(value: Any, parameters: set[int]) -> bool:
+    """Whether this is an optimizer of nothing but these parameters, given by their ids."""
+    groups = getattr(value, "param_groups", None)
+    return groups is not None and all(id(parameter) in parameters for group in groups for parameter in group["params"])

@@ -13,6 +13,7 @@ epoch is an `InputError` that says so.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 STORAGE, CPU = Resource.STORAGE, Resource.CPU
 _END = object()
+#: More batches than any trainer fetches before it comes to them.
+AHEAD = 7
 
 
 def wrap(job: AttachedJob, loader: Any, *, train: bool) -> Any:
@@ -158,10 +161,12 @@ class StagedLoader(DataLoader[Any]):
         if order is not None:
             with order.replay(resume):
                 batches = super().__iter__()
+            if resume is not None and not self.num_workers:  # the loader drew a seed after the replay, not before it
+                self._put_generators(resume)
         else:
             assert stream is not None
             batches = stream.begin(super().__iter__, resume)
-        length = len(self) if order is not None else None
+        length = order.length if order is not None else None
         return self._passes.run(batches, resume["done"] if resume else 0, self._next, length, again=resume is not None)
 
     def _next(self, batches: Iterator[Any]) -> Any:
@@ -185,31 +190,40 @@ class StagedLoader(DataLoader[Any]):
             stages.add(resource, busy[resource], waited_s * part)
         return batch
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where it is: pass, batches done, the streams that made the order."""
+    def state_dict(self, ahead: int = 0) -> dict[str, Any]:
+        """Where it is: pass, batches done, the streams that made the order.
+
+        `ahead`: batches that were handed out and that a trainer has not come to yet.
+        """
         passes, order, stream = self._passes, self._order, self._stream
-        start = order.start if order else stream.start if stream else None
-        begun = passes.active and passes.done > 0 and start is not None
-        if begun and order is not None and passes.done >= len(self) and not self._job.in_epochs:
+        source = order if order is not None else stream  # Order has a length: it may be false
+        assert source is not None
+        done = passes.done - ahead
+        begun = passes.active and done > 0 and source.start is not None
+        if begun and order is not None and done == order.length and not self._job.in_epochs:
             begun = False  # the script will count this pass as done
+        last = order.at(done) if order is not None else stream.mark(ahead) if stream is not None else None
         return {
             "active": begun,
-            "done": passes.done if begun else 0,
-            "number": order.number if order else stream.number if stream else 0,
-            "start": start if begun else None,
-            "last": (order.at(passes.done) if order else stream.last if stream else None) if begun else None,
+            "done": done if begun else 0,
+            "number": source.number,
+            "start": source.start if begun else None,
+            "last": last if begun else None,
             "generators": [generator.get_state() for generator in self._generators],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there at the next `iter`."""
-        for generator, stream in zip(self._generators, state["generators"], strict=False):
-            generator.set_state(stream)
+        self._put_generators(state)
         if self._order is not None:
             self._order.number = state["number"]
         if self._stream is not None:
             self._stream.number = state["number"]
         self._resume = state if state["active"] else None
+
+    def _put_generators(self, state: dict[str, Any]) -> None:
+        for generator, stream in zip(self._generators, state["generators"], strict=False):
+            generator.set_state(stream)
 
 
 class _Stream:
@@ -222,7 +236,7 @@ class _Stream:
         self._streamed, self._stays = streamed, stays  # what workers iterate over, and whether they outlive a pass
         self.number = 0  # of the pass
         self.start: dict[str, Any] | None = None
-        self.last: int | None = None  # fingerprint of the newest batch
+        self._marks: deque[int] = deque(maxlen=AHEAD + 1)  # fingerprints of the newest batches
 
     def begin(self, start: Callable[[], Iterator[Any]], resume: Any) -> Iterator[Any]:
         """A pass; after a resume without what was done."""
@@ -248,8 +262,13 @@ class _Stream:
 
     def seen(self, batch: Any) -> Any:
         """Remember a batch that is handed out."""
-        self.last = fingerprint(batch) if batch is not _END else self.last
+        if batch is not _END:
+            self._marks.append(fingerprint(batch))
         return batch
+
+    def mark(self, ahead: int = 0) -> int | None:
+        """Fingerprint of the newest batch, or of the one so many before it."""
+        return self._marks[-1 - ahead] if ahead < len(self._marks) else None
 
 
 class PassingLoader:
@@ -286,15 +305,18 @@ class PassingLoader:
             batch = next(batches, _END)
         return batch if self._stateful else self._stream.seen(batch)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The inner loader's state while a pass is under way, or the place in it."""
+    def state_dict(self, ahead: int = 0) -> dict[str, Any]:
+        """The inner loader's state while a pass is under way, or the place in it.
+
+        `ahead` as for `StagedLoader.state_dict`; a loader that keeps its own state knows nothing of it.
+        """
         active = self._passes.active
         return {
             "inner": self._inner.state_dict() if self._stateful and active else None,
-            "done": self._passes.done if active else 0,
+            "done": max(self._passes.done - ahead, 0) if active else 0,
             "number": self._stream.number,
             "start": self._stream.start if active else None,
-            "last": self._stream.last,
+            "last": self._stream.mark(ahead),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

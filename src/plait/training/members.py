@@ -34,7 +34,8 @@ class Preempted(SystemExit):
 class Member:
     """One job of a merged process. `environ` is all of its environment; `out` is where its output goes (None: as is).
 
-    `ident`: its own thread, 0 before it runs. `streams`: its random streams by library, see `merged_streams`.
+    `ident`: its own thread, 0 before it runs and once it is over. `streams`: its random streams by library, see
+    `merged_streams`.
     """
 
     index: int

@@ -175,8 +175,10 @@ class Crew:
             with self._device(member):
                 code, reason, error = _contained(member, work)
                 code, reason = _wind_up(member, code, reason)
+                member.ident = 0  # an interruption of what follows would be the last that anybody hears of it
         except BaseException as late:  # an interruption that came too late, or the GPU is gone
             code, reason, error = 1, f"{type(late).__name__}: {late}", late
+            member.ident = 0
         steps = member.job.step if member.job is not None else 0
         state = FINISHED if code == 0 else STOPPED if code in (PREEMPTED, -signal.SIGTERM) else FAILED
         result = JobResult(member.name, state, reason, code, steps, time.monotonic() - begin_s, error)
@@ -200,7 +202,9 @@ class Crew:
                 stream.wait_stream(torch.cuda.current_stream())  # what was made before the threads is ready
                 stack.enter_context(torch.cuda.stream(stream))
                 member.stream = stream
-                stack.enter_context(torch.cuda.use_mem_pool(torch.cuda.MemPool()))
+                # Before torch 2.8 a pool in use takes the allocations of all threads, not only of its own.
+                if hasattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool"):
+                    stack.enter_context(torch.cuda.use_mem_pool(torch.cuda.MemPool()))
             yield
 
 

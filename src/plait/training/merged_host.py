@@ -101,7 +101,6 @@ class Host:
             self._say(lost=why)
             leave_all(LOST)
         refused = str(result.error) if isinstance(result.error, Unmergeable) else None
-        member.ident = 0
         self._say(ended=member.index, code=PREEMPTED if refused else result.exit_code, refused=refused)
         with contextlib.suppress(OSError):
             member.out.close()

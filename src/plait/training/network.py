@@ -165,6 +165,12 @@ def register(job: AttachedJob, model: Any, inner: Hook | None) -> NetworkStage:
     return stage
 
 
+def alike(model: Any) -> bool:
+    """Whether DDP keeps all of a model the same on every rank: not what it leaves alone."""
+    buffers = any(True for _ in module_of(model).buffers())
+    return not getattr(model, "parameters_to_ignore", ()) and (getattr(model, "broadcast_buffers", True) or not buffers)
+
+
 def module_of(model: Any) -> torch.nn.Module:
     """The module inside DDP: what a checkpoint holds, so that it loads without DDP too."""
     inner: torch.nn.Module = getattr(model, "module", model)

@@ -55,6 +55,14 @@ class Order:
         """Batches in a pass."""
         return len(self._given_sampler)
 
+    @property
+    def length(self) -> int | None:
+        """Batches in a pass, if the sampler says: it need not."""
+        try:
+            return len(self._given_sampler)
+        except (TypeError, NotImplementedError):
+            return None
+
     @contextmanager
     def replay(self, state: dict[str, Any] | None) -> Iterator[None]:
         """Inside, `iter` begins after the batches that were done in `state`; loaders with workers ask for it twice."""
@@ -79,9 +87,9 @@ class Order:
             return self._batches(0)
         assert self.start is not None
         streams.restore(self.start, self.generators)
-        batches, skipped = iter(self._given_sampler), None
+        batches, skipped = self._all(), None
         for _ in range(done):
-            skipped = self._next(batches)
+            skipped = next(batches, None)
         if skipped is None or (last is not None and skipped != list(last)):
             raise InputError(
                 f"{type(self._given_sampler).__name__} does not repeat its order, so no epoch can go on after batch "
@@ -93,15 +101,26 @@ class Order:
     def _batches(self, first: int, batches: Iterator[Any] | None = None) -> Iterator[Indices]:
         if batches is None:  # as late as the loader looks at it: some samplers draw in `iter`, some in the first `next`
             self.start = streams.capture(self.generators)
-            batches = iter(self._given_sampler)
+            batches = self._all()
         assert self.start is not None
         seed = pass_seed(self.start, self.number)
-        number = first
-        while (indices := self._next(batches)) is not None:
+        for number, indices in enumerate(batches, start=first):
             self._given[number] = indices
             self._given.pop(number - FETCHED_AHEAD, None)
             yield indices_of(indices, (seed * 1_000_003 + number) & 0x7FFFFFFF)
-            number += 1
+
+    def _all(self) -> Iterator[list[Any]]:
+        """The batches of the sampler, which has come to its end before the last one is handed out.
+
+        What it draws there belongs to this pass, also where nobody asks for more after the last batch, or the job is
+        stopped then. Workers fetch ahead, so with them it is so anyway.
+        """
+        batches, length, number = iter(self._given_sampler), self.length, 1
+        indices = self._next(batches)
+        while indices is not None:
+            later = self._next(batches) if number == length else None
+            yield indices
+            indices, number = self._next(batches) if later is None else later, number + 1
 
     def _next(self, batches: Iterator[Any]) -> list[Any] | None:
         indices = next(batches, None)

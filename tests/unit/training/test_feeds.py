@@ -15,9 +15,11 @@ from attempts import PREEMPTED, Forker, steps_saved, the_forker
 
 EXACT = [
     "generator",
+    "generator, no workers",
     "weighted",
     "with replacement",
     "tuples",
+    "unsized",
     "distributed",
     "stream",
     "stream, workers that stay",
@@ -62,6 +64,17 @@ def test_losses_after_kills_are_those_of_an_undisturbed_run(kind: str, forker: F
     expected = losses(plain)
     assert losses(ours) == expected
     assert len(expected) == (18 if kind == "distributed" else 36)
+
+
+@pytest.mark.parametrize("stop", [5, 6, 7])
+def test_turns_over_passes_go_on_in_the_next_pass_too(stop: int, forker: Forker, tmp_path: Path) -> None:
+    """Stopped before, at and after the end of a pass of six batches: a sampler draws at its end as well."""
+    attempts = [forker.start(tmp_path / "j-1", 1, "turns.py", str(tmp_path / "plain"), "0")]
+    attempts += [forker.start(tmp_path / "j-2", 1, "turns.py", str(tmp_path / "ours"), str(stop))]
+    assert [attempt.end()[0] for attempt in attempts] == [0, PREEMPTED]
+    code, output = forker.start(tmp_path / "j-2", 2, "turns.py", str(tmp_path / "ours"), "0").end()
+    assert code == 0, output
+    assert losses(tmp_path / "ours") == losses(tmp_path / "plain")
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 
+from plait.core.resources import Resource
+from plait.training.page import Page
 from plait.training.profiler import FEWEST, MOST, WARM_UP, Profiler, skew
+from plait.training.stagegate import NullGate
+from plait.training.stages import Stages
 
 
 def run(profiler: Profiler, steps: int, iteration_s: object, *, now_s: float = 0.0, **options: object) -> list[int]:
@@ -76,6 +81,45 @@ def test_what_a_job_does_beside_others_is_no_drift():
     run(profiler, 60, 1.0)
     assert run(profiler, 60, 3.0, now_s=60.0, alone=False) == []
     assert profiler.result[1] == pytest.approx(1.0)
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_stage_times_of_a_scripted_job_are_within_five_per_cent(tmp_path):
+    """From marks to what the agent reads: a load that is split afterwards, a transfer within the backward pass."""
+    clock, dice, profiler = Clock(), random.Random(1), Profiler()
+    with Page.create(tmp_path / "page.bin", mapped=True) as page:
+        stages = Stages(page, NullGate(), clock=clock)
+
+        def takes(seconds: float) -> None:
+            clock.now_s += seconds * dice.uniform(0.9, 1.1)
+
+        while page.profile is None:
+            with stages.stage(Resource.STORAGE):
+                takes(0.040)
+            stages.split(Resource.STORAGE, {Resource.STORAGE: 0.25, Resource.CPU: 0.75})
+            takes(0.005)  # nobody's
+            stages.enter(Resource.GPU)
+            takes(0.060)
+            stages.enter(Resource.NETWORK, gated=False)
+            takes(0.020)  # both at once
+            stages.sleep(Resource.GPU)
+            takes(0.015)
+            stages.leave(Resource.NETWORK)
+            stages.wake(Resource.GPU)
+            takes(0.010)
+            stages.leave(Resource.GPU)
+            stages.publish()
+            if profiler.step(clock.now_s, stages.busy_s):
+                page.set_profile(*profiler.result)
+        assert page.profile.stage_s == pytest.approx((0.010, 0.030, 0.090, 0.035), rel=0.05)
+        assert page.profile.iteration_s == pytest.approx(0.150, rel=0.05)
+        assert page.exposed_s[Resource.GPU] / page.busy_s[Resource.GPU] == pytest.approx(7 / 9, rel=0.05)
 
 
 class Recorder:

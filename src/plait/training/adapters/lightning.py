@@ -33,6 +33,7 @@ class PlaitCallback(Callback):
         self._put_off = False
         self._loaders: list[Any] = []
         self._places: list[dict[str, Any]] = []
+        self._fetcher: Any = None
         if self.job is not None:
             self.job.take_over(0, 0)
 
@@ -45,7 +46,9 @@ class PlaitCallback(Callback):
         """The random streams and the places in the data, for Lightning's checkpoint."""
         if self.job is None:
             return {}
-        return {"streams": streams.capture(), "loaders": [loader.state_dict() for loader in self._loaders]}
+        # Of data whose length it does not know Lightning fetches one batch ahead, to see the last one coming.
+        ahead = len(getattr(self._fetcher, "batches", ()))
+        return {"streams": streams.capture(), "loaders": [loader.state_dict(ahead) for loader in self._loaders]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Keep them until the loaders are there and what comes before the first batch has drawn."""
@@ -75,7 +78,7 @@ class PlaitCallback(Callback):
             warnings.warn("plait: this Lightning hides its loaders; a resumed epoch has a new order", stacklevel=2)
             return
         self._loaders = [wrap(job, loader, train=True) for loader in combined.flattened]
-        combined.flattened = self._loaders
+        combined.flattened, self._fetcher = self._loaders, fetcher
         for loader, place in zip(self._loaders, self._places, strict=False):
             loader.load_state_dict(place)
             for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):

@@ -102,6 +102,13 @@ class Tuples:
         return SIZE // 4
 
 
+class Unsized:
+    """Batches, and nobody is told how many."""
+
+    def __iter__(self):
+        yield from torch.randperm(SIZE).view(-1, 4).tolist()
+
+
 class Sub(DataLoader):
     """Another constructor, the same iteration."""
 
@@ -140,9 +147,11 @@ KINDS = {
     "stateful, own state": lambda: stateful(Counting(), num_workers=2),
     "stateful stream": lambda: stateful(Stream(), num_workers=2),
     "generator": lambda: DataLoader(data, 4, shuffle=True, generator=seeded, num_workers=1),
+    "generator, no workers": lambda: DataLoader(data, 4, shuffle=True, generator=seeded),
     "weighted": lambda: DataLoader(data, 4, sampler=WeightedRandomSampler(range(1, SIZE + 1), SIZE, generator=seeded)),
     "with replacement": lambda: DataLoader(data, 4, sampler=RandomSampler(data, replacement=True, num_samples=SIZE)),
     "tuples": lambda: DataLoader(data, batch_sampler=Tuples()),
+    "unsized": lambda: DataLoader(data, batch_sampler=Unsized()),
     "distributed": lambda: DataLoader(data, 4, sampler=distributed, num_workers=1, persistent_workers=True),
     "stream": lambda: DataLoader(Stream(3), 4),
     "stream, workers that stay": lambda: DataLoader(Stream(), 4, num_workers=2, persistent_workers=True),
