@@ -278,6 +278,7 @@ class PassingLoader:
         """Around `inner`."""
         self._job, self._inner, self._passes = job, inner, _Passes(job, train=train)
         self._stateful = all(callable(getattr(inner, name, None)) for name in ("state_dict", "load_state_dict"))
+        self._stateful &= getattr(inner, "use_stateful_dataloader", True)  # Accelerate's have both always
         self._stream = _Stream(inner, generators_of(inner) if isinstance(inner, DataLoader) else [])
         self._resume: dict[str, Any] | None = None
         if isinstance(inner, DataLoader) and inner.num_workers:

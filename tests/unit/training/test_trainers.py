@@ -23,13 +23,15 @@ def forker() -> Forker:
     return the_forker(*IMPORTS)
 
 
-@pytest.mark.parametrize("library", ["lightning", "lightning stream", "transformers", "accelerate"])
+@pytest.mark.parametrize(
+    "library", ["lightning", "lightning stream", "transformers", "accelerate", "accelerate dispatched"]
+)
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_stopped_in_the_middle_and_at_the_end_of_an_epoch(
     library: str, workers: str, forker: Forker, tmp_path: Path
 ) -> None:
     pytest.importorskip(library.split()[0])
-    per_epoch = 6 if library == "accelerate" else 12  # which sums up the gradients of two batches
+    per_epoch = 6 if library.startswith("accelerate") else 12  # which sums up the gradients of two batches
     undisturbed = forker.start(tmp_path / "j-1", 1, "trainers.py", str(tmp_path / "plain"), library, workers)
     job, ours, done = tmp_path / "j-2", tmp_path / "ours", 0.0
     for epoch, steps in enumerate((per_epoch // 2 - 1, per_epoch - 1, 2 * per_epoch), start=1):

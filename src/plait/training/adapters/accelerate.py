@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import send_to_device, synchronize_rng_states
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
@@ -34,7 +35,9 @@ def attach(accelerator: Any, loader: Any, *, model: Any, optimizer: Any, **state
     if not job.attached:
         return job, loader
     base = getattr(loader, "base_dataloader", None)
-    if not isinstance(base, DataLoader) or isinstance(base.dataset, IterableDataset):
+    # One that dispatches batches from rank 0 to the others does more around its own loader than we do.
+    ours = isinstance(loader, DataLoaderShard) and isinstance(base, DataLoader)
+    if not ours or isinstance(base.dataset, IterableDataset):
         return job, job.wrap_loader(loader)
     return job, PreparedLoader(job, loader, job.wrap_loader(base))
 

@@ -92,11 +92,12 @@ def with_transformers():
 
 
 def with_accelerate():
-    from accelerate import Accelerator
+    from accelerate import Accelerator, DataLoaderConfiguration
 
     from plait.training.adapters.accelerate import attach
 
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    dispatched = DataLoaderConfiguration(dispatch_batches=library == "accelerate dispatched")
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, dataloader_config=dispatched)
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
