@@ -36,8 +36,8 @@ def attach(accelerator: Any, loader: Any, *, model: Any, optimizer: Any, **state
         return job, loader
     base = getattr(loader, "base_dataloader", None)
     # One that dispatches batches from rank 0 to the others does more around its own loader than we do.
-    ours = isinstance(loader, DataLoaderShard) and isinstance(base, DataLoader)
-    if not ours or isinstance(base.dataset, IterableDataset):
+    known = isinstance(loader, DataLoaderShard)
+    if not known or not isinstance(base, DataLoader) or isinstance(base.dataset, IterableDataset):
         return job, job.wrap_loader(loader)
     return job, PreparedLoader(job, loader, job.wrap_loader(base))
 
