@@ -15,6 +15,7 @@ from itertools import permutations
 
 from plait.core.errors import InputError
 from plait.core.resources import Resource
+from plait.training.queues import queued_iterations
 
 K = len(Resource)
 #: Measured on the barrier over formula (3), and what a barrier must win before it is worth lock step.
@@ -127,6 +128,9 @@ def paces(
 ) -> tuple[float, ...]:
     """Seconds of an iteration of each job at this gate; `turns` matter at a barrier only.
 
+    At tokens the longer of two predictions: what the busiest resource allows, with what waiting in line was measured to
+    cost; and whole stages in queues (`queued_iterations`), which see that short stages wait behind long ones.
+
     >>> pair = [(2, 0.5, 1, 0.5), (0.5, 1, 2, 0.5)]
     >>> [round(s, 2) for s in paces("barrier", pair, (3.0, 2.5), (0, 2))]
     [4.59, 4.59]
@@ -137,7 +141,8 @@ def paces(
     if gate == "barrier":
         return (BARRIER_COST * barrier_round_s(stage_s, turns),) * len(alone)
     _, beta = _bound(stage_s, (1,) * K, True, TOKEN_COST)
-    return _token_iterations(stage_s, alone, (1,) * K, beta)
+    allowed = _token_iterations(stage_s, alone, (1,) * K, beta)
+    return tuple(max(pair) for pair in zip(allowed, queued_iterations(stage_s, alone), strict=True))
 
 
 def _bound(

@@ -19,6 +19,7 @@ from typing import Any
 from plait.core.resources import Resource
 from plait.training.members import torch_cuda
 from plait.training.page import Page
+from plait.training.slower import Slower
 from plait.training.stagegate import GateError, GateTimeout, StageGate
 
 LEAST_LEASE_S = 30.0
@@ -36,11 +37,13 @@ class Stages:
         refresh: Callable[[StageGate], StageGate] = lambda gate: gate,
         clock: Callable[[], float] = time.perf_counter,
         begun: Callable[[], None] | None = None,
+        slower: Slower | None = None,
     ) -> None:
         """Mark into `page`, ask `gate`; `refresh` is asked between stages which gate is the right one now.
 
-        `begun` is called when a GPU stage has begun.
+        `begun` is called when a GPU stage has begun; `slower` (as the environment says) makes stages take longer.
         """
+        self._slower = Slower.declared() if slower is None else slower
         self.gate, self._refresh, self._begun = gate, refresh, begun
         self.busy_s, self.exposed_s = [0.0] * K, [0.0] * K
         self._page, self._clock = page, clock
@@ -94,11 +97,13 @@ class Stages:
             self._cuda.begin()
         if self._page is not None:
             self._page.stage_since, self._page.in_stage = time.monotonic(), resource + 1
+        self._slower.begin(resource)
 
     def leave(self, resource: Resource, *, sync: bool = False) -> None:
         """Close the stage, if it is open. `sync`: wait for the GPU also without a gate."""
         if self._since[resource] is None:
             return
+        self._slower.end(resource)
         on_device = resource is Resource.GPU and self._cuda.end(wait=sync or self.gate.kind != "none")
         with self._lock:
             now = self._tick()
@@ -143,11 +148,14 @@ class Stages:
         """
         if self.gate.kind == "none" or self.idle:
             return
-        on_gpu = self._since[Resource.GPU] is not None
+        still_open = [r for r in Resource if self._since[r] is not None]
+        on_gpu = Resource.GPU in still_open
         gave_way_s: float | None = None
 
         def before() -> None:
             nonlocal gave_way_s
+            for resource in still_open:
+                self._slower.end(resource)
             if on_gpu:
                 self._cuda.end(wait=True)
             with self._lock:
@@ -166,6 +174,8 @@ class Stages:
                 self._cuda.begin()
             if self._page is not None:
                 self._page.stage_since = time.monotonic()
+            for resource in still_open:
+                self._slower.begin(resource)
 
     def let_go(self, resource: Resource) -> None:
         """Give the resource to others while the stage goes on by the clock."""
@@ -177,6 +187,7 @@ class Stages:
 
     def sleep(self, resource: Resource) -> None:
         """The open stage waits for another one, the GPU's for the network: let go of it, and stop its clock."""
+        self._slower.end(resource)
         self.let_go(resource)
         with self._lock:
             began = self._since[resource]
@@ -194,6 +205,7 @@ class Stages:
                 self._since[resource] = self._tick()
                 self._asleep[resource] = False
                 self._open += 1
+                self._slower.begin(resource)
 
     def split(self, closed: Resource, parts: dict[Resource, float]) -> None:
         """The newest stage on `closed` was in truth on several resources, in these parts (sum 1)."""

@@ -1,0 +1,53 @@
+"""Stages on devices that are declared slower."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from plait.core.errors import InputError
+from plait.core.resources import Resource
+from plait.training.slower import Slower
+from plait.training.stagegate import NullGate
+from plait.training.stages import Stages
+
+
+def spin(cpu_s: float) -> float:
+    """Use so much of this thread's processor time; what was used."""
+    began = time.thread_time()
+    while time.thread_time() - began < cpu_s:
+        pass
+    return time.thread_time() - began
+
+
+def test_a_stage_takes_a_multiple_of_the_time_it_computed() -> None:
+    stages = Stages(None, NullGate(), slower=Slower.declared("gpu=5"))
+    with stages.stage(Resource.GPU):
+        used_s = spin(0.01)
+    assert stages.busy_s[Resource.GPU] >= 5 * used_s
+    before_s = time.thread_time()
+    with stages.stage(Resource.CPU):
+        spin(0.001)
+    assert stages.busy_s[Resource.CPU] >= 0.001
+    assert time.thread_time() - before_s < 1.0
+
+
+def test_waiting_for_the_network_is_not_computing() -> None:
+    stages = Stages(None, NullGate(), slower=Slower.declared("gpu=4"))
+    stages.enter(Resource.GPU)
+    used_s = spin(0.01)
+    stages.sleep(Resource.GPU)
+    asleep_s = stages.busy_s[Resource.GPU]
+    assert asleep_s >= 4 * used_s
+    time.sleep(0.02)
+    stages.wake(Resource.GPU)
+    used_s += spin(0.01)
+    stages.leave(Resource.GPU)
+    assert stages.busy_s[Resource.GPU] >= 4 * used_s
+
+
+@pytest.mark.parametrize("text", ["gpu", "gpu=0.5", "gpu=x", "disk=2", "gpu=nan", "cpu=1e9"])
+def test_what_is_no_declaration_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="PLAIT_SLOWER"):
+        Slower.declared(text)
