@@ -42,10 +42,10 @@ DISK_MB_S, LINK_MBIT_S, SLOWER = 64, 160, 2
 ROUND_S, HALF_S = 1.0, 170.0
 EXCLUSIVE = "srsf"
 DEVICES = f"""\
-Its devices: a disk of {DISK_MB_S} MB/s, for each worker a link of {LINK_MBIT_S} Mbit/s, a CPU and a GPU that take {SLOWER} times
-as long as a core of this machine. All are declared: files are read, gradients sent and models
-computed in earnest, and where this machine is faster the jobs wait, one after the other as at a
-real device. Everything printed is measured, unless it says predicted."""
+Its devices: a disk of {DISK_MB_S} MB/s, for each worker a link of {LINK_MBIT_S} Mbit/s, a CPU and a GPU that
+take {SLOWER} times as long as a core of this machine. All are declared: files are read, gradients
+sent and models computed in earnest, and where this machine is faster the jobs wait, one after
+the other as at a real device. Everything printed is measured, unless it says predicted."""
 CLUSTER = f"1 CPU slot, disk {DISK_MB_S} MB/s, link {LINK_MBIT_S} Mbit/s, CPU and GPU 1/{SLOWER} of a core"
 
 

@@ -13,6 +13,7 @@ nobody's way, and nobody waits for it to catch up.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 
@@ -41,9 +42,11 @@ _SPINS = 20
 
 
 class BarrierGate:
-    """The barrier of a group for one process of a member, used by one thread; forked children pass.
+    """The barrier of a group for one process of a member; forked children pass.
 
-    In a job of several processes rank 0 keeps the slots; its peers go with it on GPU and network, and freely else.
+    Stages come one after the other. The network's may be left by a thread of its own a little after the job has gone
+    on: whoever wants the next stage waits for that. In a job of several processes rank 0 keeps the slots; its peers go
+    with it on GPU and network, and freely else.
     """
 
     def __init__(self, group: Group, index: int, rank: int = 0) -> None:
@@ -57,6 +60,7 @@ class BarrierGate:
         self._others = [(i, self._page.at.member(i)) for i in range(len(group.members)) if i != index]
         self._turn = group.members[index].turn
         self._closed, self._pid, self._began, self._inside = False, os.getpid(), 0.0, -1
+        self._holder, self._outside = 0, threading.Condition()
         #: What each member was seen doing since when, while we waited for it: (slot, in stage), monotonic seconds.
         self._seen: dict[int, tuple[tuple[int, int], float]] = {}
         if rank == 0:
@@ -75,7 +79,7 @@ class BarrierGate:
         """Wait for the next slot in which the resource is this job's; raises `GateTimeout`."""
         r, begin = int(resource), time.perf_counter()
         if os.getpid() == self._pid:
-            if self._inside >= 0:
+            if self._inside >= 0 and not self._left_elsewhere(timeout_s):
                 name = Resource(self._inside).name
                 raise GateError(f"a stage on {resource.name} inside one on {name}; at a barrier leave that first")
             try:
@@ -88,8 +92,15 @@ class BarrierGate:
                 self._give_up(error)
             finally:
                 self.stats.waited_s[r] += time.perf_counter() - begin
-            self._inside = r
+            self._holder, self._inside = threading.get_ident(), r
         self._began = time.perf_counter()
+
+    def _left_elsewhere(self, timeout_s: float) -> bool:
+        """Wait for the thread that is about to leave the network; false if it is not that."""
+        if self._inside != Resource.NETWORK or self._holder == threading.get_ident():
+            return False
+        with self._outside:
+            return self._outside.wait_for(lambda: self._inside < 0, timeout_s)
 
     def _take(self, r: int, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
@@ -198,8 +209,16 @@ class BarrierGate:
         r = int(resource)
         if os.getpid() != self._pid or self._inside != r:
             return
-        self._inside = -1
-        gang = self._gang if r in GANG else None
+        try:
+            self._end_slot(self._gang if r in GANG else None, r)
+        finally:  # not before: two threads must not move the slot
+            self.stats.stages[r] += 1
+            self.stats.inside_s[r] += time.perf_counter() - self._began
+            with self._outside:
+                self._inside = -1
+                self._outside.notify_all()
+
+    def _end_slot(self, gang: Gang | None, r: int) -> None:
         if self._rank:
             if gang is not None:
                 gang.leave(r)
@@ -213,8 +232,6 @@ class BarrierGate:
             if self._words[self._own + STATE] == ACTIVE:
                 self._words[self._own + SLOT] += 1
             self._wake()
-        self.stats.stages[r] += 1
-        self.stats.inside_s[r] += time.perf_counter() - self._began
 
     def _give_up(self, error: OSError) -> None:
         """The group's files went away under us."""

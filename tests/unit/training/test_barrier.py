@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 
 import pytest
 from players import Watch, until
@@ -46,6 +47,29 @@ def test_slots_nobody_uses_are_nobodys_wait(group, play, tmp_path):
     a.say(f"work 50 {tmp_path} {CPU}{GPU}")  # neither has a stage on the network
     b.say(f"work 50 {tmp_path} {STORAGE}{GPU}")
     assert (a.hear(), b.hear()) == ("met 0", "met 0")
+
+
+def test_the_next_stage_waits_for_the_thread_that_leaves_the_network(group):
+    gate = BarrierGate(group("barrier", 2), 0)
+    entered, leave = threading.Event(), threading.Event()
+
+    def exchange():
+        gate.enter(Resource.NETWORK)
+        entered.set()
+        leave.wait()
+        gate.leave(Resource.NETWORK)
+
+    thread = threading.Thread(target=exchange)
+    thread.start()
+    entered.wait()
+    threading.Timer(0.02, leave.set).start()
+    gate.enter(Resource.GPU)
+    assert leave.is_set(), "two stages of one job at a time"
+    with pytest.raises(GateError):
+        gate.enter(Resource.CPU)
+    gate.leave(Resource.GPU)
+    thread.join()
+    gate.close()
 
 
 def _both_in_step(made, play):
