@@ -28,7 +28,10 @@ ONCE, ALWAYS = "once", "always"
 
 @dataclass(slots=True)
 class Rank:
-    """One process of an attempt: its node, the node's number of its GPU, and how it ended."""
+    """One process of an attempt: its node, the node's number of its GPU, and how it ended.
+
+    `seen` and `learnt_s` (when it was last believed what it measured) are of this service's life only.
+    """
 
     node: str
     gpu: int
@@ -36,6 +39,7 @@ class Rank:
     exit_code: int | None = None
     reason: str | None = None
     seen: Seen | None = None
+    learnt_s: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from plait.control.messages import JobProfiled, NodeJoined
 from plait.core.cluster import Node
 from plait.core.errors import InputError
 from plait.core.jobs import Phase
-from plait.live.attempts import NOT_STARTED, JobRecord, NodeRecord
+from plait.live.attempts import NOT_STARTED, JobRecord, NodeRecord, Rank
 from plait.live.errors import Conflict
 from plait.live.layout import NODE_NAME
 from plait.live.requests import profile_key
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: A stage or iteration time counts as changed from this share on.
 DRIFT = 0.2
+#: A process is believed a new profile this often: each is an entry of the log and a reason to decide.
+LEARN_S = 10.0
 
 
 def hear(engine: Engine, seen: Observed, now: float, address: str) -> None:
@@ -128,7 +130,7 @@ def _see(engine: Engine, node: NodeRecord, seen: Seen, now: float) -> None:
     if before is None or before.state != seen.state:
         engine.state.touched.add(seen.job)
     if seen.rank == 0:
-        _learn(engine, job, attempt.ranks[0].node, seen, now)
+        _learn(engine, job, attempt.ranks[0], seen, now)
     if seen.state == ENDED:
         started = seen.pid != 0 or seen.exit_code not in NOT_STARTED
         _ended(engine, seen.job, seen.epoch, seen.rank, seen.exit_code, seen.reason, started, now, seen.merged)
@@ -146,20 +148,30 @@ def _ended(
     )  # fmt: skip
 
 
-def _learn(engine: Engine, job: JobRecord, node: str, seen: Seen, now: float) -> None:
-    """A profile measured alone: for the job itself and for later ones like it."""
-    info = engine.state.nodes[node].info
+def _learn(engine: Engine, job: JobRecord, rank: Rank, seen: Seen, now: float) -> None:
+    """A profile measured alone: for the job itself and for later ones like it; not more often than anybody measures."""
+    info = engine.state.nodes[rank.node].info
     if info is None or engine.state.controller is None:
         return
     key = profile_key(job.request, info.gpu_kind)
     known = engine.state.learnt.get(key, {})
-    if seen.skew is not None and 0 < seen.skew <= 1 and known.get("skew") != seen.skew:
+    learnt_s = rank.learnt_s
+    if (
+        now >= learnt_s.get("skew", -math.inf) + LEARN_S
+        and seen.skew is not None
+        and 0 < seen.skew <= 1
+        and known.get("skew") != seen.skew
+    ):
+        learnt_s["skew"] = now
         engine.do({"type": "Learnt", "at_s": now, "key": key, "skew": seen.skew})
     profile = seen.profile
+    if now < learnt_s.get("profile", -math.inf) + LEARN_S:
+        return
     if profile is None or not sane_profile(profile) or engine.state.phase(job) > Phase.RUNNING:
         return
     columns = engine.state.controller.books.columns
     if _differs(profile, columns["stage_s"][job.number].tolist(), float(columns["iteration_s"][job.number])):
+        learnt_s["profile"] = now
         stage_s, iteration_s = [float(x) for x in profile.stage_s], float(profile.iteration_s)
         engine.do(JobProfiled(now, np.array([job.number]), np.array([iteration_s]), np.array([stage_s])))
         engine.do({"type": "Learnt", "at_s": now, "key": key, "stage_s": stage_s, "iteration_s": iteration_s})

@@ -10,7 +10,8 @@ class Options:
     """Seconds unless named otherwise.
 
     round_s         decide at most this often
-    early_s         ... but for jobs that arrive while GPUs are free, at most this often before the round is due
+    early_s         ... but for jobs that arrive while GPUs are free, at most this often before the round is due,
+                    unless rounds are longer than 5 s
     suspect_s       a node silent for so long gets no new work
     lost_s          ... is lost: its jobs wait again and may be replaced, under a new epoch
     lease_s         an agent without contact for so long stops its work

@@ -31,6 +31,8 @@ WATCH_S = 0.25
 LATE_S = 0.5
 #: Submissions have paused when none came for so long; an early decision waits so many times this at most.
 QUIET_S, QUIETS = 0.05, 4
+#: Rounds longer than this are meant to spare preemptions, and an early decision may preempt: there is none.
+LONG_ROUND_S = 5.0
 #: After a decision the next early one waits so many times as long as that one took.
 REST = 4.0
 
@@ -185,7 +187,7 @@ class Rounds:
     def _early_s(self) -> float:
         """When a decision may be made before its round, for jobs that arrived while GPUs are free."""
         state, options = self._engine.state, self._engine.options
-        if self._arrived is None or state.policy_error:
+        if self._arrived is None or state.policy_error or options.round_s > LONG_ROUND_S:
             return math.inf
         first, last = self._arrived
         quiet_s = min(last + QUIET_S, first + QUIETS * QUIET_S)

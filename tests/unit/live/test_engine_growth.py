@@ -123,7 +123,7 @@ def decided(c: Cluster) -> int:
 
 
 def test_a_job_that_arrives_while_gpus_are_free_does_not_wait_for_the_round(cluster: Make) -> None:
-    c = cluster((4,), round_s=60.0)
+    c = cluster((4,), round_s=5.0)
     c.submit({})
     c.pass_s(1)
     before = decided(c)
@@ -138,7 +138,7 @@ def test_a_job_that_arrives_while_gpus_are_free_does_not_wait_for_the_round(clus
 
 
 def test_early_decisions_are_few(cluster: Make) -> None:
-    c = cluster((64,), round_s=60.0)
+    c = cluster((64,), round_s=5.0)
     c.submit({})
     c.pass_s(1)
     before, begin = decided(c), c.now

@@ -515,6 +515,27 @@ def test_profiles_are_learnt_and_given_to_later_jobs_of_the_kind(cluster: Make) 
     assert math.isnan(columns["iteration_s"][3])
 
 
+def test_a_process_that_keeps_changing_its_profile_is_not_believed_each_time(cluster: Make) -> None:
+    c = cluster()
+    c.submit({"model": "vgg"})
+    c.pass_s()
+    for i in range(20):
+        c.nodes[0].report(0, profile=Profile([0.1, 0.2, 0.3 + i % 2, 0.0], 1.0 + i % 2, 20), skew=0.5 + i % 2 / 4)
+        c.pass_s(0.6)
+    assert c.types().count("JobProfiled") <= 2
+    assert c.types().count("Learnt") <= 4
+
+
+def test_an_early_decision_is_not_for_long_rounds(cluster: Make) -> None:
+    c = cluster((1, 1), round_s=60.0)
+    c.submit({})
+    c.pass_s(1.1)
+    before = c.types().count("ReplanDue")
+    c.submit({})
+    c.pass_s(5.0)
+    assert c.types().count("ReplanDue") == before
+
+
 def test_jobs_that_take_turns_get_a_group_with_a_gate(cluster: Make) -> None:
     c = cluster((1,), policy="muri-l")
     stages = [{"storage": 0.2, "cpu": 0.1, "gpu": 0.1, "network": 0.1}, {"gpu": 0.2, "cpu": 0.1, "storage": 0.1}]
