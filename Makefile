@@ -22,7 +22,7 @@ demo-simulate: $(VENV)/.sim ## simulate 2,000 jobs on 64 GPUs under eight polici
 	@$(BIN)/plait demo --simulate --out $(DEMO)
 
 test: $(VENV)/.dev ## the test suite
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 $(PYTEST_ARGS)
 
 check: format-check lint types imports doctest test ## everything: format, lint, types, layers, doctests, tests
 

@@ -312,7 +312,10 @@ def test_what_hangs_in_a_stage_is_failed_with_its_stacks_in_the_log(world: World
         "def waits_for_ever(): time.sleep(600)\n"
         "waits_for_ever()\n"
     )
-    world.service.want(world.python(1, code, env={"PLAIT_HANG_S": "0.5"}), world.python(2, code, gpus=[1]))
+    env = {"PLAIT_HANG_S": "0.5"}
+    peer = world.python(3, code, env=env, rank=1, world=2, gpus=[2])
+    world.service.want(world.python(1, code, env=env), world.python(2, code, gpus=[1]), peer)
+    until(lambda: world.service.seen(3, rank=1) is not None, "the peer")
     seen = world.service.wait(1, "ended")
     assert seen.exit_code == -signal.SIGKILL
     assert (seen.reason or "").startswith("hung: ")
@@ -321,3 +324,6 @@ def test_what_hangs_in_a_stage_is_failed_with_its_stacks_in_the_log(world: World
     other = world.service.seen(2)
     assert other is not None
     assert other.state == "running"  # half a minute is not over
+    waiting = world.service.seen(3, rank=1)
+    assert waiting is not None
+    assert waiting.state == "running", "it may wait for its rank 0, which is the one to look at"

@@ -88,8 +88,12 @@ class Attempt:
         self.state, self.process, self.page, self.pid, self.reason = STARTING, None, None, 0, why
 
     def watch(self) -> None:
-        """Fail it if it hangs in a stage. Not what shares its process with others: they would end with it."""
-        if self.state != RUNNING or self.shares or self.page is None:
+        """Fail it if it hangs in a stage. Not what shares its process with others: they would end with it.
+
+        Of a gang only rank 0 is looked at: the others may wait for it while it evaluates or saves alone, and what
+        any of them hangs in keeps rank 0 from its next iteration too.
+        """
+        if self.state != RUNNING or self.shares or self.page is None or self.run.rank:
             return
         try:
             least_s = float(self.run.env.get("PLAIT_HANG_S", HANG_S))
