@@ -1,10 +1,10 @@
 """Devices that are declared slower than this machine's, for demonstrations and tests on CPU slots.
 
-    PLAIT_SLOWER=cpu=2,gpu=2      stages on the CPU and the GPU take twice the time of a core
+    PLAIT_SLOWER=cpu=2,gpu=40ms     a CPU stage takes twice the processor time of its thread, a GPU stage 40 ms
 
-A stage still computes in earnest and then holds its resource until it has taken so many times the processor time that
-its thread used. Stages so declared take the same time whether or not other programs want the cores too, as long as
-the cores are not short by more than the factor: what several jobs do then depends on how they take turns.
+A stage still computes in earnest and then holds its resource until the declared device would be done. Stages so
+declared take the same time whether or not other programs want the cores too, as long as there is enough of them: what
+several jobs do then depends on how they take turns.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ VARIABLE = "PLAIT_SLOWER"
 class Slower:
     """Waits at the end of stages on the resources that have a factor above 1. A stage belongs to one thread."""
 
-    def __init__(self, factors: dict[Resource, float]) -> None:
-        """`factors`: how many times the processor time of its thread a stage on the resource takes."""
-        self._factors = factors
+    def __init__(self, factors: dict[Resource, float], least_s: dict[Resource, float] | None = None) -> None:
+        """By resource: how many times the processor time of its thread a stage takes, and the least seconds."""
+        self._factors, self._least_s = factors, least_s or {}
         self._begun: dict[Resource, tuple[int, float, float]] = {}
 
     @classmethod
@@ -33,26 +33,33 @@ class Slower:
         """As the environment says; raises `InputError` for what is no declaration."""
         text = os.environ.get(VARIABLE, "") if text is None else text
         known = {r.name.lower(): r for r in (Resource.CPU, Resource.GPU)}
-        factors = {}
+        factors: dict[Resource, float] = {}
+        least_s: dict[Resource, float] = {}
         for part in filter(None, text.split(",")):
             name, _, value = part.partition("=")
+            fixed = value.endswith("ms")
             try:
-                factor = float(value)
+                number = float(value.removesuffix("ms"))
             except ValueError:
-                factor = math.nan
-            if name not in known or not 1 <= factor <= 1000:
-                raise InputError(f"{VARIABLE}={text!r}: {part!r} is not like cpu=2 or gpu=2.5 (factors from 1 to 1000)")
-            factors[known[name]] = factor
-        return cls(factors)
+                number = math.nan
+            if name not in known or not (0 if fixed else 1) <= number <= 1000:
+                ways = "cpu=2 (times, from 1 to 1000) or gpu=40ms (up to 1000)"
+                raise InputError(f"{VARIABLE}={text!r}: {part!r} is not like {ways}")
+            if fixed:
+                least_s[known[name]] = number / 1e3
+            else:
+                factors[known[name]] = number
+        return cls(factors, least_s)
 
     def begin(self, resource: Resource) -> None:
         """The stage begins, or goes on, in this thread."""
-        if resource in self._factors:
+        if resource in self._factors or resource in self._least_s:
             self._begun[resource] = threading.get_ident(), time.perf_counter(), time.thread_time()
 
     def end(self, resource: Resource) -> None:
         """It ends or pauses: wait until the declared device would be done."""
         begun = self._begun.pop(resource, None)
         if begun is not None and begun[0] == threading.get_ident():
-            done_s = begun[1] + self._factors[resource] * (time.thread_time() - begun[2])
+            computed_s = self._factors.get(resource, 0.0) * (time.thread_time() - begun[2])
+            done_s = begun[1] + max(computed_s, self._least_s.get(resource, 0.0))
             time.sleep(max(0.0, done_s - time.perf_counter()))

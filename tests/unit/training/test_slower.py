@@ -33,6 +33,15 @@ def test_a_stage_takes_a_multiple_of_the_time_it_computed() -> None:
     assert time.thread_time() - before_s < 1.0
 
 
+def test_a_stage_takes_the_time_that_is_declared() -> None:
+    stages = Stages(None, NullGate(), slower=Slower.declared("gpu=30ms"))
+    before_s = time.thread_time()
+    with stages.stage(Resource.GPU):
+        spin(0.001)
+    assert stages.busy_s[Resource.GPU] >= 0.03
+    assert time.thread_time() - before_s < 0.03, "it waits, it does not compute"
+
+
 def test_waiting_for_the_network_is_not_computing() -> None:
     stages = Stages(None, NullGate(), slower=Slower.declared("gpu=4"))
     stages.enter(Resource.GPU)
@@ -47,7 +56,9 @@ def test_waiting_for_the_network_is_not_computing() -> None:
     assert stages.busy_s[Resource.GPU] >= 4 * used_s
 
 
-@pytest.mark.parametrize("text", ["gpu", "gpu=0.5", "gpu=x", "disk=2", "gpu=nan", "cpu=1e9"])
+@pytest.mark.parametrize(
+    "text", ["gpu", "gpu=0.5", "gpu=x", "disk=2", "gpu=nan", "cpu=1e9", "gpu=xms", "gpu=-1ms", "network=3ms"]
+)
 def test_what_is_no_declaration_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="PLAIT_SLOWER"):
         Slower.declared(text)
