@@ -56,8 +56,7 @@ def submit(
     plait submit --gpus 2 --model gpt2 -- python train.py
     plait submit -f job.yaml
     """
-    from plait.core.errors import InputError
-    from plait.live.jobfile import check, parse_bytes, read_jobs, schema_text
+    from plait.live.jobfile import schema_text
 
     if show_schema:
         typer.echo(schema_text(), nl=False)
@@ -67,8 +66,30 @@ def submit(
         "merge": merge or None,
         "cpus": cpus, "deadline_s": deadline_s, "checkpoint_s": checkpoint_s, "project": project, "priority": priority,
     }  # fmt: skip
+    ready = _requests(command, file, given, {"gpu_memory": gpu_memory, "memory": memory}, workdir, env or [])
+    with client(home) as service:
+        answers = service.submit(ready)
+    if as_json:
+        print_json(answers)
+    else:
+        for answer in answers:
+            typer.echo(answer["id"])
+        first = answers[0]["id"]
+        note(f"submitted; follow it with: plait logs -f {first}")
+    if wait:
+        _wait([answer["id"] for answer in answers], None, home)
+
+
+def _requests(
+    command: list[str] | None, file: Path | None, given: dict[str, Any], sizes: dict[str, str | None],
+    workdir: Path | None, env: list[str],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The jobs of a file, or the one of a command, with what the options say instead; `InputError` for bad ones."""
+    from plait.core.errors import InputError
+    from plait.live.jobfile import check, parse_bytes, read_jobs
+
     given = {field: value for field, value in given.items() if value is not None}
-    for field, text in (("gpu_memory", gpu_memory), ("memory", memory)):
+    for field, text in sizes.items():
         if text is not None:
             given[field] = parse_bytes(text, f"--{field.replace('_', '-')}")
     if workdir is not None:
@@ -86,17 +107,7 @@ def submit(
         if env:
             merged["env"] = {**merged.get("env", {}), **_environment(env)}
         ready.append(check(merged, str(file) if file else "plait submit"))
-    with client(home) as service:
-        answers = service.submit(ready)
-    if as_json:
-        print_json(answers)
-    else:
-        for answer in answers:
-            typer.echo(answer["id"])
-        first = answers[0]["id"]
-        note(f"submitted; follow it with: plait logs -f {first}")
-    if wait:
-        _wait([answer["id"] for answer in answers], None, home)
+    return ready
 
 
 def _environment(pairs: list[str]) -> dict[str, str]:
