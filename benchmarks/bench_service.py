@@ -19,12 +19,12 @@ from pathlib import Path
 
 import common
 
+from plait.forecast.replayed import replay, stored_rows
 from plait.live.client import Client
 from plait.live.engine import Engine
 from plait.live.layout import Layout
 from plait.live.options import Options
 from plait.live.store import Store
-from plait.live.verify import replay_verify
 from plait.live.wire import NodeInfo, Observed
 
 Figure = partial(common.Figure, unit="s")
@@ -137,7 +137,7 @@ def coming_back(home: Path) -> list[common.Figure]:
     restart_s = median_s(restart)
     store = Store.open(home / "plait.db", exclusive=False)
     begin = time.perf_counter()
-    verified = replay_verify(store)
+    verified = replay(stored_rows(store))
     verify_s = time.perf_counter() - begin
     assert verified.difference is None
     store.close()

@@ -27,8 +27,8 @@ pytest.importorskip("torch", reason="the jobs are real training: needs the extra
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
 
 from plait.core.errors import PlaitError  # noqa: E402
+from plait.forecast.replayed import replay, stored_rows  # noqa: E402
 from plait.live.store import Store  # noqa: E402
-from plait.live.verify import replay_verify  # noqa: E402
 from plait.testing import Chaos, Cluster, plan_faults, remains  # noqa: E402
 
 SCRIPT = Path(__file__).parent / "scripts" / "chaos_job.py"
@@ -188,7 +188,7 @@ class Trial:
                     over[event["job"]] += 1
             assert finished == Counter(range(self.jobs))
             assert over == Counter(range(self.jobs))
-            assert replay_verify(store).difference is None
+            assert replay(stored_rows(store)).difference is None
         finally:
             store.close()
 

@@ -18,9 +18,9 @@ pytest.importorskip("fastapi", reason="needs the extra [live]")
 pytest.importorskip("torch", reason="the jobs are real training: needs the extra [torch]")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
 
+from plait.forecast.replayed import replay, stored_rows  # noqa: E402
 from plait.live.agent import procs  # noqa: E402
 from plait.live.store import Store  # noqa: E402
-from plait.live.verify import replay_verify  # noqa: E402
 from plait.testing import Cluster, remains  # noqa: E402
 
 SCRIPT = Path(__file__).parent / "scripts" / "chaos_job.py"
@@ -83,6 +83,6 @@ def test_two_trainings_share_a_process_and_survive_its_death(tmp_path: Path) -> 
         assert sorted((e["job"], e["exit_code"], e.get("merged")) for e in ends) == [
             (0, 0, None), (0, 75, "unknown"), (1, 0, None), (1, 75, "unknown"),
         ]  # fmt: skip
-        assert replay_verify(store).difference is None
+        assert replay(stored_rows(store)).difference is None
     finally:
         store.close()

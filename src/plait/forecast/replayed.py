@@ -5,6 +5,7 @@ A log of the live cluster has the controller's events and the service's own note
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,8 @@ from plait.control.history import History
 from plait.control.messages import Event, from_json, to_json
 from plait.control.metrics import RunResult, measure
 from plait.core.errors import InputError
-from plait.live.state import Entry, State
-
-#: Types of the log that are the service's notes, not events of the controller.
-NOTES = frozenset(State()._notes)
+from plait.live.state import Entry, State, entry_from_json
+from plait.live.store import Store
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,13 @@ class Replayed:
 def read_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
     """The rows of `GET /v1/events`; raises `InputError` for one that is not of this version."""
     for row in rows:
-        data = row["event"]
-        entry: Any = dict(data) if data.get("type") in NOTES else from_json(data)
-        yield Row(int(row["seq"]), entry, list(row.get("commands") or ()))
+        yield Row(int(row["seq"]), entry_from_json(row["event"]), list(row.get("commands") or ()))
+
+
+def stored_rows(store: Store) -> Iterator[Row]:
+    """The rows of a store, without its service."""
+    for row in store.entries():
+        yield Row(row.seq, entry_from_json(json.loads(row.entry)), json.loads(row.commands))
 
 
 def replay(
@@ -79,10 +82,12 @@ def replay(
 ) -> Replayed:
     """Fold the log from its beginning; stops at the first decision that differs from the recorded one.
 
-    `observe` sees the state after each entry.
+    `observe` sees the state after each entry. Raises `InputError` for a log with a gap.
     """
     state, history, count = State(), None, 0
     for row in rows:
+        if row.seq != count + 1:
+            raise InputError(f"the log has entry {row.seq} where {count + 1} was expected; it is not whole")
         derived = [to_json(command) for command in state.apply(row.entry)]
         count += 1
         if compare and derived != row.commands:

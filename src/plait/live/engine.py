@@ -31,7 +31,6 @@ from plait.control.messages import (
     NodeLost,
     ProgressReported,
     ReplanDue,
-    from_json,
     to_json,
 )
 from plait.core.errors import InputError, PlaitError
@@ -48,7 +47,7 @@ from plait.live.options import Options
 from plait.live.requests import spec_of
 from plait.live.rounds import Rounds
 from plait.live.snapshots import Later, Snapshots, at_once
-from plait.live.state import Entry, State, jobs_of
+from plait.live.state import Entry, State, entry_from_json, jobs_of
 from plait.live.store import Entry as Row
 from plait.live.store import Store
 from plait.live.wire import Assignment, Observed
@@ -122,7 +121,7 @@ class Engine:
         for row in tail:
             if row.seq != state.seq + 1:
                 raise PlaitError(f"the log has entry {row.seq} where {state.seq + 1} was expected; restore a backup")
-            state.apply(entry_from_json(row.entry))
+            state.apply(entry_from_json(json.loads(row.entry)))
             self.snapshots.weight += 1
         state.touched.clear()
         state.jobs = {number: job for number, job in state.jobs.items() if not self._is_over(state, job)}
@@ -397,12 +396,3 @@ class Engine:
     def fields(self, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
         """What only memory knows of those of these jobs that have not ended."""
         return {n: views.live_fields(self, n) for n in numbers if n in self.state.jobs}
-
-
-def entry_from_json(text: str) -> Entry:
-    """An entry of the log as `State.apply` takes it."""
-    data = json.loads(text)
-    return data if data["type"] in NOTES else from_json(data)  # type: ignore[return-value]
-
-
-NOTES = frozenset(State()._notes)

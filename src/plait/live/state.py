@@ -34,6 +34,7 @@ from plait.control.messages import (
     NodeLost,
     ProgressReported,
     ReplanDue,
+    from_json,
 )
 from plait.control.snapshot import frozen, restore
 from plait.core.arrays import IntArray
@@ -354,3 +355,12 @@ def jobs_of(message: Event | Command) -> list[int]:
     groups = getattr(message, "groups", None)
     jobs = groups.jobs if groups is not None else getattr(message, "jobs", ())
     return [int(job) for job in jobs]
+
+
+#: Types of the log that are the service's notes, not events of the controller.
+NOTES = frozenset(State()._notes)
+
+
+def entry_from_json(data: Mapping[str, Any]) -> Entry:
+    """An entry of the log as `State.apply` takes it; raises `InputError` for an event that is not of this version."""
+    return dict(data) if data.get("type") in NOTES else from_json(data)  # type: ignore[return-value]

@@ -11,7 +11,7 @@ from live_cases import Cluster
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     """Makes clusters; what they decided must be derived again from their logs."""
-    from plait.live.verify import replay_verify
+    from plait.forecast.replayed import replay, stored_rows
 
     made: list[Cluster] = []
 
@@ -21,6 +21,6 @@ def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
 
     yield make
     for one in made:
-        verified = replay_verify(one.store)
+        verified = replay(stored_rows(one.store))
         one.store.close()
-        assert verified.difference is None, str(verified)
+        assert verified.difference is None, str(verified.difference)

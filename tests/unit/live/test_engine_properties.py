@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from live_cases import Cluster
 
+from plait.forecast.replayed import replay, stored_rows
 from plait.live.errors import Conflict
-from plait.live.verify import replay_verify
 from plait.live.wire import ENDED, RUNNING, Assignment, Observed, Run, to_json
 
 FINAL = {"finished", "failed", "cancelled"}
@@ -109,12 +109,12 @@ def test_any_order_of_events(seed: int) -> None:
             for node in c.nodes:
                 node.end(next(iter(sorted(node.jobs())), -1))
         states = [c.state(n) for n in range(c.engine.state.numbers)]
-        verified = replay_verify(c.store)
+        verified = replay(stored_rows(c.store))
         finished = [e.entry for e in c.store.entries() if e.type == "JobFinished"]
         c.store.close()
     assert set(states) <= FINAL, states
     assert len(finished) == states.count("finished")
-    assert verified.difference is None, str(verified)
+    assert verified.difference is None, str(verified.difference)
 
 
 @pytest.mark.parametrize("policy", ["fifo-backfill", "muri-l:quantum_s=2"])
@@ -138,7 +138,7 @@ def test_a_restart_at_any_event_gives_the_same_assignments(tmp_path: Path, polic
         ours = {j["number"]: j for j in after["jobs"] if j["attempt"] and j["attempt"]["ended_s"] is None}
         assert ours == {j["number"]: j for j in state["jobs"] if j["attempt"] and j["attempt"]["ended_s"] is None}
     assert c.store.load()[0] is not None  # snapshots were among it
-    assert replay_verify(c.store).difference is None
+    assert replay(stored_rows(c.store)).difference is None
     c.store.close()
 
 

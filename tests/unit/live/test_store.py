@@ -19,12 +19,12 @@ import sqlalchemy as sa
 from live_cases import Cluster
 
 from plait.core.errors import InputError
+from plait.forecast.replayed import replay, stored_rows
 from plait.live.engine import Engine
 from plait.live.layout import Layout
 from plait.live.store import Entry, Store, StoreError, Token, schema
 from plait.live.store.migrate import migrate, version
 from plait.live.store.store import restore_backup
-from plait.live.verify import replay_verify
 
 
 def programs() -> Path | None:
@@ -192,7 +192,7 @@ def test_an_engine_lives_in_it(url: str, tmp_path: Path) -> None:
     assert [row["number"] for row in store.jobs(owner="ben")] == [3]
     assert [row["number"] for row in store.jobs(states=["cancelled"])] == [1]
     assert store.counts() == {"waiting": 3, "cancelled": 1}
-    assert replay_verify(store).difference is None
+    assert replay(stored_rows(store)).difference is None
     store.close()
 
 
@@ -231,7 +231,7 @@ def test_kill_9_during_submissions_loses_none_that_was_acknowledged(url: str, tm
         numbers = sorted(row["number"] for row in store.jobs(limit=5000))
         assert numbers == list(range(len(numbers)))
         assert len(numbers) > acknowledged
-        assert replay_verify(store).difference is None
+        assert replay(stored_rows(store)).difference is None
         store.close()
 
 
@@ -281,7 +281,7 @@ def test_backup_while_in_use_and_back(tmp_path: Path) -> None:
     restore_backup(tmp_path / "copy", tmp_path / "home" / "plait.db")
     store = Store.open(tmp_path / "home" / "plait.db")
     assert [row["number"] for row in store.jobs()] == [1, 0]
-    assert replay_verify(store).difference is None
+    assert replay(stored_rows(store)).difference is None
     store.close()
     with sqlite3.connect(tmp_path / "other") as other:
         other.execute("CREATE TABLE x (y)")
@@ -294,12 +294,13 @@ def test_verify_finds_what_was_changed(tmp_path: Path) -> None:
     c = Cluster(tmp_path)
     c.submit({})
     c.pass_s()
-    assert replay_verify(c.store).decisions >= 1
+    assert replay(stored_rows(c.store)).difference is None
+    assert c.types().count("ReplanDue") >= 1
     with c.store._engine.begin() as connection:
         connection.execute(sa.text("UPDATE log SET commands = '[]' WHERE type = 'ReplanDue'"))
-    found = replay_verify(c.store)
+    found = replay(stored_rows(c.store))
     assert found.difference is not None
-    assert "the log says nothing, derived is" in str(found)
+    assert "the log says nothing, now it is" in str(found.difference)
     c.store.close()
 
 
