@@ -84,6 +84,12 @@ def test_a_log_that_was_changed_is_found_out(log):
     assert "the log says" in str(answer.difference)
 
 
+def test_a_log_with_a_gap_is_refused(log):
+    del log.rows[2]
+    with pytest.raises(InputError, match="has entry 4 where 3 was expected"):
+        replay(read_rows(log.rows))
+
+
 def test_an_entry_of_another_version_is_refused(log):
     log.rows[3]["event"]["type"] = "Unheard"
     with pytest.raises(InputError, match="not a message of this version"):
