@@ -20,7 +20,7 @@ from plait.cli.live import HomeOption, duration, note
 
 if TYPE_CHECKING:
     from plait.live.agent.procs import Process
-    from plait.live.backends.local import LocalBackend
+    from plait.live.backends.base import Backend
     from plait.live.client import Client
     from plait.live.layout import Layout
 
@@ -30,7 +30,10 @@ LOOK_S = 0.02
 #: How this home was started last, so that `plait up` alone starts the same again.
 OPTIONS_FILE = "up.json"
 #: Those of them that are the service's own.
-SERVICE_OPTIONS = ("policy", "round", "port", "db", "user-jobs", "project-jobs")
+SERVICE_OPTIONS = (
+    "policy", "round", "port", "db", "user-jobs", "project-jobs", "host", "tls-cert", "tls-key", "insecure", "lost",
+    "lease", "backend",
+)  # fmt: skip
 
 
 def up(
@@ -45,21 +48,38 @@ def up(
     db: Annotated[str | None, typer.Option(help="postgresql://host/name; default: SQLite in the home folder.")] = None,
     user_jobs: Annotated[int | None, typer.Option(min=0, help="Jobs a user may have open; default: 10000.")] = None,
     project_jobs: Annotated[int | None, typer.Option(min=0, help="... and a project; default: 50000.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Who starts the nodes: local (default), ray, slurm.")] = None,
+    address: Annotated[str | None, typer.Option(help="Of the Ray cluster's head: host:port.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", "-o", help="NAME=VALUE for the backend; may be repeated.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; default: 127.0.0.1.")] = None,
+    tls_cert: Annotated[
+        str | None, typer.Option(help="Certificate file; with --tls-key the service has HTTPS.")
+    ] = None,
+    tls_key: Annotated[str | None, typer.Option(help="Key file.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without TLS.")] = False,
+    lost: Annotated[float | None, typer.Option(min=0.1, help="A node silent for so many seconds is lost: 15.")] = None,
+    lease: Annotated[float | None, typer.Option(min=1, help="Seconds that agents work without a service: 600.")] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay here until Ctrl-C, then stop.")] = False,
     home: HomeOption = None,
 ) -> None:
-    """Start the service and its nodes on this machine; jobs of an earlier run go on.
+    """Start the service and its nodes, on this machine or on a cluster; jobs of an earlier run go on.
 
     \b
     plait up
     plait up --nodes 2 --gpus-per-node 4 --policy muri-l
+    plait up --backend ray --address 10.0.0.1:6379
+    plait up --backend slurm -o partition=gpu -o max-nodes=8
     """
     from plait.live.layout import Layout
 
     layout = Layout.at(home)
     given: dict[str, Any] = {
         "nodes": nodes, "gpus-per-node": gpus_per_node, "policy": policy, "round": round_s, "port": port,
-        "fake": fake or None, "db": db, "user-jobs": user_jobs, "project-jobs": project_jobs,
+        "fake": fake or None, "db": db, "user-jobs": user_jobs, "project-jobs": project_jobs, "backend": backend,
+        "address": address, "host": host, "tls-cert": tls_cert, "tls-key": tls_key, "insecure": insecure or None,
+        "lost": lost, "lease": lease, **_pairs(option or []),
     }  # fmt: skip
     began = time.monotonic()
     with start(layout, {name: value for name, value in given.items() if value is not None}) as service:
@@ -68,6 +88,19 @@ def up(
             typer.echo(line)
     if foreground:
         _stay(layout)
+
+
+def _pairs(words: list[str]) -> dict[str, str]:
+    """Options for the backend, which knows what they mean; `InputError` for what is no NAME=VALUE."""
+    from plait.core.errors import InputError
+
+    pairs = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name or name in SERVICE_OPTIONS:
+            raise InputError(f"--option {word!r} is no NAME=VALUE for a backend; write for example: -o partition=gpu")
+        pairs[name] = value
+    return pairs
 
 
 def start(layout: Layout, given: dict[str, Any]) -> Client:
@@ -83,7 +116,7 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     ]
     if missing:
         raise MissingExtra(", ".join(missing), "live", "running a cluster")
-    from plait.live.backends.local import LocalBackend
+    from plait.live.backends.base import open_backend
     from plait.live.client import Client
 
     running = service_process(layout)
@@ -95,12 +128,10 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
 
         import_from_here()
         make_policy(given["policy"])  # a typing mistake is found here, with a suggestion
-    _refuse_taken_port(given.get("port"))
+    _refuse_taken_port(given.get("port"), given.get("host"))
     make_private(layout.home)
     options = {**_remembered(layout), **given}
-    backend = LocalBackend(
-        layout, options.get("nodes"), options.get("gpus-per-node"), False if options.get("fake") else None
-    )
+    backend = open_backend(layout, options)
     layout.service_file.unlink(missing_ok=True)  # of a service that died
     process = _spawn(layout, options)
     try:
@@ -108,30 +139,32 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
         backend.start()
         _remember(layout, options)
         service = Client.at(str(layout.home), url=_url(layout), token=layout.token_file.read_text().strip())
-        _await_nodes(service, layout, process, len(backend.nodes))
+        _await_nodes(service, layout, process, backend.expected())
     except BaseException:
         stop(layout, stop_jobs=False)
         raise
     return service
 
 
-def local_backend(layout: Layout) -> LocalBackend:
-    """The nodes of this machine as they were started last."""
-    from plait.live.backends.local import LocalBackend
+def remembered_backend(layout: Layout, stop_grace_s: float = STOP_S) -> Backend:
+    """The backend by which this home's nodes were started last."""
+    from plait.live.backends.base import open_backend
 
-    known = _remembered(layout)
-    return LocalBackend(layout, known.get("nodes"), known.get("gpus-per-node"), False if known.get("fake") else None)
+    return open_backend(layout, _remembered(layout), stop_grace_s)
 
 
-def mend(layout: Layout, backend: LocalBackend) -> list[str]:
-    """Start again what has died of a cluster that was up: the service, agents. Returns their names.
+def mend(layout: Layout, backend: Backend) -> list[str]:
+    """Start again what has died of a cluster that was up: the service, agents. Returns what was done.
 
     Keep the backend between calls: it knows agents that are still being born.
     """
+    from plait.live.client import Client
+
     if service_process(layout) is None:
         start(layout, {}).close()
-        return ["the service"]
-    return backend.start()
+        return ["the service was started again"]
+    with Client.at(str(layout.home)) as service:
+        return backend.tend(service)
 
 
 def _mended(layout: Layout, given: dict[str, Any], pid: int) -> Client:
@@ -139,7 +172,7 @@ def _mended(layout: Layout, given: dict[str, Any], pid: int) -> Client:
     from plait.core.errors import InputError
     from plait.live.client import Client
 
-    backend = local_backend(layout)
+    backend = remembered_backend(layout)
     # Nodes are remembered once a cluster is up: until then another `plait up` is at work on it.
     started = [] if given or not (layout.home / OPTIONS_FILE).exists() else backend.start()
     if not started:
@@ -153,12 +186,16 @@ def _mended(layout: Layout, given: dict[str, Any], pid: int) -> Client:
 
 def _spawn(layout: Layout, options: dict[str, Any]) -> subprocess.Popen[bytes]:
     """The service in a session of its own, so that it outlives this terminal."""
-    words = [word for name in SERVICE_OPTIONS if name in options for word in (f"--{name}", str(options[name]))]
+    words = [word for name in SERVICE_OPTIONS if name in options for word in _words(name, options[name])]
     command = [sys.executable, "-m", "plait.live.service", "--home", str(layout.home), *words]
     with open(layout.home / "service.log", "ab") as log:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=layout.home
         )
+
+
+def _words(name: str, value: Any) -> list[str]:
+    return [f"--{name}"] if value is True else [f"--{name}", str(value)]
 
 
 def _url(layout: Layout) -> str:
@@ -207,7 +244,7 @@ def _last_line(layout: Layout) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-def _refuse_taken_port(port: int | None) -> None:
+def _refuse_taken_port(port: int | None, host: str | None) -> None:
     import socket
 
     from plait.core.errors import InputError
@@ -217,7 +254,7 @@ def _refuse_taken_port(port: int | None) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host or "127.0.0.1", port))
         except OSError as error:
             raise InputError(f"cannot listen on port {port}: {error.strerror}; give another --port, or none") from None
 
@@ -277,8 +314,6 @@ def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S) -> list
 
     Jobs get `patience_s` for a checkpoint. The store, logs and checkpoints stay where they are.
     """
-    from plait.live.backends.local import LocalBackend
-
     said = []
     stop_keeper(layout)
     process = service_process(layout)
@@ -287,7 +322,7 @@ def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S) -> list
         said.append("the service is stopped")
     before = job_processes(layout)
     if (layout.home / "nodes").is_dir():
-        LocalBackend(layout, stop_grace_s=patience_s).stop(jobs=stop_jobs)
+        remembered_backend(layout, patience_s).stop(jobs=stop_jobs)
     layout.service_file.unlink(missing_ok=True)
     if stop_jobs:
         kill_jobs(layout)

@@ -59,7 +59,7 @@ def stop_keeper(layout: Layout) -> None:
 
 def keep(layout: Layout, until: Callable[[], bool] = lambda: False) -> None:
     """Look every second, mend what is broken, say so; returns at once if the home has a keeper already."""
-    from plait.cli.cluster import local_backend, mend
+    from plait.cli.cluster import mend, remembered_backend
     from plait.core.errors import PlaitError
     from plait.live.agent import procs
 
@@ -71,7 +71,7 @@ def keep(layout: Layout, until: Callable[[], bool] = lambda: False) -> None:
         me = procs.Process.of(os.getpid())
         assert me is not None
         procs.write_json(layout.home / "keeper.json", {"pid": me.pid, "start_time": me.start_time})
-        pause_s, backend = FIRST_S, local_backend(layout)
+        pause_s, backend = FIRST_S, remembered_backend(layout)
         while not until():
             time.sleep(LOOK_S)
             _reap()
@@ -84,7 +84,7 @@ def keep(layout: Layout, until: Callable[[], bool] = lambda: False) -> None:
                 continue
             pause_s = FIRST_S
             if mended:
-                print(f"{time.strftime('%FT%T')} started again: {', '.join(mended)}", flush=True)
+                print(f"{time.strftime('%FT%T')} mended: {'; '.join(mended)}", flush=True)
 
 
 def _reap() -> None:

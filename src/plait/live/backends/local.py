@@ -25,14 +25,18 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from plait.core.errors import InputError
 from plait.live.agent import journal, procs
 from plait.live.agent.attempt import RUNNER_PATIENCE_S
 from plait.live.agent.monitor import Gpu, Nvml, cores
 from plait.live.agent.procs import Process
+from plait.live.backends.base import COMING, STOP_GRACE_S, UP, Place
 from plait.live.layout import Layout, make_private, write_secret
+
+if TYPE_CHECKING:
+    from plait.live.client import Client
 
 _MOST_LOG_BYTES = 5_000_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
@@ -57,12 +61,11 @@ def detect() -> Machine:
 
 @dataclass(frozen=True)
 class LocalNode:
-    """A node of this machine. `cuda`: the machine's numbers of its GPUs, None for slots; `pid` None = no agent."""
+    """A node of this machine. `cuda`: the machine's numbers of its GPUs, None for slots."""
 
     name: str
     gpus: int
     cuda: tuple[int, ...] | None
-    pid: int | None = None
 
 
 def divide(machine: Machine, nodes: int | None, gpus_per_node: int | None, cuda: bool | None) -> list[LocalNode]:
@@ -73,7 +76,7 @@ def divide(machine: Machine, nodes: int | None, gpus_per_node: int | None, cuda:
     >>> [n.cuda for n in divide(Machine((Gpu(0, "a", 1.0), Gpu(1, "a", 1.0)), 8.0), 2, None, None)]
     [(0,), (1,)]
     >>> divide(Machine((), 8.0), None, 1, None)[1]
-    LocalNode(name='n1', gpus=1, cuda=None, pid=None)
+    LocalNode(name='n1', gpus=1, cuda=None)
     """
     for value, what in ((nodes, "nodes"), (gpus_per_node, "GPUs a node")):
         if value is not None and not 1 <= value <= 1024:
@@ -101,6 +104,8 @@ class _Outliving(subprocess.Popen[bytes]):
 class LocalBackend:
     """Starts, watches and stops the agents of this machine's nodes."""
 
+    name = "local"
+
     def __init__(
         self,
         layout: Layout,
@@ -108,7 +113,7 @@ class LocalBackend:
         gpus_per_node: int | None = None,
         cuda: bool | None = None,
         *,
-        stop_grace_s: float = 10.0,
+        stop_grace_s: float = STOP_GRACE_S,
     ) -> None:
         """Nothing is started yet. `stop_grace_s`: most seconds that jobs get at `stop(jobs=True)`.
 
@@ -183,10 +188,19 @@ class LocalBackend:
             await asyncio.to_thread(self.check)
             await asyncio.sleep(every_s)
 
-    def list_nodes(self) -> list[LocalNode]:
+    def tend(self, service: Client) -> list[str]:
+        """Start agents that died. Nothing is to be told: the service hears of it from the agents themselves."""
+        return self.start()
+
+    def expected(self) -> int:
+        """All of them."""
+        return len(self.nodes)
+
+    def list_nodes(self) -> list[Place]:
         """All nodes, with the pid of the agent where there is one."""
+        agents = {name: self._agent(name) for name in self.nodes}
         return [
-            LocalNode(node.name, node.gpus, node.cuda, process.pid if (process := self._agent(name)) else None)
+            Place(name, node.gpus, UP, pid=agent.pid) if (agent := agents[name]) else Place(name, node.gpus, COMING)
             for name, node in self.nodes.items()
         ]
 
