@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: States of a node as its backend sees it.
 UP, COMING, DEAD, LEAVING = "up", "coming", "dead", "leaving"
+#: The group of entry points by which other packages bring backends.
+GROUP = "plait.backends"
 #: Most seconds that jobs get for a checkpoint when their agents are ended with them.
 STOP_GRACE_S = 10.0
 
@@ -73,7 +75,7 @@ def open_backend(layout: Layout, options: Mapping[str, Any], stop_grace_s: float
     name = str(options.get("backend") or "local")
     factory: Factory | None = OWN.get(name)
     if factory is None:
-        found = {entry.name: entry for entry in entry_points(group="plait.backends")}
+        found = {entry.name: entry for entry in entry_points(group=GROUP)}
         if name not in found:
             raise InputError(f"no backend {name!r}; there are: {', '.join(sorted({*OWN, *found}))}")
         factory = found[name].load()

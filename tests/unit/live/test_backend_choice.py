@@ -1,0 +1,52 @@
+"""A backend is picked by its name: plait's own, or one that somebody else's package brings."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import pytest
+
+from plait.cli.cluster import _pairs
+from plait.core.errors import InputError
+from plait.live.backends import base
+from plait.live.layout import Layout
+
+
+class Foreign:
+    """Somebody else's."""
+
+    name = "foreign"
+
+    def __init__(self, layout: Layout, options: object, stop_grace_s: float) -> None:
+        self.options = options
+
+
+def test_this_machine_is_the_default_and_takes_its_options(tmp_path: Path) -> None:
+    backend = base.open_backend(Layout(tmp_path), {"nodes": 3, "gpus-per-node": 2, "fake": True})
+    assert (backend.name, backend.expected()) == ("local", 3)
+    assert [(place.name, place.gpus, place.state) for place in backend.list_nodes()] == [
+        ("n0", 2, base.COMING), ("n1", 2, base.COMING), ("n2", 2, base.COMING)
+    ]  # fmt: skip
+
+
+def test_packages_bring_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("foreign", f"{__name__}:Foreign", base.GROUP)
+    monkeypatch.setattr(base, "entry_points", lambda group: EntryPoints([entry] if group == base.GROUP else []))
+    backend = base.open_backend(Layout(tmp_path), {"backend": "foreign", "zone": "b"})
+    assert isinstance(backend, Foreign) and backend.options == {"backend": "foreign", "zone": "b"}
+
+
+def test_an_unknown_one_names_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no backend 'mesos'; there are: .*local"):
+        base.open_backend(Layout(tmp_path), {"backend": "mesos"})
+
+
+def test_options_for_a_backend_have_a_name_and_a_value() -> None:
+    assert _pairs(["partition=gpu", "sbatch=--account=a --qos=b"]) == {
+        "partition": "gpu",
+        "sbatch": "--account=a --qos=b",
+    }
+    for wrong in ("partition", "=gpu", "port=80"):
+        with pytest.raises(InputError, match="write for example: -o partition=gpu"):
+            _pairs([wrong])
