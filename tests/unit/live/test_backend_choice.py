@@ -34,11 +34,12 @@ def test_packages_bring_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     entry = EntryPoint("foreign", f"{__name__}:Foreign", base.GROUP)
     monkeypatch.setattr(base, "entry_points", lambda group: EntryPoints([entry] if group == base.GROUP else []))
     backend = base.open_backend(Layout(tmp_path), {"backend": "foreign", "zone": "b"})
-    assert isinstance(backend, Foreign) and backend.options == {"backend": "foreign", "zone": "b"}
+    assert isinstance(backend, Foreign)
+    assert backend.options == {"backend": "foreign", "zone": "b"}
 
 
 def test_an_unknown_one_names_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no backend 'mesos'; there are: .*local"):
+    with pytest.raises(InputError, match=r"no backend 'mesos'; there are: .*local"):
         base.open_backend(Layout(tmp_path), {"backend": "mesos"})
 
 
