@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+import postgres_server
 
 settings.register_profile(
     "plait",
@@ -26,3 +29,10 @@ def published() -> Path:
     if not (folder / "muri" / "trace3.csv").exists():
         pytest.skip(f"no published traces in {folder}; set PLAIT_DATA to the folder that has muri/trace3.csv")
     return folder
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Callable[[], str]]:
+    """Makes an empty database on a PostgreSQL server of our own at each call, and returns its URL."""
+    with postgres_server.server() as database:
+        yield database

@@ -83,11 +83,11 @@ class Engine:
         self.broken = False
         #: False while what decisions need is still being compiled: all else goes on.
         self.ready = True
+        self.term = store.next_term()  # before the log is read: from now on nobody else adds to it
         self.state = self._restored()
         self.begin_s = self.now_s = max(now, self.state.now_s)
         for node in self.state.nodes.values():
             node.heard_s = self.begin_s
-        self.term = store.next_term()
         self.open_jobs = OpenJobs((job.owner, job.project) for job in self.state.jobs.values() if not job.cancelled)
         self.live = {job.number for job in self.state.jobs.values() if job.live}
         self.unfenced = set(self.live)

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import pwd
-import shutil
 import socket
 import sqlite3
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,61 +22,13 @@ from plait.live.store.migrate import migrate, version
 from plait.live.store.store import restore_backup
 
 
-def programs() -> Path | None:
-    """The folder of PostgreSQL's server programs, if there is one."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if found:
-        return found[-1].parent
-    here = shutil.which("initdb")
-    return Path(here).parent if here else None
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """A PostgreSQL server of our own on a Unix socket; its URL without a database."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed (extra postgres)")
-    folder = programs()
-    if folder is None:
-        pytest.skip("no PostgreSQL server programs (initdb, pg_ctl) on this machine")
-    data = Path(tempfile.mkdtemp(prefix="plait-pg-"))
-    run_as: list[str] = []
-    if os.getuid() == 0:  # the server refuses to run as root
-        try:
-            user = pwd.getpwnam("postgres")
-        except KeyError:
-            shutil.rmtree(data)
-            pytest.skip("PostgreSQL does not run as root, and there is no user postgres to run it as")
-        os.chown(data, user.pw_uid, user.pw_gid)
-        run_as = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
-
-    def call(program: str, *args: str) -> subprocess.CompletedProcess[str]:
-        assert folder is not None
-        return subprocess.run([*run_as, str(folder / program), *args], capture_output=True, text=True, cwd=data)
-
-    try:
-        made = call("initdb", "-D", str(data / "db"), "-U", "plait", "-A", "trust", "--no-sync", "-E", "UTF8")
-        options = f"-k {data} -c listen_addresses='' -c fsync=off"
-        up = call("pg_ctl", "-D", str(data / "db"), "-o", options, "-l", str(data / "log"), "-w", "start")
-        if up.returncode:
-            pytest.skip(f"PostgreSQL does not start here: {(made.stderr + up.stderr + up.stdout).strip()[-300:]}")
-        yield f"postgresql://plait@/%s?host={data}"
-    finally:
-        call("pg_ctl", "-D", str(data / "db"), "-m", "immediate", "stop")
-        shutil.rmtree(data, ignore_errors=True)
-
-
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty store."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'plait.db'}"
-    server = request.getfixturevalue("server")
-    name = f"d{os.urandom(6).hex()}"
-    admin = sa.create_engine((server % "postgres").replace("postgresql:", "postgresql+psycopg:"))
-    with admin.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(sa.text(f"CREATE DATABASE {name}"))
-    admin.dispose()
-    return str(server % name)
+    made: str = request.getfixturevalue("postgres")()
+    return made
 
 
 def note(seq: int, policy: str = "fifo") -> Entry:

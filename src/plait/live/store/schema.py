@@ -5,6 +5,7 @@ log_jobs    which jobs an entry of the log is about
 snapshots   everything known after an entry, so that a restart need not read the whole log
 jobs, attempts, nodes    views for listing, written in the transaction of the entries that change them
 tokens, projects, meta   who may ask, quotas and weights, and the store's own facts
+lease       one row: which service leads, and until when (PostgreSQL only; `plait.live.store.seat`)
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Double,
     Float,
     Index,
     Integer,
@@ -27,7 +29,7 @@ from sqlalchemy import (
     Text,
 )
 
-HEAD = "0002"
+HEAD = "0003"
 
 metadata = MetaData()
 
@@ -132,8 +134,18 @@ projects = Table(
     Column("weight", Float, nullable=False),
 )
 
+lease = Table(
+    "lease",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("holder", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("term", BigInteger, nullable=False),
+    Column("until_s", Double, nullable=False),
+)
+
 #: every table, those first that a restored store needs first
-ALL = (meta, log, log_jobs, snapshots, jobs, attempts, nodes, tokens, projects)
+ALL = (meta, log, log_jobs, snapshots, jobs, attempts, nodes, tokens, projects, lease)
 
 
 @dataclass(frozen=True, slots=True)

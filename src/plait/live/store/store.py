@@ -6,7 +6,8 @@
 
 SQLite runs in WAL mode with `synchronous=NORMAL`: a killed process loses nothing that was committed, and only a
 machine that loses power may lose the last moments. Two services never write to one store: a lock beside the SQLite
-file, an advisory lock in PostgreSQL.
+file, an advisory lock in PostgreSQL. From `next_term` on every transaction that writes checks that the term is still
+this store's own: a service that was replaced while it slept changes nothing any more.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from plait.core.errors import InputError, MissingExtra
 from plait.live.store import schema
 from plait.live.store.migrate import migrate, version
 from plait.live.store.schema import Entry, Token, Views
+from plait.live.store.seat import Seat, take_lock
 
 _BUSY_S = 10
 _KEPT_SNAPSHOTS = 2
@@ -37,19 +39,26 @@ _KEPT_SNAPSHOTS = 2
 _PIECE = 100
 #: Terms left free for the services of a store between its copy and its being put back.
 _TERMS = 1_000_000
-_LOCK_KEY = 0x706C616974  # "plait"
 
 
 class StoreError(InputError):
     """The store cannot be opened, read or written; the message says which and what to do."""
 
 
+class Replaced(StoreError):
+    """Another service leads: nothing is written any more."""
+
+
 class Store:
     """The service's memory on disk; `Store.open` makes one."""
 
-    def __init__(self, engine: sa.Engine, readers: sa.Engine, lock: IO[bytes] | sa.Connection | None) -> None:
+    def __init__(
+        self, engine: sa.Engine, readers: sa.Engine, lock: IO[bytes] | sa.Connection | None, seat: Seat | None = None
+    ) -> None:
         """Take open engines; the tables are there."""
-        self._engine, self._readers, self._lock = engine, readers, lock
+        self._engine, self._readers, self._lock, self._seat = engine, readers, lock, seat
+        #: The term of whoever writes by this store; None for those who never lead.
+        self.term: int | None = None
         # Rows are taken from the driver itself in places, so its own errors may come too.
         self._errors: tuple[type[Exception], ...] = (SQLAlchemyError, engine.dialect.loaded_dbapi.Error)
         self._insert = {
@@ -60,12 +69,13 @@ class Store:
         }
 
     @classmethod
-    def open(cls, url: str | Path, *, exclusive: bool = True) -> Store:
+    def open(cls, url: str | Path, *, exclusive: bool = True, seat: Seat | None = None) -> Store:
         """Open or make the store at a URL (`sqlite:///file`, `postgresql://...`) or a path of an SQLite file.
 
-        `exclusive`: refuse if another service writes to it. Raises `StoreError` with one sentence.
+        `exclusive`: refuse if another service writes to it; `seat`: it holds the lock already. Raises `StoreError` with
+        one sentence.
         """
-        parsed = _parse(url)
+        parsed = parse_url(url)
         lock: IO[bytes] | sa.Connection | None
         with ExitStack() as undo:
             try:
@@ -74,11 +84,12 @@ class Store:
                     undo.callback(_unlock, lock)
                     engine, readers = _sqlite(parsed)
                 else:
-                    engine = readers = sa.create_engine(parsed, pool_pre_ping=True)
+                    options = {} if seat is None else seat.options()
+                    engine = readers = sa.create_engine(parsed, pool_pre_ping=True, connect_args=options)
                 undo.callback(engine.dispose)
                 undo.callback(readers.dispose)
                 if engine is readers:
-                    lock = _lock_server(engine) if exclusive else None
+                    lock = _lock_server(engine) if exclusive and seat is None else None
                     undo.callback(_unlock, lock)
                 _prepare_tables(engine, parsed)
             except (SQLAlchemyError, OSError) as error:
@@ -86,7 +97,7 @@ class Store:
             except ImportError as error:
                 raise MissingExtra("psycopg", "postgres", "a store on PostgreSQL") from error
             undo.pop_all()
-        return cls(engine, readers, lock)
+        return cls(engine, readers, lock, seat)
 
     # -- writing --------------------------------------------------------------------------------------
 
@@ -119,9 +130,20 @@ class Store:
         """A transaction; whatever the driver says against it becomes a `StoreError`."""
         try:
             with self._engine.begin() as connection:
+                self._check_term(connection)
                 yield connection
         except self._errors as error:
             raise StoreError(f"cannot write to the store: {_short(error)}") from error
+
+    def _check_term(self, connection: sa.Connection) -> None:
+        """No transaction of ours ends after another has raised the term: it waits for ours, or ours sees it."""
+        if self.term is None:
+            return
+        table = schema.meta
+        mine = sa.select(table.c.value).where(table.c.key == "term").with_for_update(read=True)
+        found = int(connection.execute(mine).scalar_one())
+        if found != self.term:
+            raise Replaced(f"this service, of term {self.term}, was replaced by a leader of term {found}")
 
     def _write(self, connection: sa.Connection, views: Views) -> None:
         for name, rows in (("jobs", views.jobs), ("attempts", views.attempts), ("nodes", views.nodes)):
@@ -144,11 +166,17 @@ class Store:
         connection.execute(sa.delete(table).where(table.c.seq < min(newest)))
 
     def next_term(self) -> int:
-        """A number larger than any before it, for a service that begins to lead."""
+        """A number larger than any before it, for a service that begins to lead: to be asked before it loads."""
         table = schema.meta
+        self.term = None
         with self._writing() as connection:
             term = int(connection.execute(sa.select(table.c.value).where(table.c.key == "term")).scalar() or 0) + 1
             connection.execute(sa.update(table).where(table.c.key == "term").values(value=str(term)))
+            if self._seat is not None:
+                self._seat.begin(connection, term)
+        self.term = term
+        if self._seat is not None:
+            self._seat.keep()
         return term
 
     # -- reading --------------------------------------------------------------------------------------
@@ -356,7 +384,8 @@ def _prepare_tables(engine: sa.Engine, url: sa.URL) -> None:
         _first_facts(connection)
 
 
-def _parse(url: str | Path) -> sa.URL:
+def parse_url(url: str | Path) -> sa.URL:
+    """Where a store is; raises `StoreError` for what is no place of one."""
     text = str(url)
     if "://" not in text:
         text = f"sqlite:///{Path(text).expanduser().resolve()}"
@@ -410,7 +439,7 @@ def _lock_file(url: sa.URL) -> IO[bytes]:
 
 def _lock_server(engine: sa.Engine) -> sa.Connection:
     connection = engine.connect()
-    taken = connection.execute(sa.select(sa.func.pg_try_advisory_lock(_LOCK_KEY))).scalar()
+    taken = take_lock(connection)
     connection.commit()  # the lock belongs to the session, not to the transaction
     if not taken:
         connection.close()

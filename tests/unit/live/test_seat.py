@@ -1,0 +1,214 @@
+"""Who leads: the lock, the lease, the term. On a real PostgreSQL; the check of the term on SQLite too."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from plait.live.engine import Engine
+from plait.live.layout import Layout
+from plait.live.store import Entry, Replaced, Store, StoreError
+from plait.live.store.seat import Seat, is_dead, this_process
+from plait.live.store.store import parse_url
+
+ELSEWHERE = json.dumps({"pid": 1, "start_time": 1, "boot": "another machine", "space": "x"})
+
+
+class Services:
+    """Seats and stores of one database; all are closed at the end."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.seats, self.stores = url, [], []
+        self.now_s = 1000.0
+
+    def seat(self, name: str, holder: str = ELSEWHERE, lease_s: float = 60.0) -> Seat:
+        """A service on another machine, whose own clock stands still; its lease lasts long enough for any test."""
+        made = Seat(
+            parse_url(self.url), holder=holder, address=f"http://{name}", lease_s=lease_s, clock=lambda: self.now_s
+        )
+        self.seats.append(made)
+        return made
+
+    def store(self, seat: Seat | None) -> Store:
+        made = Store.open(self.url, seat=seat, exclusive=seat is not None)
+        self.stores.append(made)
+        return made
+
+    def lead(self, seat: Seat) -> Store:
+        assert seat.try_take()
+        store = self.store(seat)
+        store.next_term()
+        return store
+
+    def run_out(self) -> None:
+        """The lease is over, by the database's clock: what happens to a leader that renews it no more."""
+        with sa.create_engine(parse_url(self.url), poolclass=sa.NullPool).begin() as connection:
+            connection.execute(sa.text("UPDATE lease SET until_s = extract(epoch from clock_timestamp()) - 0.001"))
+
+
+@pytest.fixture
+def services(postgres: Callable[[], str]) -> Iterator[Services]:
+    made = Services(postgres())
+    yield made
+    for closable in (*made.seats, *made.stores):
+        closable.close()
+
+
+def note(seq: int) -> Entry:
+    return Entry(seq, float(seq), "X", "{}")
+
+
+def test_one_leads_and_the_others_know_who(services: Services) -> None:
+    a, b = services.seat("a"), services.seat("b")
+    assert a.leader() is None
+    assert not a.holds()
+    services.lead(a)
+    assert a.holds()
+    assert not b.try_take()
+    leader = b.leader()
+    assert leader is not None
+    assert (leader.url, leader.term) == ("http://a", 1)
+    assert 50 < leader.left_s <= 60
+
+
+def test_a_place_given_away_is_taken_at_once(services: Services) -> None:
+    a, b = services.seat("a"), services.seat("b")
+    services.lead(a).commit([note(1)])
+    a.close()
+    assert not a.holds()
+    store = services.lead(b)
+    assert b.term == 2
+    store.commit([note(2)])
+
+
+def test_a_lock_that_is_free_is_not_enough_while_the_holder_may_live(services: Services) -> None:
+    a, b = services.seat("a"), services.seat("b")
+    services.lead(a)
+    a._drop()  # the session is broken; the process on the other machine goes on
+    assert not b.try_take()
+    assert not b.try_take()
+    services.run_out()
+    assert b.try_take()
+
+
+def test_the_lease_of_a_dead_process_is_not_waited_for(services: Services) -> None:
+    dead = json.loads(this_process()) | {"start_time": 1}
+    a, b = services.seat("a", holder=json.dumps(dead)), services.seat("b")
+    services.lead(a)
+    a._drop()
+    assert b.try_take()
+
+
+def test_who_is_dead() -> None:
+    me = json.loads(this_process())
+    assert not is_dead(json.dumps(me))
+    assert is_dead(json.dumps(me | {"start_time": 1}))
+    assert not is_dead(json.dumps(me | {"start_time": 1, "boot": "another"}))
+    assert not is_dead(json.dumps(me | {"start_time": 1, "space": "another"}))
+    assert not is_dead("no JSON")
+
+
+def test_a_leader_that_sleeps_past_its_lease_is_replaced_and_its_commits_are_refused(services: Services) -> None:
+    a, b = services.seat("a"), services.seat("b")
+    old = services.lead(a)
+    old.commit([note(1)])
+    assert not b.try_take()
+    services.run_out()  # a holds the lock still
+    new = services.lead(b)
+    new.commit([note(2)])
+    with pytest.raises(Replaced, match="of term 1, was replaced by a leader of term 2"):
+        old.commit([note(3)])
+    with pytest.raises(Replaced):
+        old.set_fact("x", "y")
+    assert [e.seq for e in new.entries()] == [1, 2]
+    # Its own renewals fail, as the session with the lock was ended; by its own clock the lease goes on until then.
+    with pytest.raises(sa.exc.SQLAlchemyError):
+        a.renew()
+
+
+def test_a_renewal_after_another_has_begun_takes_nothing_back(services: Services) -> None:
+    a, b = services.seat("a"), services.seat("b")
+    services.lead(a)
+    services.run_out()
+    services.lead(b)
+    a._connection = a._engine.connect()
+    assert not a.renew()
+    leader = b.leader()
+    assert leader is not None
+    assert (leader.url, leader.term) == ("http://b", 2)
+
+
+def test_the_leader_trusts_its_own_clock_alone(services: Services) -> None:
+    a = services.seat("a", lease_s=60.0)
+    services.lead(a)
+    services.now_s += 59.0
+    assert a.holds()
+    services.now_s += 2.0
+    assert not a.holds()
+    assert a.renew()
+    assert a.holds()
+
+
+def test_a_leader_hears_that_it_has_lost_its_session(services: Services) -> None:
+    a = services.seat("a", lease_s=0.4)
+    heard, why = threading.Event(), []
+    a.lost = lambda said: (why.append(said), heard.set())
+    services.lead(a)
+    killer = services.store(None)
+    with killer._engine.begin() as connection:
+        connection.execute(
+            sa.text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = :m"), {"m": a.mark}
+        )
+    assert heard.wait(20)
+    assert "the session that holds the lock is gone" in why[0]
+    assert not a.holds()
+
+
+def test_a_transaction_under_way_is_in_the_log_that_the_new_leader_reads(services: Services) -> None:
+    """Or is refused: nothing is added between reading and the first commit."""
+    a, b = services.seat("a"), services.seat("b")
+    old = services.lead(a)
+    services.run_out()
+    writing = old._writing()
+    connection = writing.__enter__()
+    new = services.lead(b)  # ends the sessions of the old leader, or its open transaction would hold up the term
+    with pytest.raises(sa.exc.SQLAlchemyError, match=r"terminat|closed|lost"):
+        connection.execute(sa.text("SELECT 1"))
+    with pytest.raises(StoreError):
+        writing.__exit__(None, None, None)
+    assert list(new.entries()) == []
+
+
+def test_the_term_is_checked_on_sqlite_too(tmp_path: Path) -> None:
+    old = Store.open(tmp_path / "plait.db")
+    assert old.next_term() == 1
+    old.commit([note(1)])
+    new = Store.open(tmp_path / "plait.db", exclusive=False)
+    assert new.next_term() == 2
+    with pytest.raises(Replaced, match="of term 1, was replaced by a leader of term 2"):
+        old.commit([note(2)])
+    new.commit([note(2)])
+    assert [e.seq for e in new.entries()] == [1, 2]
+    old.close()
+    new.close()
+
+
+def test_an_engine_that_was_replaced_is_broken_and_the_new_one_goes_on(services: Services, tmp_path: Path) -> None:
+    a, b = services.seat("a"), services.seat("b")
+    assert a.try_take()
+    old = Engine(services.store(a), Layout.at(tmp_path), now=5.0, policy="fifo")
+    assert old.submit([{"command": ["a"]}], owner="ann", now=6.0) == [0]
+    services.run_out()
+    assert b.try_take()
+    new = Engine(services.store(b), Layout.at(tmp_path), now=0.0)
+    assert new.begin_s == 6.0
+    assert new.term == 2
+    with pytest.raises(Replaced):
+        old.submit([{"command": ["b"]}], owner="ann", now=7.0)
+    assert old.broken
+    assert new.submit([{"command": ["c"]}], owner="ann", now=8.0) == [1]
