@@ -46,12 +46,12 @@ def _counts(found: dict[str, Any] | None) -> str:
     return ", ".join(f"{count} {state}" for state, count in (found or {}).items() if count)
 
 
-nodes = typer.Typer(help="List the nodes; drain and resume them.", invoke_without_command=True)
+nodes = typer.Typer(help="List the nodes; drain, resume and forget them.", invoke_without_command=True)
 
 
 @nodes.callback()
 def list_nodes(context: typer.Context, home: HomeOption = None, as_json: JsonFlag = False) -> None:
-    """List the nodes; drain and resume them."""
+    """List the nodes; drain, resume and forget them."""
     context.obj = home
     if context.invoked_subcommand is not None:
         return
@@ -118,6 +118,18 @@ def resume(
     with client(home or context.obj) as service:
         service.resume(node)
     typer.echo(f"{node} takes work again")
+
+
+@nodes.command("forget")
+def forget(
+    context: typer.Context,
+    node: Annotated[str, typer.Argument(help="A node of `plait nodes` that is lost, or has left.")],
+    home: HomeOption = None,
+) -> None:
+    """Take a node that will not come back off the list; an agent of that name joins as a new one."""
+    with client(home or context.obj) as service:
+        service.forget_node(node)
+    typer.echo(f"{node} is forgotten")
 
 
 def top(

@@ -48,11 +48,17 @@ _NODES = (
 )
 
 
+def _free(index: int) -> str:
+    """What stands in a place that a node was forgotten from: no name that a node may have."""
+    return f"-{index}"
+
+
 @dataclass(frozen=True)
 class Cluster:
     """Nodes in a fixed order; GPU number `i` of the cluster belongs to `gpu_node[i]`.
 
-    A node that is down keeps its place and its GPU numbers, so plans and logs stay readable.
+    A node that is down keeps its place and its GPU numbers, so plans and logs stay readable. The place of one that was
+    forgotten is taken by the next new node with as many GPUs: a cluster whose nodes come and go does not grow for ever.
 
     >>> Cluster.parse("2x4").gpus
     8
@@ -208,17 +214,29 @@ class Cluster:
         raise InputError(f"no node {node_id!r} in this cluster of {len(self.nodes)} nodes")
 
     def with_node(self, node: Node) -> Cluster:
-        """The cluster after `node` joined: appended, or back up if it is known by id."""
+        """The cluster after `node` joined: back up if it is known by id, else in a free place, else appended."""
         for i, known in enumerate(self.nodes):
             if known.id == node.id:
                 if known.gpus != node.gpus:
                     raise InputError(f"node {node.id!r} came back with {node.gpus} GPUs, had {known.gpus}")
                 return self._with_up(i, True)
+        for i, known in enumerate(self.nodes):
+            if known.id == _free(i) and known.gpus == node.gpus:
+                return self._renamed(i, node, True)
         return Cluster(self.nodes + (node,), self.up + (True,))
 
     def without_node(self, node_id: str) -> Cluster:
         """The cluster after a node went down."""
         return self._with_up(self.index(node_id), False)
+
+    def forget(self, node_id: str) -> Cluster:
+        """The cluster without a node that will not come back: its place stays down until a new node takes it."""
+        index = self.index(node_id)
+        return self._renamed(index, replace(self.nodes[index], id=_free(index)), False)
+
+    def _renamed(self, index: int, node: Node, up: bool) -> Cluster:
+        nodes = self.nodes[:index] + (node,) + self.nodes[index + 1 :]
+        return Cluster(nodes, self.up)._with_up(index, up)
 
     def _with_up(self, index: int, up: bool) -> Cluster:
         return replace(self, up=self.up[:index] + (up,) + self.up[index + 1 :])

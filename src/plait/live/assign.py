@@ -30,6 +30,11 @@ class Assigner:
         """Something was committed: look again before the next answer."""
         self._fresh = False
 
+    def forget(self, node: str) -> None:
+        """A node will not come back."""
+        self._told.pop(node, None)
+        self._fresh = False
+
     def version(self, node: str) -> int:
         """The version of a node's assignment as of the last commit; 0 for an unknown node."""
         self._refresh()
@@ -40,7 +45,9 @@ class Assigner:
         """What should run on a node; nothing for an agent that was replaced, perhaps by one on another machine."""
         self._refresh()
         engine = self._engine
-        record = engine.state.nodes[node]
+        record = engine.state.nodes.get(node)
+        if record is None:  # forgotten while its agent's last question was open
+            return Assignment(engine.term, 0, engine.options.lease_s)
         runs = self._runs.get(node, []) if agent in (None, record.agent) else []
         return Assignment(engine.term, record.version, engine.options.lease_s, runs)
 
@@ -98,7 +105,7 @@ class Assigner:
             workdir=request.get("workdir") or "",
             env=dict(request.get("env") or {}),
             stop=attempt.stop is not None,
-            grace_s=options.grace_s if graceful else options.kill_grace_s,
+            grace_s=_grace_s(attempt, options.grace_s) if graceful else options.kill_grace_s,
             local_rank=same_node.index(index),
             local_world=len(same_node),
             master_addr=lead.address,
@@ -115,3 +122,8 @@ class Assigner:
             return groups.by_gpus[attempt.gpus]
         # It is on its way out: it waits for nobody's turn, and others wait for its GPUs.
         return GroupInfo(f"left-{job.number}-{attempt.epoch}", members=[Mate(job.number, 0, len(attempt.ranks))])
+
+
+def _grace_s(attempt: Attempt, usual_s: float) -> float:
+    """Time for the checkpoint of an attempt that is told to stop: the usual one, unless its node goes before."""
+    return usual_s if attempt.grace_s is None else min(usual_s, attempt.grace_s)

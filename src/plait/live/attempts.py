@@ -24,6 +24,8 @@ FAULTS = frozenset({FAILED, START, REQUEUE})
 BYSTANDER = "bystander"
 #: For how long a job is not merged any more.
 ONCE, ALWAYS = "once", "always"
+#: What a node may be; `left`: it gave notice and went.
+NODE_STATES = ("ready", "suspect", "lost", "drained", "leaving", "left")
 
 
 @dataclass(slots=True)
@@ -47,7 +49,8 @@ class Attempt:
     """One try to run a job on these GPUs (numbers of the cluster).
 
     `stop`: why it was told to stop, None if it was not. `fault` and `cause`: what went wrong first, by itself.
-    `merge`: it may share a process with others of its group.
+    `merge`: it may share a process with others of its group. `grace_s`: less than the usual time for its checkpoint,
+    None if there is no hurry.
     """
 
     job: int
@@ -62,6 +65,7 @@ class Attempt:
     ended_s: float | None = None
     outcome: str = ""
     merge: bool = False
+    grace_s: float | None = None
 
     @property
     def over(self) -> bool:
@@ -119,7 +123,7 @@ class Attempt:
         return {
             "job": self.job, "epoch": self.epoch, "gpus": list(self.gpus), "ranks": ranks, "began_s": self.began_s,
             "port": self.port, "stop": self.stop, "fault": self.fault, "cause": self.cause, "ended_s": self.ended_s,
-            "outcome": self.outcome, "merge": self.merge,
+            "outcome": self.outcome, "merge": self.merge, "grace_s": self.grace_s,
         }  # fmt: skip
 
     @classmethod
@@ -203,12 +207,15 @@ class JobRecord:
 class NodeRecord:
     """A node: what it has, whether it takes work, and (*seen*) when and by which agent process it was last heard.
 
-    `term`, `reached`: the last assignment which that agent says it has.
+    `term`, `reached`: the last assignment which that agent says it has. `leaving`: it gave notice and takes no work,
+    and has `leaving_s` left as of its last word; `gone`: why the backend says that it is dead, which only makes it lost
+    sooner.
     """
 
     id: str
     drained: bool = False
     lost: bool = False
+    leaving: bool = False
     info: NodeInfo | None = None
     agent: str = ""
     agents: set[str] = field(default_factory=set)
@@ -219,8 +226,14 @@ class NodeRecord:
     term: int = 0
     version: int = 0
     suspect: bool = False
+    gone: str = ""
+    leaving_s: float | None = None
 
     @property
     def state(self) -> str:
-        """In one word."""
-        return "lost" if self.lost else "suspect" if self.suspect else "drained" if self.drained else "ready"
+        """In one word: one of `NODE_STATES`."""
+        if self.lost:
+            return "left" if self.leaving else "lost"
+        if self.suspect:
+            return "suspect"
+        return "leaving" if self.leaving else "drained" if self.drained else "ready"

@@ -207,6 +207,14 @@ class Client:
         """Let a drained node work again."""
         return self._object("POST", f"/v1/nodes/{_segment(node)}/resume", again=True)
 
+    def node_gone(self, node: str, why: str = "") -> Json:
+        """Say that a node is dead, as its backend knows: once it is silent, nobody waits for it."""
+        return self._object("POST", f"/v1/nodes/{_segment(node)}/gone", body={"why": why}, again=True)
+
+    def forget_node(self, node: str) -> Json:
+        """Take a node that has gone out of the lists; `Refused` while something may run there."""
+        return self._object("DELETE", f"/v1/nodes/{_segment(node)}")
+
     def policy(self) -> Json:
         """The policy that decides."""
         return self._object("GET", "/v1/policy")

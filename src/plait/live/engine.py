@@ -339,8 +339,37 @@ class Engine:
         record, now = self._node(node), self.clock(now)
         if record.drained:
             self.do({"type": "NodeDrained", "at_s": now, "node": node, "drained": False})
-            if not record.lost:
+            if not record.lost and not record.leaving:
                 self.do(NodeJoined(now, hardware(record)))
+        self.touched_nodes.add(node)
+        self._go_on(now)
+
+    def node_gone(self, node: str, why: str, now: float) -> None:
+        """Its backend says that a node is dead: it is lost at once if it is silent, or as soon as it is.
+
+        What it says itself counts for more: one that is still heard of is not lost.
+        """
+        record, now = self._node(node), self.clock(now)
+        if not record.gone:
+            record.gone, self.stale = why or "its backend says so", True
+            self.rounds.look()
+        self._go_on(now)
+
+    def forget_node(self, node: str, now: float) -> None:
+        """Take a node that will not come back out of the lists; `Conflict` while it may still run something."""
+        record, now = self._node(node), self.clock(now)
+        here = [n for n in sorted(self.live) if (a := self.state.jobs[n].live) and any(r.node == node for r in a.ranks)]
+        if here:
+            jobs = ", ".join(job_name(n) for n in here[:5])
+            raise Conflict(f"node {node!r} may still run {jobs}; it can be forgotten once they go on elsewhere")
+        silent = now - record.heard_s >= self.options.suspect_s
+        if not record.lost and not (silent and (record.drained or record.leaving)):
+            raise Conflict(
+                f"node {node!r} is {record.state} and its agent still reports; end its agent first, with SIGTERM, and "
+                "forget it when `plait nodes` shows it as left or lost"
+            )
+        self.do({"type": "NodeForgotten", "at_s": now, "node": node})
+        self.assigner.forget(node)
         self.touched_nodes.add(node)
         self._go_on(now)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from plait.control.messages import JobProfiled, NodeJoined
+from plait.control.messages import JobProfiled, NodeJoined, NodeLost
 from plait.core.cluster import Node
 from plait.core.errors import InputError
 from plait.core.jobs import Phase
@@ -21,7 +21,7 @@ from plait.live.attempts import NOT_STARTED, JobRecord, NodeRecord, Rank
 from plait.live.errors import Conflict
 from plait.live.layout import NODE_NAME
 from plait.live.requests import profile_key
-from plait.live.sane import check_node, sane_profile, sane_seen
+from plait.live.sane import check_node, sane_notice, sane_profile, sane_seen
 from plait.live.wire import ENDED, STARTING, STATES, Observed, Profile, Seen
 
 if TYPE_CHECKING:
@@ -35,7 +35,10 @@ LEARN_S = 10.0
 
 def hear(engine: Engine, seen: Observed, now: float, address: str) -> None:
     """Take what an agent sees, inside a batch; `InputError` for a node that cannot be."""
-    _notice(engine, _meet(engine, seen, now, address), seen, now)
+    seen = replace(seen, leaving_s=sane_notice(seen.leaving_s))
+    record = _meet(engine, seen, now, address)
+    _notice(engine, record, seen, now)
+    _last_word(engine, record, seen, now)
 
 
 def hardware(record: NodeRecord) -> Node:
@@ -70,6 +73,9 @@ def _meet(engine: Engine, seen: Observed, now: float, address: str) -> NodeRecor
         record.agent, record.reached, record.term = seen.agent, 0, seen.term or engine.term  # 0: it begins just now
     if seen.agent != record.agent:
         return record  # late words of an agent process that was replaced
+    if record.leaving and record.lost and not fresh:
+        return record  # it said its last word; this one was under way before
+    _notice_given(engine, record, seen, fresh, now)
     if record.lost:
         back = {"type": "NodeDrained", "at_s": now, "node": info.id, "drained": True}
         engine.do(back if record.drained else NodeJoined(now, hardware(record)))
@@ -78,13 +84,43 @@ def _meet(engine: Engine, seen: Observed, now: float, address: str) -> NodeRecor
         record.suspect, engine.stale = False, True
         engine.touched_nodes.add(info.id)
         touch_node(engine, info.id)
-    record.heard_s, record.address, record.usage = now, address, seen.usage
+    record.heard_s, record.address, record.usage, record.gone = now, address, seen.usage, ""
     record.term = max(record.term, seen.term)
     if seen.term == engine.term:
         record.reached = max(record.reached, seen.reached)
     if fresh:
         _miss(engine, record, seen, now)
     return record
+
+
+def _notice_given(engine: Engine, record: NodeRecord, seen: Observed, fresh: bool, now: float) -> None:
+    """A node that says it goes: no new work, and what runs there stops after a checkpoint and goes on elsewhere.
+
+    Only another agent process takes the notice back: what one said before it is late.
+    """
+    note = {"type": "NodeLeaving", "at_s": now, "node": record.id}
+    if seen.leaving_s is None:
+        if not (record.leaving and fresh):
+            return
+        engine.do({**note, "leaving": False})
+        if not record.drained:
+            engine.do(NodeJoined(now, hardware(record)))
+    elif not record.leaving or record.lost:
+        if not record.lost and not record.drained:
+            engine.do(NodeLost(now, record.id))
+        engine.do({**note, "leaving": True, "leaving_s": seen.leaving_s})
+    record.leaving_s = seen.leaving_s
+    engine.touched_nodes.add(record.id)
+    touch_node(engine, record.id)
+
+
+def _last_word(engine: Engine, record: NodeRecord, seen: Observed, now: float) -> None:
+    """A node that is about to go and has nothing left to end need not be waited for."""
+    alive = any(one.state != ENDED for one in seen.attempts)
+    if seen.leaving_s == 0 and seen.agent == record.agent and not alive and not record.lost:
+        engine.do(NodeLost(now, record.id))
+        engine.touched_nodes.add(record.id)
+        touch_node(engine, record.id)
 
 
 def _miss(engine: Engine, node: NodeRecord, seen: Observed, now: float) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from plait.live.engine import Engine
 
 #: Why an attempt was told to stop although it could have gone on with a checkpoint.
-GRACEFUL = frozenset({"preempted", "moved", "drained"})
+GRACEFUL = frozenset({"preempted", "moved", "drained", "leaving"})
 #: Those that can wait until the attempt has got something out of its start.
 ROOM = frozenset({"preempted", "moved"})
 
@@ -42,7 +42,7 @@ def reconcile(engine: Engine, now: float) -> None:
             if why in ROOM and _begins(engine, attempt):
                 engine.deferred = True
             elif why:
-                engine.do({"type": "StopAsked", "at_s": now, "job": number, "epoch": attempt.epoch, "why": why})
+                _ask_stop(engine, attempt, why, now)
         if _may_close(engine, job, attempt, wanted):
             _close(engine, job, attempt, now)
     for number, gpus in list(state.groups.of_job.items()):
@@ -61,7 +61,21 @@ def _why_stop(engine: Engine, job: JobRecord, attempt: Attempt, wanted: tuple[in
     if engine.state.phase(job) is Phase.CANCELLED:
         return "cancelled"
     nodes = [engine.state.nodes[r.node] for r in attempt.ranks if not r.ended]
-    return "lost" if any(n.lost for n in nodes) else "drained" if any(n.drained for n in nodes) else "preempted"
+    if any(n.lost for n in nodes):
+        return "lost"
+    if any(n.leaving for n in nodes):
+        return "leaving"
+    return "drained" if any(n.drained for n in nodes) else "preempted"
+
+
+def _ask_stop(engine: Engine, attempt: Attempt, why: str, now: float) -> None:
+    """Tell an attempt to stop; one whose node is about to go has no longer for its checkpoint than the node has."""
+    note = {"type": "StopAsked", "at_s": now, "job": attempt.job, "epoch": attempt.epoch, "why": why}
+    if why == "leaving":
+        nodes = [engine.state.nodes[r.node] for r in attempt.ranks if not r.ended]
+        left_s = [n.leaving_s for n in nodes if n.leaving and n.leaving_s is not None]
+        note["grace_s"] = min(left_s, default=None)  # None after a restart, until the node has said it again
+    engine.do(note)
 
 
 def _begins(engine: Engine, attempt: Attempt) -> bool:
@@ -73,11 +87,14 @@ def _begins(engine: Engine, attempt: Attempt) -> bool:
 
 
 def _may_close(engine: Engine, job: JobRecord, attempt: Attempt, wanted: tuple[int, ...] | None) -> bool:
-    """All have ended; or some are on lost nodes, and there is a replacement or nobody waits for them."""
+    """All have ended; or some are on lost nodes, and there is a replacement or nobody waits for them.
+
+    Nobody waits for a node either that its backend says is dead.
+    """
     nodes = engine.state.nodes
     if not all(r.ended or nodes[r.node].lost for r in attempt.ranks):
         return False
-    if all(r.ended for r in attempt.ranks) or engine.state.phase(job) > Phase.RUNNING:
+    if all(r.ended or nodes[r.node].gone for r in attempt.ranks) or engine.state.phase(job) > Phase.RUNNING:
         return True
     return attempt.fault != "" or (wanted is not None and not _troubled(engine, wanted))
 

@@ -23,6 +23,7 @@ from plait.live.reconcile import reconcile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from plait.live.attempts import NodeRecord
     from plait.live.engine import Engine
 
 #: Nodes are looked at this often at most, seconds.
@@ -70,6 +71,10 @@ class Rounds:
         self._due_s = self._wake_s(now)
         return self._due_s
 
+    def look(self) -> None:
+        """Look at the nodes next time, however short a time ago they were looked at."""
+        self._watched_s = -math.inf
+
     def _excuse(self, now: float) -> None:
         """Nobody was heard while this process itself stood still (stopped, suspended, no CPU): that is no silence."""
         late_s = now - self._due_s
@@ -87,7 +92,7 @@ class Rounds:
         self._watched_s = now
         for node in list(engine.state.nodes.values()):
             silent_s = now - node.heard_s
-            if not node.lost and silent_s >= engine.options.lost_s:
+            if not node.lost and silent_s >= self._patience_s(node):
                 node.suspect = False
                 engine.do(NodeLost(now, node.id))
             elif not node.lost and not node.suspect and silent_s >= engine.options.suspect_s:
@@ -96,6 +101,11 @@ class Rounds:
                 continue
             engine.touched_nodes.add(node.id)
             touch_node(engine, node.id)
+
+    def _patience_s(self, node: NodeRecord) -> float:
+        """A silent node is lost after so long; one that its backend says is dead, as soon as it is suspect."""
+        options = self._engine.options
+        return options.suspect_s if node.gone else options.lost_s
 
     # -- jobs -----------------------------------------------------------------------------------------
 
@@ -204,6 +214,6 @@ class Rounds:
             times.append(now + 1.0)
         for node in state.nodes.values():
             if not node.lost:
-                limit = options.lost_s if node.suspect else options.suspect_s
+                limit = self._patience_s(node) if node.suspect else options.suspect_s
                 times.append(max(node.heard_s + limit, self._watched_s + WATCH_S))
         return max(min(times, default=math.inf), now)

@@ -22,6 +22,11 @@ LONGEST_REASON = 2000
 NONSENSE = 255
 
 
+def sane_notice(leaving_s: float | None) -> float | None:
+    """Seconds until a node goes; None, for a node that stays, also for what is no time."""
+    return None if leaving_s is None else _or_none(leaving_s, LONGEST_S)
+
+
 def sane_seen(seen: Seen) -> Seen:
     r"""The same process with numbers that are numbers, an exit code that there is, and a text that can be stored.
 

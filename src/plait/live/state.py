@@ -8,6 +8,7 @@ object with `type` and `at_s`:
     AttemptBegan   a job starts on these processes, under a new epoch         NodeDrained  a node takes no work, or does
     StopAsked      an attempt was told to stop, and why                       Learnt       a profile for later jobs
     RankEnded      a process ended                                            AttemptOver  nothing of it is left
+    NodeLeaving    a node gave notice, or is back                             NodeForgotten  it will not come back
 
 `apply` is the only thing that changes a `State`, live, after a restart and in `replay --verify`; so all three agree.
 """
@@ -90,7 +91,7 @@ class State:
             "Requested": self._requested, "CancelAsked": self._cancel_asked, "PolicySet": self._policy_set,
             "ProjectSet": self._project_set, "AttemptBegan": self._attempt_began, "StopAsked": self._stop_asked,
             "RankEnded": self._rank_ended, "AttemptOver": self._attempt_over, "NodeDrained": self._node_drained,
-            "Learnt": self._learnt,
+            "Learnt": self._learnt, "NodeLeaving": self._node_leaving, "NodeForgotten": self._node_forgotten,
         }  # fmt: skip
 
     # -- the fold -------------------------------------------------------------------------------------
@@ -143,7 +144,7 @@ class State:
 
     def _meet(self, event: NodeJoined) -> None:
         node, hardware = self.nodes.setdefault(event.node.id, NodeRecord(event.node.id)), event.node
-        node.lost = node.drained = False
+        node.lost = node.drained = node.leaving = False
         node.info = NodeInfo(
             hardware.id, hardware.gpus, hardware.gpu_kind, float(hardware.gpu_memory_bytes), hardware.cpus,
             hardware.memory_bytes, hardware.rack,
@@ -212,7 +213,7 @@ class State:
     def _stop_asked(self, note: Note) -> None:
         attempt = self.jobs[note["job"]].attempt
         assert attempt is not None
-        attempt.stop = note["why"]
+        attempt.stop, attempt.grace_s = note["why"], note.get("grace_s")
         self.touched.add(note["job"])
 
     def _rank_ended(self, note: Note) -> None:
@@ -244,6 +245,16 @@ class State:
         node.drained = note["drained"]
         if node.drained:  # it is there, only not for work: the controller was told that it is lost
             node.lost = False
+
+    def _node_leaving(self, note: Note) -> None:
+        node = self.nodes[note["node"]]
+        node.leaving = note["leaving"]
+        node.lost = False  # as with a drained one: it is there, only not for work
+
+    def _node_forgotten(self, note: Note) -> None:
+        assert self.controller is not None
+        del self.nodes[note["node"]]
+        self.controller.cluster = self.controller.cluster.forget(note["node"])
 
     def _learnt(self, note: Note) -> None:
         new = {name: note[name] for name in ("stage_s", "iteration_s", "skew") if note.get(name) is not None}
@@ -317,7 +328,7 @@ class State:
 
     def node_rows(self) -> list[dict[str, Any]]:
         """Nodes as `from_json` reads them; their hardware is the controller's."""
-        return [{"id": n.id, "drained": n.drained, "lost": n.lost} for n in self.nodes.values()]
+        return [{"id": n.id, "drained": n.drained, "lost": n.lost, "leaving": n.leaving} for n in self.nodes.values()]
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> State:
@@ -338,9 +349,11 @@ class State:
         if data["controller"] is not None:
             state.controller = restore(data["controller"], state._limited())
         for row in data["nodes"]:
-            state.nodes[row["id"]] = NodeRecord(row["id"], row["drained"], row["lost"])
+            state.nodes[row["id"]] = NodeRecord(row["id"], row["drained"], row["lost"], row.get("leaving", False))
         if state.controller is not None:
             for node in state.controller.cluster:
+                if node.id not in state.nodes:
+                    continue  # a place that a node was forgotten from
                 state.nodes[node.id].info = NodeInfo(
                     node.id, node.gpus, node.gpu_kind, float(node.gpu_memory_bytes), node.cpus, node.memory_bytes,
                     node.rack,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.control.snapshot import of_active, snapshot
 from plait.core.jobs import Phase
-from plait.live.attempts import Attempt, JobRecord, NodeRecord
+from plait.live.attempts import NODE_STATES, Attempt, JobRecord, NodeRecord
 from plait.live.layout import job_name
 from plait.live.state import RECENT, State
 from plait.live.store.schema import Views
@@ -135,7 +135,10 @@ def changed(engine: Engine, nodes: Iterable[str], projects: Mapping[str, dict[st
             tries[job.number, job.attempt.epoch] = job.attempt
     out.attempts += [attempt_row(attempt) for _, attempt in sorted(tries.items())]
     for name in sorted(nodes):
-        record = state.nodes[name]
+        record = state.nodes.get(name)
+        if record is None:
+            out.forgotten.append(name)
+            continue
         out.nodes.append({"id": name, "state": record.state, "info": json.dumps(_info(record))})
     return out
 
@@ -194,6 +197,7 @@ def nodes(engine: Engine, now: float) -> list[dict[str, Any]]:
                 **info,
                 "state": record.state,
                 "drained": record.drained,
+                "leaving_s": record.leaving_s,
                 "silent_s": round(max(now - record.heard_s, 0.0), 3),
                 "usage": asdict(record.usage),
                 "gpus_used": len(held),
@@ -221,7 +225,7 @@ def status(engine: Engine, now: float) -> dict[str, Any]:
         "term": engine.term,
         "log_seq": state.seq,
         "decision": {"seq": state.decision_seq, "at_s": _number(_finite(state.decision_s))},
-        "nodes": {s: sum(n.state == s for n in state.nodes.values()) for s in ("ready", "suspect", "lost", "drained")},
+        "nodes": {s: sum(n.state == s for n in state.nodes.values()) for s in NODE_STATES},
         "gpus": {"total": total, "held": len(held), "free": max(total - len(held), 0)},
         "jobs": counts,
     }

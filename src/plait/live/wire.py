@@ -123,7 +123,8 @@ class Observed:
     """Everything an agent sees. `agent` is new for each agent process; `reached` the newest assignment carried out.
 
     The answer may be held back for `wait_s` while there is nothing new to say: 1 in the long poll, 0 when an agent
-    tells of a change on its second connection.
+    tells of a change on its second connection. `leaving_s`: the node goes in so many seconds at most, and takes no
+    work any more; 0 is its last word, once nothing runs there. None: it stays.
     """
 
     node: NodeInfo
@@ -134,6 +135,7 @@ class Observed:
     usage: Usage = field(default_factory=Usage)
     replies: list[Reply] = field(default_factory=list)
     wait_s: float = 1.0
+    leaving_s: float | None = None
     v: int = VERSION
 
 

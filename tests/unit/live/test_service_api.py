@@ -88,6 +88,8 @@ WRITES = [
     ("DELETE", "/v1/jobs/j-0", None, {"admin", "ann"}),
     ("PUT", "/v1/policy", {"policy": "fifo"}, {"admin"}),
     ("POST", "/v1/nodes/n0/drain", None, {"admin"}),
+    ("POST", "/v1/nodes/n0/gone", {"why": "its machine is off"}, {"admin"}),
+    ("DELETE", "/v1/nodes/n0", None, {"admin"}),
     ("POST", "/v1/tokens", {"user": "new"}, {"admin"}),
     ("DELETE", "/v1/tokens/t-0", None, {"admin"}),
     ("POST", "/v1/projects", {"name": "p"}, {"admin"}),
@@ -129,7 +131,7 @@ def test_who_may_do_what(service: Service, method: str, path: str, body: Any, al
 
 def test_every_path_is_in_the_matrix(service: Service) -> None:
     listed = {p.split("?")[0].replace("j-0", "{job}").replace("t-0", "{token_id}") for _, p, _, _ in READS + WRITES}
-    listed |= {"/v1/projects/{name}", "/v1/nodes/{node}/{action}"}
+    listed |= {"/v1/projects/{name}", "/v1/nodes/{node}/{action}", "/v1/nodes/{node}/gone", "/v1/nodes/{node}"}
     schema = service.http.get("/openapi.json").json()
     assert set(schema["paths"]) <= listed
 

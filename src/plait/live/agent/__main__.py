@@ -23,12 +23,21 @@ def main(args: Sequence[str] | None = None) -> int:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--fake", action="store_true", help="CPU slots (the default)")
     kind.add_argument("--cuda", type=_numbers, default=None, help="numbers of the machine's GPUs, as 0,1")
+    parser.add_argument("--rack", type=int, default=0, help="number of the node's rack; gangs are kept together in one")
+    parser.add_argument("--gpu-kind", default=None, help="what jobs call its GPUs (default: what the driver says)")
     parser.add_argument("--url", default=None, help="the service (default: read from service.json)")
-    parser.add_argument("--stop-jobs", action="store_true", help="stop jobs at SIGTERM, which leaves them otherwise")
+    parser.add_argument(
+        "--stop-jobs", action="store_true",
+        help="at SIGTERM the node goes: jobs are checkpointed and go on elsewhere; else they stay here",
+    )  # fmt: skip
     parser.add_argument("--stop-grace", type=float, default=10.0, help="most seconds for jobs that the agent stops")
     options = parser.parse_args(args)
     if not _NAME.fullmatch(options.node):
         parser.error(f"--node {options.node!r} is no name; letters, digits, dots and dashes, at most 63")
+    if options.gpu_kind is not None and not _NAME.fullmatch(options.gpu_kind):
+        parser.error(f"--gpu-kind {options.gpu_kind!r} is no name; letters, digits, dots and dashes, at most 63")
+    if options.rack < 0:
+        parser.error(f"--rack {options.rack}: racks are numbered from 0")
     if options.gpus < 1:
         parser.error(f"--gpus {options.gpus}: a node has at least one")
     if not sys.platform.startswith("linux"):
@@ -41,6 +50,8 @@ def main(args: Sequence[str] | None = None) -> int:
         url=options.url,
         stop_jobs=options.stop_jobs,
         stop_grace_s=options.stop_grace,
+        rack=options.rack,
+        gpu_kind=options.gpu_kind,
     )
     try:
         agent = Agent(Layout.at(options.home), settings)

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import math
 import os
 import secrets
 import selectors
@@ -36,6 +37,7 @@ _TICK_S = 0.5
 _SHARED_TICK_S = 0.1  # the end of one of several jobs in a process wakes nobody
 _LOCK_TRIES = 10
 _NOT_RUNNABLE = 126
+_LEAVES = "its node is leaving"
 #: Errors of the machine, not of the job, that may pass: disk, processes, files, memory.
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -54,6 +56,8 @@ class Settings:
     url: str | None = None
     stop_jobs: bool = False
     stop_grace_s: float = 10.0
+    rack: int = 0
+    gpu_kind: str | None = None
 
 
 class Agent:
@@ -67,7 +71,9 @@ class Agent:
         self._lock_fd = self._take_node()
         procs.prctl(procs.PR_SET_CHILD_SUBREAPER, 1)  # orphans of a killed runner come here
         self.lock = threading.RLock()
-        self.monitor = Monitor(settings.node, settings.gpus, settings.cuda)
+        self.monitor = Monitor(
+            settings.node, settings.gpus, settings.cuda, rack=settings.rack, gpu_kind=settings.gpu_kind
+        )
         self._threads = max(1, int(self.monitor.node.cpus // max(1, settings.gpus)))
         self.gates = Gates(layout, settings.node, self.log)
         self.journal = Journal(self.folder / "journal.jsonl")
@@ -81,6 +87,8 @@ class Agent:
         self.selector.register(self._wake_read, selectors.EVENT_READ)
         self.link = Link(self._address, self.observe, self.obey, self._unsent, self.log)
         self._leaving = self._stop_jobs = False
+        #: When the node goes, of the monotonic clock, once it was told to go with its jobs; then whether it has.
+        self._leave_at, self._left = math.inf, False
         self._retry_at = 0.0
         for remembered in self.journal.memory.attempts.values():
             self._take_back(remembered)
@@ -168,7 +176,13 @@ class Agent:
                 usage=self.monitor.usage(),
                 replies=replies,
                 wait_s=wait_s,
+                leaving_s=self._leaving_s(),
             )
+
+    def _leaving_s(self) -> float | None:
+        if self._leave_at == math.inf:
+            return None
+        return 0.0 if self._left else max(self._leave_at - time.monotonic(), 0.001)  # 0 is the last word
 
     def _unsent(self, told: Observed) -> None:
         with self.lock:
@@ -187,6 +201,7 @@ class Agent:
                     return True  # a full disk: not without having written it down
                 self.term, self.reached = answer.term, 0
             if self._leaving:
+                self._decline(answer)
                 return True
             self.lease_s = answer.lease_s
             changed = self._forget(answer, told)
@@ -204,6 +219,14 @@ class Agent:
             self.link.wake()
             self._wake()
         return True
+
+    def _decline(self, answer: Assignment) -> None:
+        """What was assigned before the service knew that the node goes: it is not begun here."""
+        for run in answer.attempts:
+            if (run.job, run.epoch, run.rank) not in self.attempts:
+                attempt = self._new(run)
+                attempt.end(PREEMPTED, _LEAVES)
+                self.link.wake()
 
     def _forget(self, answer: Assignment, told: Observed) -> bool:
         """Ended attempts that this answer shows to be known."""
@@ -439,7 +462,7 @@ class Agent:
     # ---- running ----
 
     def run(self) -> None:
-        """Until SIGTERM (jobs go on, to be taken back) or SIGUSR1 (jobs are stopped first)."""
+        """Until SIGTERM (jobs go on, to be taken back) or SIGUSR1 (the node goes: jobs are stopped first)."""
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._told_to_leave)
@@ -453,6 +476,7 @@ class Agent:
             self._stop_all()
         self.link.close()
         if self._stop_jobs:
+            self._left = True
             self.link.tell_once()
         with self.lock:
             self.log("agent leaves", running=sum(a.alive for a in self.attempts.values()))
@@ -482,13 +506,16 @@ class Agent:
             os.write(self._wake_write, b"\0")
 
     def _stop_all(self) -> None:
+        """The node goes: tell the service, which finds other places for its jobs, and let them make checkpoints."""
         asked = procs.read_json(self.folder / "stop.json") or {}
         (self.folder / "stop.json").unlink(missing_ok=True)
         said = asked.get("grace_s")
         grace_s = float(said) if isinstance(said, (int, float)) else self.settings.stop_grace_s
         with self.lock:
+            self._leave_at = time.monotonic() + grace_s
+            self.link.wake()
             for attempt in list(self.attempts.values()):
-                attempt.stop(min(attempt.run.grace_s, grace_s), "the cluster is being shut down", own=True)
+                attempt.stop(min(attempt.run.grace_s, grace_s), _LEAVES, own=True)
         while any(a.alive for a in list(self.attempts.values())):
             self._wait()
 

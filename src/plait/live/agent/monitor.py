@@ -95,10 +95,13 @@ def _ticks() -> tuple[float, float]:
 class Monitor:
     """The hardware of a node and its use, read at most once a second.
 
-    `cuda` numbers of the machine's GPUs that are the node's 0, 1, ...; None = slots of CPU, `slots` of them.
+    `cuda` numbers of the machine's GPUs that are the node's 0, 1, ...; None = slots of CPU, `slots` of them. `rack` and
+    `gpu_kind` are what the node was told to be; a kind that is not told is the driver's.
     """
 
-    def __init__(self, node: str, slots: int, cuda: list[int] | None) -> None:
+    def __init__(
+        self, node: str, slots: int, cuda: list[int] | None, *, rack: int = 0, gpu_kind: str | None = None
+    ) -> None:
         """Look at the hardware."""
         self.cuda = cuda
         self._nvml = Nvml() if cuda is not None else None
@@ -112,10 +115,11 @@ class Monitor:
         self.node = NodeInfo(
             id=node,
             gpus=slots if cuda is None else len(cuda),
-            gpu_kind=kind,
+            gpu_kind=gpu_kind or kind,
             gpu_memory_bytes=memory,
             cpus=cores(),
             memory_bytes=total,
+            rack=rack,
         )
         self._before = _ticks()
         self._read_at = time.monotonic()

@@ -114,6 +114,12 @@ class PolicyIn(Model):
     policy: Annotated[str, StringConstraints(min_length=1, max_length=500)]
 
 
+class GoneIn(Model):
+    """How a backend knows that a node is dead."""
+
+    why: Text = ""
+
+
 class TokenIn(Model):
     """Whom a new token is for."""
 

@@ -179,9 +179,10 @@ class Token:
 
 @dataclass(slots=True)
 class Views:
-    """Rows to be written beside log entries: jobs, attempts, nodes, projects (None = gone) by key."""
+    """Rows to be written beside log entries: jobs, attempts, nodes, projects (None = gone) by key; nodes forgotten."""
 
     jobs: list[dict[str, Any]] = field(default_factory=list)
     attempts: list[dict[str, Any]] = field(default_factory=list)
     nodes: list[dict[str, Any]] = field(default_factory=list)
     projects: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+    forgotten: list[str] = field(default_factory=list)

@@ -149,6 +149,8 @@ class Store:
         for name, rows in (("jobs", views.jobs), ("attempts", views.attempts), ("nodes", views.nodes)):
             if rows:
                 connection.execute(self._upsert[name], rows)
+        if views.forgotten:
+            connection.execute(sa.delete(schema.nodes).where(schema.nodes.c.id.in_(views.forgotten)))
         table = schema.projects
         for name, project in views.projects.items():
             connection.execute(sa.delete(table).where(table.c.name == name))

@@ -14,7 +14,7 @@ from plait import __version__
 from plait.live.engine import Engine
 from plait.live.service import shapes
 from plait.live.service.api import Api, Json, api_of
-from plait.live.service.models import PolicyIn, parse
+from plait.live.service.models import GoneIn, PolicyIn, parse
 from plait.policies.catalog import make_policy
 
 _LOG = logging.getLogger("plait.service")
@@ -62,6 +62,30 @@ async def nodes(request: Request) -> Response:
     return Json(await api.worker.call(lambda engine, now: engine.nodes(now)))
 
 
+@router.post("/v1/nodes/{node}/gone")
+async def node_gone(request: Request, node: str) -> Response:
+    """The backend says that a node is dead; only speeds up what its silence does."""
+    api = api_of(request)
+    api.who(request, "admin")
+    why = parse(GoneIn, await api.body(request)).why
+    await api.worker.call(lambda engine, now: engine.node_gone(node, why, now))
+    return await _shown(api, node)
+
+
+@router.delete("/v1/nodes/{node}")
+async def forget_node(request: Request, node: str) -> Response:
+    """Take a node that has gone out of the lists."""
+    api = api_of(request)
+    api.who(request, "admin")
+    await api.worker.call(lambda engine, now: engine.forget_node(node, now))
+    return Json({"id": node, "state": "forgotten"})
+
+
+async def _shown(api: Api, node: str) -> Response:
+    found = await api.worker.call(lambda engine, now: engine.nodes(now))
+    return Json(next(n for n in found if n["id"] == node))
+
+
 @router.post("/v1/nodes/{node}/{action}")
 async def change_node(request: Request, node: str, action: str) -> Response:
     """Drain: no new work, what runs goes on elsewhere. Resume: work again."""
@@ -71,8 +95,7 @@ async def change_node(request: Request, node: str, action: str) -> Response:
         raise LookupError(f"a node can be drained and resumed, not {action[:40]!r}")
     work = Engine.drain if action == "drain" else Engine.resume
     await api.worker.call(lambda engine, now: work(engine, node, now))
-    found = await api.worker.call(lambda engine, now: engine.nodes(now))
-    return Json(next(n for n in found if n["id"] == node))
+    return await _shown(api, node)
 
 
 @router.get("/v1/policy")
