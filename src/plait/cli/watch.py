@@ -13,6 +13,11 @@ from plait.cli.live import HomeOption, JsonFlag, client, duration, note, number,
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from plait.live.client import Client
+
+#: Seconds between two looks at a node that is to become empty.
+LOOK_S = 0.5
+
 
 def status(home: HomeOption = None, as_json: JsonFlag = False) -> None:
     """Show the service in a few lines: where it is, what decides, nodes, jobs by state."""
@@ -100,12 +105,28 @@ def enrol(
 def drain(
     context: typer.Context,
     node: Annotated[str, typer.Argument(help="A node of `plait nodes`.")],
+    wait: Annotated[str | None, typer.Option(help="Until no job is left there, for at most so long: 120s.")] = None,
     home: HomeOption = None,
 ) -> None:
     """Give a node no new work; what runs there is checkpointed and goes elsewhere."""
+    within_s = None if wait is None else seconds(wait)
     with client(home or context.obj) as service:
         service.drain(node)
-    typer.echo(f"{node} is draining; give it work again with: plait nodes resume {node}")
+        if within_s is not None:
+            _await_empty(service, node, within_s)
+    state = "is draining" if within_s is None else "has no jobs any more"
+    typer.echo(f"{node} {state}; give it work again with: plait nodes resume {node}")
+
+
+def _await_empty(service: Client, node: str, within_s: float) -> None:
+    """Until no job has a process on a node; `InputError` if some still have when the time is over."""
+    from plait.core.errors import InputError
+
+    until = time.monotonic() + within_s
+    while jobs := [job for found in service.nodes() if found["id"] == node for job in found["jobs"]]:
+        if time.monotonic() > until:
+            raise InputError(f"{', '.join(jobs)} still on {node} after {duration(within_s)}; look at: plait nodes")
+        time.sleep(LOOK_S)
 
 
 @nodes.command("resume")

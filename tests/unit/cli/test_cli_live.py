@@ -231,6 +231,21 @@ def test_wait_has_the_exit_code_of_the_job(plait, fake):
     assert "plait explain j-5" in answer.err
 
 
+def test_drain_waits_until_the_node_is_empty(plait, fake, monkeypatch):
+    monkeypatch.setattr("plait.cli.watch.LOOK_S", 0.0)
+    other = {"id": "n1", "jobs": ["j-9"]}
+    fake.answers |= {
+        ("POST", "/v1/nodes/n0/drain"): {},
+        ("GET", "/v1/nodes"): [(200, [{"id": "n0", "jobs": jobs}, other]) for jobs in (["j-1"], ["j-1"], [])],
+    }
+    assert plait("nodes", "drain", "n0", "--wait", "60s").out.startswith("n0 has no jobs any more")
+    assert fake.paths().count("GET /v1/nodes") == 3
+    fake.answers["POST", "/v1/nodes/n1/drain"] = {}
+    late = plait("nodes", "drain", "n1", "--wait", "0.01s")
+    assert late.code == 2
+    assert "j-9 still on n1 after" in late.err
+
+
 def test_cancel_and_administration(plait, fake):
     fake.answers |= {
         ("DELETE", "/v1/jobs/j-3"): {"state": "cancelled"},
