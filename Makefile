@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-simulate test check format format-check lint types imports doctest chaos bench docs docs-serve build clean distclean
+.PHONY: help demo demo-simulate test test-engines check format format-check lint types imports doctest chaos bench docs docs-serve build clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,7 +22,12 @@ demo-simulate: $(VENV)/.sim ## simulate 2,000 jobs on 64 GPUs under eight polici
 	@$(BIN)/plait demo --simulate --out $(DEMO)
 
 test: $(VENV)/.dev ## the test suite
-	$(BIN)/python -m pytest -n logical --maxprocesses 8 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not engines' -n logical --maxprocesses 8 $(PYTEST_ARGS)
+
+# One at a time: each starts a cluster of its own, and they measure how soon things happen.
+test-engines: $(VENV)/.engines ## ... on real Ray, Slurm and PostgreSQL servers, started here (a quarter of an hour)
+	@tests/live/install-engines
+	$(BIN)/python -m pytest -m engines $(PYTEST_ARGS)
 
 check: format-check lint types imports doctest test ## everything: format, lint, types, layers, doctests, tests
 
@@ -92,6 +97,12 @@ $(VENV)/.live: pyproject.toml | $(VENV)/.made
 $(VENV)/.dev: pyproject.toml | $(VENV)/.made
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@ $(VENV)/.sim $(VENV)/.live
+
+# Where Ray cannot be had, its tests are skipped and say so.
+$(VENV)/.engines: $(VENV)/.dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[ray]' || \
+		echo "Ray could not be installed; its tests are skipped" >&2
+	@touch $@
 
 $(VENV)/.docs: pyproject.toml | $(VENV)/.made
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
