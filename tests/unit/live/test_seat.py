@@ -16,8 +16,6 @@ from plait.live.store import Entry, Replaced, Store, StoreError
 from plait.live.store.seat import Seat, is_dead, this_process
 from plait.live.store.store import parse_url
 
-ELSEWHERE = json.dumps({"pid": 1, "start_time": 1, "boot": "another machine", "space": "x"})
-
 
 class Services:
     """Seats and stores of one database; all are closed at the end."""
@@ -26,10 +24,14 @@ class Services:
         self.url, self.seats, self.stores = url, [], []
         self.now_s = 1000.0
 
-    def seat(self, name: str, holder: str = ELSEWHERE, lease_s: float = 60.0) -> Seat:
+    def seat(self, name: str, holder: str | None = None, lease_s: float = 60.0) -> Seat:
         """A service on another machine, whose own clock stands still; its lease lasts long enough for any test."""
         made = Seat(
-            parse_url(self.url), holder=holder, address=f"http://{name}", lease_s=lease_s, clock=lambda: self.now_s
+            parse_url(self.url),
+            holder=holder or f"on {name}",
+            address=f"http://{name}",
+            lease_s=lease_s,
+            clock=lambda: self.now_s,
         )
         self.seats.append(made)
         return made

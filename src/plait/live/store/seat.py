@@ -102,6 +102,8 @@ class Seat:
         #: By this name the server knows all sessions of this service.
         self.mark = f"plait-{secrets.token_hex(8)}"
         self.term = 0
+        #: The lease as it was seen last.
+        self.seen: Leader | None = None
         self.lost: Callable[[str], object] = lambda why: None
         self._engine = sa.create_engine(
             url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT", connect_args=self.options()
@@ -122,6 +124,16 @@ class Seat:
         """Whose the lease is; None for a store that has never had one. Raises SQLAlchemyError."""
         return _lease(self._session())
 
+    def policy(self) -> str | None:
+        """The policy that decided last: what a follower makes ready. Raises SQLAlchemyError."""
+        session = self._session()
+        if not session.execute(sa.text("SELECT to_regclass('log') IS NOT NULL")).scalar():
+            return None
+        table = schema.log
+        query = sa.select(table.c.entry).where(table.c.type == "PolicySet").order_by(table.c.seq.desc()).limit(1)
+        entry = session.execute(query).scalar()
+        return None if entry is None else str(json.loads(entry)["policy"])
+
     def now_s(self) -> float:
         """Seconds since 1970 by the database's clock, which all services share."""
         return float(self._session().execute(sa.select(_NOW)).scalar_one())
@@ -138,10 +150,10 @@ class Seat:
         self._locked = self._locked or take_lock(connection) or self._depose(connection)
         if not self._locked:
             return False
-        lease = _lease(connection)
+        self.seen = lease = _lease(connection)
         if lease is None:
             return True
-        if lease.left_s > 0 and not is_dead(lease.holder):
+        if lease.left_s > 0 and lease.holder != self.holder and not is_dead(lease.holder):
             return False  # it lost its session, and may live: until the lease is over it may answer
         # Whoever looks from now on sees somebody at work, not a lease that is over. Renewals of the old one miss it.
         table = schema.lease
@@ -151,7 +163,7 @@ class Seat:
         return True
 
     def _depose(self, connection: sa.Connection) -> bool:
-        lease = _lease(connection)
+        self.seen = lease = _lease(connection)
         if lease is None or lease.left_s > 0:
             return False
         for mark in connection.execute(_HOLDERS).scalars().all():

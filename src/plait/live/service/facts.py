@@ -1,0 +1,71 @@
+"""What a service says about itself in files of its home folder.
+
+`service.json` is the leader's: agents and clients find it there. Where several services stand ready, each has one of
+its own too, `service-<name>.json`, there as long as the service is wanted: a keeper starts it again if its process is
+dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from plait.live.agent import procs
+from plait.live.layout import Layout
+
+#: The name of a home's first service, whose log and lock are service.log and service.lock.
+FIRST = "1"
+
+
+def file_of(layout: Layout, name: str, kind: str) -> Path:
+    """Where a service of this name has its log or lock.
+
+    >>> file_of(Layout(Path("/h")), "1", "log"), file_of(Layout(Path("/h")), "b", "log")
+    (PosixPath('/h/service.log'), PosixPath('/h/service-b.log'))
+    """
+    return layout.home / (f"service.{kind}" if name == FIRST else f"service-{name}.{kind}")
+
+
+def record_file(layout: Layout, name: str) -> Path:
+    """Where a service of this name says that it is there."""
+    return layout.home / f"service-{name}.json"
+
+
+def records(layout: Layout) -> dict[str, dict[str, Any]]:
+    """What services that stand ready say, by name."""
+    found = {}
+    for path in sorted(layout.home.glob("service-*.json")):
+        record = procs.read_json(path)
+        if record is not None:
+            found[path.stem.removeprefix("service-")] = record
+    return found
+
+
+def me() -> dict[str, Any]:
+    """What names the process that asks."""
+    process = procs.Process.of(os.getpid())
+    return {} if process is None else {"pid": process.pid, "start_time": process.start_time, "boot": process.boot}
+
+
+def is_mine(path: Path) -> bool:
+    """Whether a file was written by this process."""
+    record = procs.read_json(path) or {}
+    return all(record.get(key) == value for key, value in me().items())
+
+
+def write(path: Path, said: dict[str, Any]) -> None:
+    """Replace a file at once."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    os.replace(part, path)
+
+
+def forget(layout: Layout, name: str) -> None:
+    """A service has ended as it should. Where others are ready, the leader's file stays until one of them writes it."""
+    with contextlib.suppress(OSError):
+        record_file(layout, name).unlink()
+    if is_mine(layout.service_file) and not records(layout):
+        layout.service_file.unlink(missing_ok=True)

@@ -1,0 +1,320 @@
+"""Serve: stand by until it is this service's turn, then open the store, answer, and keep others informed."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from plait.core.errors import PlaitError
+from plait.live.layout import Layout
+from plait.live.service import facts
+from plait.live.service.front import Front
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from plait.live.engine import Engine
+    from plait.live.service.api import Api
+    from plait.live.service.worker import Worker
+    from plait.live.store import Store
+    from plait.live.store.seat import Seat
+
+_LOG = logging.getLogger("plait.service")
+#: Seconds that open requests get when the service is told to end.
+GOODBYE_S = 3
+#: A leader looks so often whether service.json still names it.
+LOOK_S = 1.0
+#: What a service ends with that has lost its lead: it is to stand by from now on.
+STAND_BY = 75
+
+
+class Clock:
+    """Seconds since the store was made; goes on by the monotonic clock whatever happens to the date."""
+
+    def __init__(self, made_at: float, date_s: float | None = None) -> None:
+        """The date counts once, at the start: this machine's, or the one given."""
+        self._base = max((time.time() if date_s is None else date_s) - made_at, 0.0) - time.monotonic()
+
+    def __call__(self) -> float:
+        """Now."""
+        return self._base + time.monotonic()
+
+    def not_before(self, now_s: float) -> None:
+        """Go on from a time that was seen before, if the date has been set back since."""
+        self._base = max(self._base, now_s - time.monotonic())
+
+
+@dataclass
+class Lead:
+    """What only the one that leads has."""
+
+    store: Store
+    engine: Engine
+    clock: Clock
+
+
+def open_lead(args: argparse.Namespace, layout: Layout, seat: Seat | None) -> Lead:
+    """Open the store and go on from it."""
+    from plait.live.engine import Engine
+    from plait.live.options import Options
+    from plait.live.store import Store
+
+    store = Store.open(args.db or layout.database, seat=seat)
+    try:
+        clock = Clock(store.made_at, None if seat is None else seat.now_s())
+        options = Options(
+            round_s=args.round, lost_s=args.lost, lease_s=args.lease, settle_s=args.settle, grace_s=args.grace,
+            first_step_s=args.first_step, user_jobs=args.user_jobs, project_jobs=args.project_jobs,
+            suspect_s=min(3.0, args.lost / 2),
+        )  # fmt: skip
+        beside = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
+        engine = Engine(store, layout, now=clock(), policy=args.policy, options=options, later=beside.submit)
+        clock.not_before(engine.begin_s)
+    except BaseException:
+        store.close()
+        raise
+    return Lead(store, engine, clock)
+
+
+class Service:
+    """One service, from its first answer to its last."""
+
+    def __init__(
+        self, args: argparse.Namespace, layout: Layout, listener: socket.socket, address: str, begin: float,
+        seat: Seat | None = None,
+    ) -> None:  # fmt: skip
+        """Nothing runs yet."""
+        self.args, self.layout, self.address, self.begin, self.seat = args, layout, address, begin, seat
+        self._listener = listener
+        self.front = Front(seat)
+        self._code = 0
+        self._api: Api | None = None
+        self._warm: str | None = None
+        self._error: PlaitError | None = None
+
+    async def run(self, lead: Lead | None) -> int:
+        """Serve until told to end; without a lead, stand by for it. Returns the exit code."""
+        import uvicorn
+
+        self._loop, self._told = asyncio.get_running_loop(), asyncio.Event()
+        config = uvicorn.Config(
+            self.front, log_config=None, access_log=False, lifespan="off", server_header=False, date_header=False,
+            ssl_certfile=self.args.tls_cert, ssl_keyfile=self.args.tls_key, timeout_graceful_shutdown=GOODBYE_S,
+            timeout_keep_alive=75,
+        )  # fmt: skip
+        self._answers = asyncio.Event()
+        self._server = _server(config, self._answers.set)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self.stop)
+        if self.seat is not None:
+            self.seat.lost = lambda why: self._loop.call_soon_threadsafe(self._step_down, why)
+        worker = None if lead is None else self._begin(lead)
+        serving = asyncio.ensure_future(self._server._serve(sockets=[self._listener]))
+        try:
+            await asyncio.wait(
+                {serving, answers := asyncio.ensure_future(self._answers.wait())}, return_when=asyncio.FIRST_COMPLETED
+            )
+            answers.cancel()
+            serving.add_done_callback(lambda _: self.stop())
+            if serving.done():
+                self.stop()
+            if lead is None and (lead := await self._follow()) is not None:
+                worker = self._begin(lead)
+            if worker is not None and not self._told.is_set():
+                self._announce()
+                await self._stay()
+            await serving
+            if worker is not None and self._api is not None:
+                self._api.asker.close()
+                worker.stop()
+                await asyncio.to_thread(worker.join, 10.0)
+        finally:
+            self.stop()
+            if lead is not None:
+                lead.store.close()
+        if self._error is not None:
+            raise self._error
+        return self._code
+
+    def stop(self) -> None:
+        """End, politely."""
+        self._told.set()
+        if self._api is not None:
+            self._api.closing.set()
+        self._server.should_exit = True
+
+    # -- following ------------------------------------------------------------------------------------
+
+    async def _follow(self) -> Lead | None:
+        """Until it is our turn; None if told to end before."""
+        from plait.live.store.seat import LOOK_S as look_s
+
+        assert self.seat is not None
+        self._record("standby")
+        _LOG.info("stands by", extra={"facts": {"url": self.address}})
+        await asyncio.to_thread(self._prepare)
+        said = ""
+        while not self._told.is_set():
+            try:
+                if await asyncio.to_thread(self.seat.try_take):
+                    break
+                said = ""
+            except Exception as error:  # the database is away: whoever leads has the same trouble
+                if str(error) != said:
+                    said = str(error)
+                    _LOG.warning("the store does not answer", extra={"facts": {"why": said[:300]}})
+            await _until(self._told, look_s)
+        if self._told.is_set():
+            return None
+        began = time.monotonic()
+        try:
+            lead = await asyncio.to_thread(open_lead, self.args, self.layout, self.seat)
+        except PlaitError as error:
+            _LOG.critical("cannot lead", exc_info=error)
+            self._error = error
+            self.stop()
+            return None
+        _LOG.info("leads", extra={"facts": {"term": lead.engine.term, "took_s": round(time.monotonic() - began, 3)}})
+        return lead
+
+    def _prepare(self) -> None:
+        """Load all that leading needs, while there is time."""
+        import plait.live.engine  # noqa: F401
+        from plait.live.engine import DEFAULT_POLICY
+        from plait.live.service.app import make_app  # noqa: F401
+
+        assert self.seat is not None
+        try:
+            policy = self.args.policy or self.seat.policy() or DEFAULT_POLICY
+            warm_up(policy)
+            self._warm = policy
+        except Exception:  # then it is made ready when it decides
+            _LOG.info("the policy is not made ready yet", exc_info=True)
+
+    # -- leading --------------------------------------------------------------------------------------
+
+    def _begin(self, lead: Lead) -> Worker:
+        """Answer as the leader from now on."""
+        from plait.live.service.api import Api
+        from plait.live.service.app import make_app
+        from plait.live.service.auth import Tokens
+        from plait.live.service.logs import Mailbox
+        from plait.live.service.worker import Worker
+
+        store, engine = lead.store, lead.engine
+        mailbox, tokens = Mailbox(), Tokens(store, lead.clock, self.layout)
+        tokens.at_home(self.layout)
+        worker = Worker(
+            engine, lead.clock, lambda versions: self._loop.call_soon_threadsafe(mailbox.published, versions),
+            self._failed,
+        )  # fmt: skip
+        self._api = Api(store, worker, tokens, mailbox, self.begin)
+        self.front.app = make_app(self._api)
+        # What is loaded stays; and a long listing need not be stopped to look through it.
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 50)
+        policy = engine.state.policy_text
+        engine.ready = policy == self._warm
+        worker.start()
+        if not engine.ready:
+            threading.Thread(target=_get_ready, args=(worker, policy), name="warm-up", daemon=True).start()
+        return worker
+
+    def _failed(self, error: BaseException) -> None:
+        """The engine has ended, in its thread."""
+        from plait.live.store import StoreError
+
+        _LOG.critical("the engine stopped", exc_info=error)
+        again = self.seat is not None and isinstance(error, StoreError)
+        self._code = STAND_BY if again else 1
+        self._loop.call_soon_threadsafe(self.stop)
+
+    def _step_down(self, why: str) -> None:
+        if not self._told.is_set():
+            _LOG.warning("leads no more", extra={"facts": {"why": why}})
+            self._code = STAND_BY
+            self.stop()
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "url": self.address, **facts.me(), "backend": self.args.backend,
+            "admin_token_file": str(self.layout.token_file),
+        }  # fmt: skip
+
+    def _announce(self) -> None:
+        """Tell where the leader is."""
+        if self.seat is not None:
+            self._record("leader")
+        facts.write(self.layout.service_file, self._facts())
+        after_s = round(time.monotonic() - self.begin, 3)
+        _LOG.info("answers", extra={"facts": {"url": self.address, "after_s": after_s}})
+
+    def _record(self, role: str) -> None:
+        words = {"name": self.args.name, "role": role, "standby": bool(self.args.standby)}
+        facts.write(facts.record_file(self.layout, self.args.name), self._facts() | words)
+
+    async def _stay(self) -> None:
+        """Until told to end; beside others, see to it that service.json names the leader."""
+        while self.seat is not None and not self._told.is_set():
+            await _until(self._told, LOOK_S)
+            if self.front.leads and not self._told.is_set() and not facts.is_mine(self.layout.service_file):
+                facts.write(self.layout.service_file, self._facts())
+        await self._told.wait()
+
+
+async def _until(event: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return
+
+
+def _server(config: uvicorn.Config, ready: Any) -> uvicorn.Server:
+    """A server that says when it answers, and leaves signals to us."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if not self.should_exit:
+                ready()
+
+    return Server(config)
+
+
+def _get_ready(worker: Worker, policy: str) -> None:
+    """Decisions wait until their kernels are there: compiling them must not keep users and agents waiting."""
+    try:
+        warm_up(policy)
+    except Exception:  # the first decision will meet the same trouble, and the status will say so
+        _LOG.warning("the policy failed on an empty cluster", exc_info=True)
+
+    def ready(engine: Engine, now: float) -> None:
+        engine.ready = True
+
+    worker.submit(ready)
+
+
+def warm_up(policy: str) -> None:
+    """Let a policy decide about two jobs on one GPU, so that everything it needs is loaded, or compiled."""
+    from plait.control.controller import Controller
+    from plait.control.messages import JobSubmitted, ReplanDue
+    from plait.core.cluster import Cluster
+    from plait.core.jobs import JobBatch, JobSpec
+    from plait.core.resources import StageProfile
+    from plait.policies.catalog import make_policy
+
+    controller = Controller(make_policy(policy), Cluster.of(1, 1))
+    stages = (StageProfile.of(cpu=0.2, gpu=0.1), StageProfile.of(cpu=0.1, gpu=0.2))
+    specs = [JobSpec(id=f"warm-{i}", iterations=10, profile=stage) for i, stage in enumerate(stages)]
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of(specs)))
+    controller.handle(ReplanDue(0.0))
