@@ -7,6 +7,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,24 @@ def test_one_service_a_store(url: str) -> None:
     reader.close()
     store.close()
     Store.open(url).close()
+
+
+def test_writers_in_several_threads_do_not_end_up_in_one_transaction(url: str) -> None:
+    store = Store.open(url)
+
+    def tokens(thread: int) -> None:
+        for i in range(50):
+            store.add_token(Token(f"hash-{thread}-{i}", f"t-{thread}-{i}", "ann", "user", "default", 0.0))
+
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(tokens, thread) for thread in range(2)]
+        for seq in range(1, 101):
+            store.commit([note(seq)])
+        for one in made:
+            one.result()
+    assert [e.seq for e in store.entries()] == list(range(1, 101))
+    assert len(store.tokens()) == 100
+    store.close()
 
 
 def test_tokens(url: str) -> None:

@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import sqlite3
+import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,6 +58,8 @@ class Store:
     ) -> None:
         """Take open engines; the tables are there."""
         self._engine, self._readers, self._lock, self._seat = engine, readers, lock, seat
+        # Tokens are written beside the engine's thread, and SQLite's writer is one connection for all of them.
+        self._writes = threading.Lock()
         #: The term of whoever writes by this store; None for those who never lead.
         self.term: int | None = None
         # Rows are taken from the driver itself in places, so its own errors may come too.
@@ -129,7 +132,7 @@ class Store:
     def _writing(self) -> Iterator[sa.Connection]:
         """A transaction; whatever the driver says against it becomes a `StoreError`."""
         try:
-            with self._engine.begin() as connection:
+            with self._writes, self._engine.begin() as connection:
                 self._check_term(connection)
                 yield connection
         except self._errors as error:
