@@ -1,0 +1,249 @@
+"""Simulated nodes: agents that say and obey what real ones do, with processes that are only numbers.
+
+    fleet = Fleet(home, [SimulatedAgent(NodeInfo(f"n{i}", 8), program) for i in range(4)], policy="muri-l")
+    fleet.engine.submit([{"command": ["train"]}], owner="ann", now=fleet.now_s)
+    fleet.pass_s(10.0)
+
+Time is given to every call, so a day of a thousand nodes takes as long as the scheduler needs for it. What an agent
+refuses (lower terms, lower epochs, old versions), remembers over its death (its journal) and loses with its machine is
+as in `plait.live.agent`; the contract suite runs the same script against both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from plait.live.engine import Engine
+from plait.live.layout import Layout
+from plait.live.options import Options
+from plait.live.store import Store
+from plait.live.wire import ENDED, PREEMPTED, STARTING, Ask, Assignment, NodeInfo, Observed, Reply, Run
+from plait.testing.programs import Disk, Held, Key, MemoryDisk, Process, Program
+
+_LEAVES = "its node is leaving"
+
+
+class SimulatedAgent:
+    """A node with its agent. The agent may die or stand still, and the node may: processes outlive the first only."""
+
+    def __init__(self, node: NodeInfo, program: Callable[[Run], Program], disk: Disk | None = None) -> None:
+        """`program` says what the process of a run does; `disk` is shared by the nodes of a cluster."""
+        self.node, self.program, self.disk = node, program, disk or MemoryDisk()
+        #: What the journal of a real agent has: over its death.
+        self.term, self.epochs = 0, dict[int, int]()
+        self.held: dict[Key, Held] = {}
+        #: All processes that were started here: their logs stay on the disk.
+        self.processes: dict[Key, Process] = {}
+        #: Whether it runs, and whether it stands still (SIGSTOP): processes go on meanwhile.
+        self.alive, self.frozen = False, False
+        self._births = self._pids = 0
+        self.refused: list[str] = []
+        self.start()
+
+    def start(self) -> None:
+        """A new agent process takes the node, and back what runs there."""
+        self._births += 1
+        self.id, self.alive, self.frozen = f"{self.node.id}-{self._births}", True, False
+        self.reached, self.lease_s, self.contact_s = 0, 600.0, math.nan
+        self.replies: list[Reply] = []
+        self._leave_s = math.inf
+
+    def kill(self) -> None:
+        """The agent dies; what it started goes on."""
+        self.alive = False
+
+    def crash(self, now: float) -> None:
+        """The machine dies, and all that runs on it."""
+        self.advance(now)
+        self.alive = False
+        for held in self.held.values():
+            if held.process is not None:
+                held.process.end(now, -9, "the machine was restarted while it ran")
+                held.collect()
+
+    def leave(self, now: float, grace_s: float = 10.0) -> None:
+        """Told to go: it gives notice, and jobs stop after a checkpoint; once nothing runs, tell it and `kill`."""
+        self._leave_s = now + grace_s
+        for held in self.held.values():
+            held.stop(now, min(held.run.grace_s, grace_s), _LEAVES, own=True)
+
+    # -- what it says -------------------------------------------------------------------------------------
+
+    def observe(self, now: float, wait_s: float = 0.0) -> Observed:
+        """Everything that is seen now; answers to questions go with it once."""
+        self.advance(now)
+        replies, self.replies = self.replies, []
+        seen = [held.seen(now) for held in self.held.values()]
+        words = Observed(self.node, self.id, self.term, self.reached, seen, replies=replies, wait_s=wait_s)
+        if self._leave_s == math.inf:
+            return words
+        left_s = max(self._leave_s - now, 0.001) if any(held.alive for held in self.held.values()) else 0.0
+        return replace(words, leaving_s=left_s)
+
+    # -- what it obeys ------------------------------------------------------------------------------------
+
+    def obey(self, answer: Assignment, told: Observed, now: float) -> bool:
+        """Take in what should be; False if its leader was replaced. Told twice or late, it changes nothing."""
+        if answer.term < self.term:
+            self.refused.append(f"term {answer.term}: term {self.term} was seen")
+            return False
+        if answer.term > self.term:
+            self.term, self.reached = answer.term, 0
+        if self._leave_s < math.inf:
+            for run in answer.attempts:  # assigned before the service knew that the node goes
+                if (key := (run.job, run.epoch, run.rank)) not in self.held:
+                    self.held[key] = Held(run)
+                    self.held[key].end(now, PREEMPTED, _LEAVES)
+            return True
+        self.lease_s, self.contact_s = answer.lease_s, now
+        self._forget(answer, told)
+        if answer.version >= self.reached:
+            self._apply(answer.attempts, now)
+            self.reached = answer.version
+        self.advance(now)
+        self.replies += [self._answer(ask) for ask in answer.ask]
+        return True
+
+    def _forget(self, answer: Assignment, told: Observed) -> None:
+        needed = {tuple(key) for key in answer.keep} | {(run.job, run.epoch, run.rank) for run in answer.attempts}
+        for seen in told.attempts:
+            key = seen.job, seen.epoch, seen.rank
+            if seen.state == ENDED and key not in needed:
+                self.held.pop(key, None)
+
+    def _apply(self, runs: Iterable[Run], now: float) -> None:
+        wanted = {(run.job, run.epoch, run.rank): run for run in runs}
+        for key, held in self.held.items():
+            if key not in wanted:
+                held.stop(now, held.run.grace_s, "no longer wanted")
+        for key, run in wanted.items():
+            held = self.held.get(key) or self._meet(key, run, now)
+            held.run = replace(held.run, group=run.group, stop=run.stop, grace_s=run.grace_s)
+            if run.stop:
+                held.stop(now, run.grace_s, "preempted")
+
+    def _meet(self, key: Key, run: Run, now: float) -> Held:
+        held = self.held[key] = Held(run)
+        newest = max(self.epochs.get(run.job, 0), self.disk.epoch(run.job))
+        if run.epoch < newest:
+            why = f"refused: attempt {run.epoch} of job {run.job} was replaced by attempt {newest}"
+            self.refused.append(why)
+            held.end(now, None, why)
+        elif run.stop:
+            held.end(now, PREEMPTED, "stopped before it started")
+        elif not all(0 <= gpu < self.node.gpus for gpu in run.gpus):
+            held.end(now, 126, f"GPUs {run.gpus} were asked for; this node has {self.node.gpus}")
+        else:
+            self.epochs[run.job] = run.epoch
+        return held
+
+    def _answer(self, ask: Ask) -> Reply:
+        process = self.processes.get((ask.job, ask.epoch, ask.rank))
+        if process is None:
+            return Reply(ask.id, error=f"no log of process {ask.rank} of attempt {ask.epoch} of job {ask.job}")
+        data = process.log.encode()
+        at = min(ask.offset if ask.offset >= 0 else max(len(data) + ask.offset, 0), len(data))
+        part = data[at : at + ask.limit]
+        return Reply(ask.id, part.decode(errors="replace"), at, at + len(part), len(data))
+
+    def advance(self, now: float) -> None:
+        """Processes go on; what the agent sees of it and starts, it does unless it is dead or stands still."""
+        for held in self.held.values():
+            if held.process is not None:
+                held.process.advance(now)
+        if not self.alive or self.frozen:
+            return
+        out_of_touch = now - self.contact_s > self.lease_s
+        for held in self.held.values():
+            held.collect()
+            if out_of_touch:
+                held.stop(now, held.run.grace_s, f"no contact with the service for {self.lease_s:g} s", own=True)
+        if math.isnan(self.contact_s) or out_of_touch or self._leave_s < math.inf:
+            return
+        for key, held in self.held.items():
+            if held.state == STARTING and not any(o.alive and not _share(held.run, o.run) for o in self.held.values()):
+                self._pids += 1
+                self.processes[key] = held.begin(self.program(held.run), self.disk, self._pids, now)
+            elif held.state == STARTING:
+                held.reason = f"attempt {key[1]} of job {key[0]} waits until others have left its GPUs"
+
+    def process_ends(self, job: int, exit_code: int, now: float, rank: int | None = None) -> None:
+        """Kill processes of a job from outside, or let them exit."""
+        for key, held in self.held.items():
+            if key[0] == job and rank in (None, key[2]) and held.process is not None:
+                held.process.end(now, exit_code, None)
+
+    def running(self) -> list[Key]:
+        """Processes on the machine, whoever knows of them."""
+        return [key for key, held in self.held.items() if held.process is not None and held.process.ended_s is None]
+
+
+def _share(new: Run, other: Run) -> bool:
+    """Whether `new` may start while `other` has its GPUs."""
+    if new.job == other.job and new.epoch != other.epoch:
+        return False
+    return new.group.id == other.group.id or not set(new.gpus) & set(other.gpus)
+
+
+class Fleet:
+    """An engine and its agents in one process, on a clock that is moved by hand."""
+
+    def __init__(
+        self, home: Path, agents: Iterable[SimulatedAgent] = (), *, policy: str | None = None,
+        options: Options | None = None, disk: Disk | None = None,
+    ) -> None:  # fmt: skip
+        """`disk`: where attempts are fenced; that of the agents."""
+        self.home, self.options, self.disk = home, options or Options(), disk or MemoryDisk()
+        self.agents = {agent.node.id: agent for agent in agents}
+        self.now_s = 0.0
+        self.store = Store.open(home / "plait.db")
+        self.engine = self._engine(policy)
+        #: Questions for the agents of nodes, and what they replied by number.
+        self.asks: dict[str, list[Ask]] = {}
+        self.replies: dict[int, Reply] = {}
+        #: What an agent gets instead of its answer: several, older ones, in any order.
+        self.deliver: Callable[[SimulatedAgent, Assignment], list[Assignment]] = lambda agent, answer: [answer]
+
+    def _engine(self, policy: str | None) -> Engine:
+        return Engine(
+            self.store, Layout(self.home), now=self.now_s, policy=policy, options=self.options, fence=self.disk.fence
+        )
+
+    def restart(self) -> None:
+        """The service dies and comes back from its store."""
+        self.store.close()
+        self.store = Store.open(self.home / "plait.db")
+        self.engine = self._engine(None)
+
+    def sync(self, only: Iterable[str] | None = None) -> None:
+        """Agents tell and hear, all in one commit, as the service does with those that ask at once."""
+        told: dict[str, Observed] = {}
+        with self.engine.batch():
+            for name in list(self.agents) if only is None else only:
+                agent = self.agents[name]
+                if not agent.alive or agent.frozen:
+                    agent.advance(self.now_s)  # its processes go on
+                else:
+                    told[name] = agent.observe(self.now_s)
+                    self.replies.update({reply.id: reply for reply in told[name].replies})
+                    self.engine.observe(told[name], self.now_s)
+            self.engine.step(self.now_s)
+        for name, words in told.items():
+            agent = self.agents[name]
+            answer = replace(self.engine.assignment(name, agent.id), ask=self.asks.pop(name, []))
+            for one in self.deliver(agent, answer):
+                agent.obey(one, words, self.now_s)
+
+    def pass_s(self, seconds: float, every_s: float = 0.25) -> None:
+        """Time passes; agents tell and hear so often."""
+        until = self.now_s + seconds
+        while self.now_s < until - 1e-9:
+            self.now_s = min(self.now_s + every_s, until)
+            self.sync()
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()

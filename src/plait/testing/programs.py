@@ -1,0 +1,240 @@
+"""What simulated processes do: iterations at a pace, checkpoints that are fenced, ends."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from plait.live.layout import Layout
+from plait.live.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, Run, Seen
+from plait.training.commits import Commits, StaleEpoch
+
+#: (job, epoch, rank).
+Key = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a process does: so many `steps`, one each `pace_s`, then it ends with `exit_code`.
+
+    It makes a checkpoint `every` so many steps (0 = never) and when told to stop, which takes `stop_s`; a `stubborn`
+    one does not hear that and is killed after the grace. From step `hangs_at` on it makes no more steps. `keep`: a name
+    under which its checkpoints are found by later jobs; "" = they are this job's own.
+    """
+
+    steps: float = math.inf
+    pace_s: float = 1.0
+    exit_code: int = 0
+    every: int = 0
+    stop_s: float = 0.0
+    stubborn: bool = False
+    hangs_at: float = math.inf
+    keep: str = ""
+
+
+class Disk(Protocol):
+    """Where jobs keep checkpoints and the service fences them."""
+
+    def fence(self, job: int, epoch: int) -> None:
+        """Only attempts of a job from this epoch on may commit."""
+
+    def epoch(self, job: int) -> int:
+        """The highest attempt of a job that was named; 0 if none was."""
+
+    def newest(self, run: Run, keep: str) -> int:
+        """The step that an attempt resumes from."""
+
+    def commit(self, run: Run, keep: str, step: int) -> str:
+        """Make a checkpoint count; returns why it does not, "" if it does."""
+
+
+class MemoryDisk:
+    """A `Disk` without files, for clusters of thousands of nodes."""
+
+    def __init__(self) -> None:
+        """Empty."""
+        self._epochs: dict[int, int] = {}
+        self._newest: dict[str, tuple[int, int]] = {}
+
+    def fence(self, job: int, epoch: int) -> None:
+        """See `Disk`."""
+        self._epochs[job] = max(epoch, self.epoch(job))
+
+    def epoch(self, job: int) -> int:
+        """See `Disk`."""
+        return self._epochs.get(job, 0)
+
+    def newest(self, run: Run, keep: str) -> int:
+        """See `Disk`."""
+        return self._newest.get(keep or str(run.job), (0, 0))[1]
+
+    def commit(self, run: Run, keep: str, step: int) -> str:
+        """See `Disk`."""
+        if run.epoch < self.epoch(run.job):
+            return f"attempt {run.epoch} was replaced by attempt {self.epoch(run.job)}: its checkpoints no longer count"
+        self._newest[keep or str(run.job)] = max(self._newest.get(keep or str(run.job), (0, 0)), (run.epoch, step))
+        return ""
+
+
+class HomeDisk:
+    """The folders of a home, with the commits of the training library and the fences of the service."""
+
+    def __init__(self, layout: Layout) -> None:
+        """Nothing is made yet."""
+        from plait.live.fences import Fences
+
+        self._layout = layout
+        self.fence = Fences(layout).write
+
+    def epoch(self, job: int) -> int:
+        """See `Disk`."""
+        try:
+            return int(self._layout.epoch_file(job).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return 0
+
+    def _commits(self, run: Run, keep: str) -> Commits:
+        folder = self._layout.home / "kept" / keep if keep else self._layout.job(run.job) / "checkpoints"
+        return Commits(folder, epoch=run.epoch, epoch_file=self._layout.epoch_file(run.job))
+
+    def newest(self, run: Run, keep: str) -> int:
+        """See `Disk`."""
+        found = self._commits(run, keep).complete()
+        return found[0].step if found else 0
+
+    def commit(self, run: Run, keep: str, step: int) -> str:
+        """See `Disk`."""
+        commits = self._commits(run, keep)
+        making = commits.begin(step)
+        (making / "state").write_text(str(step), encoding="ascii")
+        try:
+            commits.commit(making, step, world=run.world)
+        except StaleEpoch as error:
+            return str(error)
+        return ""
+
+
+class Process:
+    """A process of an attempt; it goes on whether or not anybody looks."""
+
+    def __init__(self, run: Run, program: Program, disk: Disk, pid: int, now: float) -> None:
+        """It begins now, where the newest checkpoint is."""
+        self.run, self.program, self.pid, self.began_s = run, program, pid, now
+        self._disk = disk
+        self.first = self.saved = disk.newest(run, program.keep)
+        self.stop_s, self.grace_s = math.inf, 0.0
+        self.ended_s: float | None = None
+        self.exit_code: int | None = None
+        self.reason: str | None = None
+        self.log = f"rank {run.rank} of {run.world}: from step {self.first}\n"
+
+    def steps(self, now: float) -> float:
+        """Iterations since the beginning of the job."""
+        until = min(now, self.stop_s, math.inf if self.ended_s is None else self.ended_s)
+        made = self.first + math.floor((until - self.began_s) / self.program.pace_s + 1e-9)
+        return max(self.first, min(made, self.program.steps, self.program.hangs_at))
+
+    def stop(self, now: float, grace_s: float) -> None:
+        """It is told to; asking again can only hurry it."""
+        self.advance(now)
+        if self.stop_s == math.inf:
+            self.stop_s, self.grace_s = now, grace_s
+        else:
+            self.grace_s = min(self.grace_s, now + grace_s - self.stop_s)
+
+    def advance(self, now: float) -> None:
+        """What it has done until now: checkpoints that were due, its end."""
+        if self.ended_s is not None:
+            return
+        program, step = self.program, self.steps(now)
+        while program.every and self.saved + program.every <= step:
+            self._save(self.saved + program.every)
+        if step >= program.steps:
+            self.log += f"rank {self.run.rank} of {self.run.world}: done at step {step:g}\n"
+            self.end(self.began_s + (step - self.first) * program.pace_s, program.exit_code, None)
+        elif program.stubborn or program.hangs_at <= step:
+            if now >= self.stop_s + self.grace_s:
+                why = f"did not end within {self.grace_s:g} s after SIGTERM, so it was killed"
+                self.end(self.stop_s + self.grace_s, -9, why)
+        elif now >= self.stop_s + program.stop_s:
+            self._save(int(step))
+            self.log += f"rank {self.run.rank} of {self.run.world}: stopped at step {step:g}\n"
+            self.end(self.stop_s + program.stop_s, PREEMPTED, None)
+
+    def _save(self, step: int) -> None:
+        self.saved = step
+        if self.run.rank == 0 and (why := self._disk.commit(self.run, self.program.keep, step)):
+            self.log += f"refused: {why}\n"
+
+    def end(self, at_s: float, exit_code: int, reason: str | None) -> None:
+        """It ends; once."""
+        if self.ended_s is None:
+            self.ended_s, self.exit_code, self.reason = at_s, exit_code, reason
+
+
+@dataclass
+class Held:
+    """A process of an attempt as its agent knows it."""
+
+    run: Run
+    state: str = STARTING
+    process: Process | None = None
+    exit_code: int | None = None
+    reason: str | None = None
+    ended_s: float = 0.0
+    own: bool = False
+    stop_reason: str | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has a process."""
+        return self.state in (RUNNING, STOPPING)
+
+    def begin(self, program: Program, disk: Disk, pid: int, now: float) -> Process:
+        """Its process is started."""
+        process = self.process = Process(self.run, program, disk, pid, now)
+        self.state, self.reason = RUNNING, None
+        return process
+
+    def stop(self, now: float, grace_s: float, reason: str, *, own: bool = False) -> None:
+        """Ask it to end; `own`: the service did not ask, so that it is to be started again."""
+        if self.state == STARTING:
+            self.end(now, PREEMPTED, reason)
+        elif self.state != ENDED and self.process is not None:
+            self.state, self.own, self.stop_reason = STOPPING, self.own or own, self.stop_reason or reason
+            self.process.stop(now, grace_s)
+            self.process.advance(now)
+
+    def collect(self) -> None:
+        """See whether its process has ended, and how."""
+        process = self.process
+        if self.state == ENDED or process is None or process.ended_s is None:
+            return
+        code, reason = process.exit_code, process.reason
+        if self.own and code in (-9, -15, 137, 143):  # not its failure
+            code, reason = PREEMPTED, self.stop_reason
+        self.end(process.ended_s, code, reason or (self.stop_reason if code == PREEMPTED else None))
+
+    def end(self, now: float, exit_code: int | None, reason: str | None) -> None:
+        """It is over."""
+        self.state, self.ended_s, self.exit_code, self.reason = ENDED, now, exit_code, reason
+
+    def seen(self, now: float) -> Seen:
+        """What the service is told of it."""
+        run, process = self.run, self.process
+        if process is None:
+            return Seen(
+                run.job, run.epoch, run.rank, self.state, exit_code=self.exit_code, reason=self.reason,
+                ended_s_ago=max(0.0, now - self.ended_s) if self.state == ENDED else 0.0,
+            )  # fmt: skip
+        over = self.state == ENDED
+        steps = process.steps(now)
+        total = process.program.steps
+        return Seen(
+            run.job, run.epoch, run.rank, self.state, process.pid, self.exit_code, self.reason, float(steps),
+            step_s=process.program.pace_s if steps > process.first else None,
+            held_s=max(0.0, (self.ended_s if over else now) - process.began_s),
+            total_steps=total if math.isfinite(total) else None,
+            ended_s_ago=max(0.0, now - self.ended_s) if over else 0.0,
+        )  # fmt: skip

@@ -1,0 +1,86 @@
+"""What jobs of the contract suite do, as a real process: steps at a pace, fenced checkpoints, an end as it is told.
+
+contract_job.py steps=40 pace_s=0.05 every=10 exit_code=0 keep=FOLDER stubborn=1: see `plait.testing.programs.Program`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from plait.training.commits import Commits, StaleEpoch
+from plait.training.page import JobState, Page
+from plait.training.surroundings import Surroundings
+
+
+def read(words: Sequence[str]) -> dict[str, float | int | str]:
+    """The options by name."""
+    kinds = {"steps": float, "pace_s": float, "exit_code": int, "every": int, "stubborn": int, "keep": str}
+    pairs = (word.split("=", 1) for word in words)
+    return {name: kinds[name](value) for name, value in pairs}
+
+
+@dataclasses.dataclass
+class Training:
+    """One rank of it."""
+
+    around: Surroundings
+    commits: Commits
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.around.rank} of {self.around.world}"
+
+    def save(self, step: int) -> None:
+        if self.around.rank:
+            return
+        making = self.commits.begin(step)
+        (making / "state").write_text(str(step), encoding="ascii")
+        try:
+            self.commits.commit(making, step, world=self.around.world)
+        except StaleEpoch as error:
+            print(f"refused: {error}", flush=True)
+
+    def run(self, steps: float, pace_s: float, every: int, told: list[int]) -> int:
+        """The exit code that says how it ended: 0 or 75."""
+        found = self.commits.complete()
+        step = saved = found[0].step if found else 0
+        print(f"{self.name}: from step {step}", flush=True)
+        with Page.open(self.around.page_file) as page:
+            page.pid, page.state = os.getpid(), JobState.RUNNING
+            while step < steps:
+                time.sleep(pace_s)
+                step += 1
+                page.steps, page.step_s = float(step), pace_s
+                if every and step >= saved + every:
+                    saved = step
+                    self.save(step)
+                if told:
+                    self.save(step)
+                    print(f"{self.name}: stopped at step {step}", flush=True)
+                    return 75
+        print(f"{self.name}: done at step {step}", flush=True)
+        return 0
+
+
+def main() -> int:
+    options = read(sys.argv[1:])
+    told: list[int] = []
+    stubborn = options.get("stubborn")
+    signal.signal(signal.SIGTERM, lambda number, frame: None if stubborn else told.append(number))
+    around = Surroundings.of(os.environ)
+    assert around.job_dir is not None
+    keep = options.get("keep")
+    folder = around.job_dir.parent.parent / "kept" / str(keep) if keep else around.job_dir / "checkpoints"
+    commits = Commits(folder, epoch=around.epoch, epoch_file=around.job_dir / "EPOCH")
+    steps, pace_s = float(options.get("steps", "inf")), float(options.get("pace_s", 0.05))
+    code = Training(around, commits).run(steps, pace_s, int(options.get("every", 0)), told)
+    return code or int(options.get("exit_code", 0))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
