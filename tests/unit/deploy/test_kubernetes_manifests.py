@@ -18,7 +18,9 @@ from custom_kinds import SCHEMAS
 from kustomized import CLUSTER_WIDE, render
 from typer.main import get_command
 
+from plait.cli import tend
 from plait.cli.app import app
+from plait.live.service.front import HEALTH
 from plait.live.service.main import _arguments
 
 kubernetes_validate = pytest.importorskip(
@@ -34,7 +36,6 @@ VERSION = "1.31"
 #: What is not in the tree, and who makes it: Secrets with their keys (None: read as a whole), Services.
 FROM_OUTSIDE = {
     "Secret": {"plait-postgres": None, "plait-metrics": {"token"}, "plait-ray": {"auth_token"}},
-    "Service": {"plait-ray-head-svc"},  # the operator calls it so after the RayCluster
 }
 #: Programs of the image that are not plait.
 SHELLS = {"/bin/sh", "/bin/bash"}
@@ -236,8 +237,6 @@ def _check_container(container: dict, volumes: dict, need) -> None:
         for name in re.findall(r"\$\((\w+)\)", word):
             if name not in known:
                 raise LookupError(f"no variable {name}")
-        for service in re.findall(r"--address=([^:]+):6379", word):
-            need("Service", service)
 
 
 def _check_selections(item: dict, objects: list[dict], need) -> None:
@@ -268,7 +267,6 @@ def _check_selections(item: dict, objects: list[dict], need) -> None:
 def test_every_name_leads_somewhere(objects):
     check_names(objects)
     cluster = one(objects, "RayCluster")["metadata"]["name"]
-    assert FROM_OUTSIDE["Service"] == {f"{cluster}-head-svc"}
     assert cluster in FROM_OUTSIDE["Secret"]  # the operator gives the Secret the cluster's name
 
 
@@ -281,7 +279,7 @@ def test_every_name_leads_somewhere(objects):
         ("serviceAccountName: plait", "serviceAccountName: plaid"),
         ("mountPath: /srv/plait\n          name: home", "mountPath: /srv/plait\n          name: hom"),
         ("--host=$(POD_IP)", "--host=$(POD_IPS)"),
-        ("--address=plait-ray-head-svc:6379", "--address=plait-head-svc:6379"),
+        ("--name=$(POD_NAME)", "--name=$(POD)"),
         ("targetPort: api", "targetPort: http"),
         ("values:\n      - ray-head", "values:\n      - ray-heat"),
         ("port: api\n", "port: metrics\n"),
@@ -293,7 +291,7 @@ def test_a_name_that_leads_nowhere_is_found(base, old, new):
     check_names(list(yaml.safe_load_all(text)))
     broken = text.replace(old, new)
     if "ray-heat" in new:  # one of the names in a list may be wrong, if all are nothing is left
-        broken = broken.replace("- ray-worker\n", "- ray-walker\n").replace("- scheduler\n", "- skeduler\n")
+        broken = broken.replace("- ray-worker\n", "- ray-walker\n")
     with pytest.raises(LookupError):
         check_names(list(yaml.safe_load_all(broken)))
 
@@ -309,41 +307,76 @@ def parse_plait(words: list[str]) -> dict:
     return command.make_context("plait", rest).params
 
 
+def parse(words: list[str]) -> dict:
+    """The options of a command of plait, by whichever of its parsers has to understand them."""
+    if words[0] == "plait":
+        return parse_plait(words[1:])
+    parser = {"plait.live.service": _arguments, "plait.cli.tend": tend.arguments}[words[2]]
+    return vars(parser(words[3:]))
+
+
 def commands_of_plait(pod: dict) -> list[list[str]]:
+    """`plait ...` and `python -m plait...` in the containers and hooks of a pod."""
     found = []
     for container in containers(pod):
         hook = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])
         for words in ([*container.get("command", ()), *container.get("args", ())], hook):
             if words and words[0] in SHELLS:
-                words = words[-1].replace("exec ", "").split()
-            if words and words[0] == "plait":
-                found.append([word.replace('"', "") for word in words[1:]])
+                words = words[-1].split()
+            if words[:1] == ["plait"] or words[:2] == ["python", "-m"]:
+                found.append([word.replace('"', "") for word in words])
     return found
 
 
+def of(objects: list[dict], component: str) -> dict:
+    (pod,) = [p for p in pods(objects) if p["metadata"]["labels"]["app.kubernetes.io/component"] == component]
+    return pod
+
+
 def test_plait_knows_all_its_options(objects):
-    commands = [words for pod in pods(objects) for words in commands_of_plait(pod)]
-    assert [words[0] for words in commands] == ["up", "nodes"]
-    start, leave = (parse_plait(words) for words in commands)
-    assert (start["foreground"], start["insecure"], start["backend"]) == (True, True, "ray")
+    found = {part: commands_of_plait(of(objects, part)) for part in ("scheduler", "ray-head", "ray-worker")}
+    ((serve,), (keep,), (leave,)) = ([parse(words) for words in commands] for commands in found.values())
+    assert (serve["standby"], serve["insecure"], serve["db"]) == (True, True, "postgresql://")
+    assert serve["backend"] == keep["backend"] == "ray"
+    assert serve["home"] == keep["home"] == leave["home"]
     assert leave["wait"].endswith("s")
 
 
-def test_an_option_that_plait_does_not_know_is_found(base):
-    (words,) = commands_of_plait(pods(base)[0])
-    parse_plait(words)
-    with pytest.raises(Exception, match="No such option"):
-        parse_plait([*words, "--forground"])
+@pytest.mark.parametrize("part", ["scheduler", "ray-head", "ray-worker"])
+def test_an_option_that_plait_does_not_know_is_found(base, part, capsys):
+    (words,) = commands_of_plait(of(base, part))
+    parse(words)
+    try:
+        parse([*words, "--forground"])
+    except SystemExit:
+        said = capsys.readouterr().err
+    except Exception as error:  # the class of typer's own copy of click
+        said = str(error)
+    else:
+        said = "nothing"
+    assert re.search("(No such option|unrecognized arguments): --forground", said), said
 
 
 def test_ports_and_folders_are_the_same_everywhere(objects):
-    scheduler = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
-    start = parse_plait(commands_of_plait(pods(objects)[0])[0])
-    (port,) = scheduler["ports"]
+    pod = of(objects, "scheduler")
+    (words,) = commands_of_plait(pod)
+    start = parse(words)
+    (port,) = pod["spec"]["containers"][0]["ports"]
     assert start["port"] == port["containerPort"] == one(objects, "Service")["spec"]["ports"][0]["port"]
     for pod in pods(objects):
-        mounts = {m["name"]: m["mountPath"] for c in pod["spec"]["containers"] for m in c["volumeMounts"]}
-        assert mounts["home"] == start["home"], "agents and service must see the home folder under one path"
+        for container in pod["spec"]["containers"]:
+            mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+            assert mounts.get("home", start["home"]) == start["home"], "all must see the home folder under one path"
+        assert any(m["name"] == "home" for c in pod["spec"]["containers"] for m in c["volumeMounts"])
+
+
+def test_only_who_leads_is_ready(objects):
+    spec = one(objects, "Deployment")["spec"]
+    assert spec["replicas"] == 2
+    assert spec["strategy"]["rollingUpdate"]["maxUnavailable"] == spec["replicas"], "the follower is never ready"
+    (container,) = spec["template"]["spec"]["containers"]
+    assert container["readinessProbe"]["httpGet"]["path"] == HEALTH
+    assert "httpGet" not in container["livenessProbe"], "who stands by answers 503, and must not be killed for it"
 
 
 # -- what must hold for Ray, for jobs and for security --------------------------------------------------------------
@@ -366,9 +399,9 @@ def test_what_the_operator_refuses(objects):
 
 
 def test_jobs_have_time_for_a_checkpoint(objects):
-    (workers,) = [p for p in pods(objects) if p["metadata"]["labels"]["app.kubernetes.io/component"] == "ray-worker"]
+    workers = of(objects, "ray-worker")
     (leave,) = commands_of_plait(workers)
-    wait_s = float(parse_plait(leave)["wait"].removesuffix("s"))
+    wait_s = float(parse(leave)["wait"].removesuffix("s"))
     assert _arguments([]).grace < wait_s < workers["spec"]["terminationGracePeriodSeconds"]
 
 
@@ -400,7 +433,9 @@ def test_who_reaches_whom(objects):
     (ray,) = policies["plait-ray"]["ingress"]
     assert all(set(peer) == {"podSelector"} for peer in ray["from"]), "nobody of another namespace"
     (api,) = policies["plait-api"]["ingress"]
-    assert all("namespaceSelector" in peer for peer in api["from"])
+    (agents,) = [peer["podSelector"] for peer in api["from"] if "podSelector" in peer]
+    assert chosen(objects, agents) == [pod for pod in everyone if pod["metadata"]["name"] == "plait-ray"]
+    assert chosen(objects, policies["plait-ray"]["podSelector"]) == chosen(objects, agents)
     assert [port["port"] for port in api["ports"]] == ["api"]
     (scheduler,) = chosen(objects, policies["plait-api"]["podSelector"])
     assert scheduler["metadata"]["labels"]["app.kubernetes.io/component"] == "scheduler"
