@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 #: All states a job is shown in.
 STATES = ("waiting", "starting", "running", "stopping", "unreachable", "finished", "failed", "cancelled")
+FINAL = STATES[-3:]
 
 
 def shown_state(engine: Engine, job: JobRecord) -> str:
@@ -211,9 +212,12 @@ def nodes(engine: Engine, now: float) -> list[dict[str, Any]]:
 def status(engine: Engine, now: float) -> dict[str, Any]:
     """The cluster in a few numbers."""
     state = engine.state
-    counts = dict.fromkeys(STATES, 0)
+    counts, wanted = dict.fromkeys(STATES, 0), 0
     for job in state.jobs.values():
-        counts[shown_state(engine, job)] += 1
+        shown = shown_state(engine, job)
+        counts[shown] += 1
+        if shown not in FINAL:
+            wanted += int(job.request.get("gpus") or 1)  # backends that grow and shrink go by it
     alive = [n for n in state.nodes.values() if not n.lost]
     total = sum(n.info.gpus for n in alive if n.info)
     held = {(r.node, r.gpu) for n in engine.live if (a := state.jobs[n].live) for r in a.ranks if not r.ended}
@@ -226,7 +230,7 @@ def status(engine: Engine, now: float) -> dict[str, Any]:
         "log_seq": state.seq,
         "decision": {"seq": state.decision_seq, "at_s": _number(_finite(state.decision_s))},
         "nodes": {s: sum(n.state == s for n in state.nodes.values()) for s in NODE_STATES},
-        "gpus": {"total": total, "held": len(held), "free": max(total - len(held), 0)},
+        "gpus": {"total": total, "held": len(held), "free": max(total - len(held), 0), "wanted": wanted},
         "jobs": counts,
     }
 

@@ -89,5 +89,11 @@ def _local(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> B
     return LocalBackend(layout, options.get("nodes"), options.get("gpus-per-node"), cuda, stop_grace_s=stop_grace_s)
 
 
+def _slurm(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> Backend:
+    from plait.live.backends.slurm import SlurmBackend
+
+    return SlurmBackend(layout, options, stop_grace_s)
+
+
 #: Those that come with plait, by name.
-OWN: dict[str, Factory] = {"local": _local}
+OWN: dict[str, Factory] = {"local": _local, "slurm": _slurm}
