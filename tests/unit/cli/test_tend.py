@@ -40,7 +40,7 @@ def looks(monkeypatch, tmp_path, capsys):
             trouble = services.pop(0) if services else None
             if trouble:
                 raise trouble
-            return nullcontext(SimpleNamespace(status=lambda: {}))
+            return nullcontext(SimpleNamespace(status=dict))
 
         def open_backend(layout, options):
             assert options == {"backend": "ray", "address": "a:1", "x": "y=z"}
