@@ -32,7 +32,7 @@ OPTIONS_FILE = "up.json"
 #: Those of them that are the service's own.
 SERVICE_OPTIONS = (
     "policy", "round", "port", "db", "user-jobs", "project-jobs", "host", "tls-cert", "tls-key", "insecure", "lost",
-    "lease", "backend",
+    "lease", "backend", "standby", "name",
 )  # fmt: skip
 
 
@@ -61,6 +61,10 @@ def up(
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without TLS.")] = False,
     lost: Annotated[float | None, typer.Option(min=0.1, help="A node silent for so many seconds is lost: 15.")] = None,
     lease: Annotated[float | None, typer.Option(min=1, help="Seconds that agents work without a service: 600.")] = None,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Start another service, that takes over when the first one dies.")
+    ] = False,
+    name: Annotated[str | None, typer.Option(help="With --standby: what to call it; default: 2.")] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay here until Ctrl-C, then stop.")] = False,
     home: HomeOption = None,
 ) -> None:
@@ -81,13 +85,24 @@ def up(
         "address": address, "host": host, "tls-cert": tls_cert, "tls-key": tls_key, "insecure": insecure or None,
         "lost": lost, "lease": lease, **_pairs(option or []),
     }  # fmt: skip
+    given = {key: value for key, value in given.items() if value is not None}
+    if standby:
+        _stand_by(layout, given, name)
+        return
     began = time.monotonic()
-    with start(layout, {name: value for name, value in given.items() if value is not None}) as service:
+    with start(layout, given) as service:
         spawn(layout)
         for line in welcome(service, layout, home, time.monotonic() - began):
             typer.echo(line)
     if foreground:
         _stay(layout)
+
+
+def _stand_by(layout: Layout, given: dict[str, Any], name: str | None) -> None:
+    from plait.cli import standby
+
+    url = standby.start(layout, {**remembered(layout), **given}, name or standby.SECOND)
+    typer.echo(f"a service stands by at {url}; it takes over when the one that leads dies")
 
 
 def _pairs(words: list[str]) -> dict[str, str]:
@@ -130,10 +145,12 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
         make_policy(given["policy"])  # a typing mistake is found here, with a suggestion
     _refuse_taken_port(given.get("port"), given.get("host"))
     make_private(layout.home)
-    options = {**_remembered(layout), **given}
+    options = {**remembered(layout), **given}
     backend = open_backend(layout, options)
+    if _others_ready(layout):
+        return _rejoin(layout, options, backend)
     layout.service_file.unlink(missing_ok=True)  # of a service that died
-    process = _spawn(layout, options)
+    process = spawn_service(layout, options, layout.home / "service.log")
     try:
         _await_service(layout, process)
         backend.start()
@@ -150,7 +167,7 @@ def remembered_backend(layout: Layout, stop_grace_s: float = STOP_S) -> Backend:
     """The backend by which this home's nodes were started last."""
     from plait.live.backends.base import open_backend
 
-    return open_backend(layout, _remembered(layout), stop_grace_s)
+    return open_backend(layout, remembered(layout), stop_grace_s)
 
 
 def mend(layout: Layout, backend: Backend) -> list[str]:
@@ -184,11 +201,31 @@ def _mended(layout: Layout, given: dict[str, Any], pid: int) -> Client:
     return Client.at(str(layout.home))
 
 
-def _spawn(layout: Layout, options: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """The service in a session of its own, so that it outlives this terminal."""
+def _others_ready(layout: Layout) -> bool:
+    """Whether other services than the first are to lead when it does not."""
+    from plait.live.service.facts import FIRST, records
+
+    return any(name != FIRST for name in records(layout))
+
+
+def _rejoin(layout: Layout, options: dict[str, Any], backend: Backend) -> Client:
+    """Where others stand ready one of them leads by now: the first service comes back to stand by for that one."""
+    from plait.cli import standby
+    from plait.live.client import Client
+    from plait.live.service.facts import FIRST
+
+    standby.spawn(layout, options, FIRST)
+    backend.start()
+    service = Client.at(str(layout.home))
+    service.status()
+    return service
+
+
+def spawn_service(layout: Layout, options: dict[str, Any], log_file: Path) -> subprocess.Popen[bytes]:
+    """A service in a session of its own, so that it outlives this terminal."""
     words = [word for name in SERVICE_OPTIONS if name in options for word in _words(name, options[name])]
     command = [sys.executable, "-m", "plait.live.service", "--home", str(layout.home), *words]
-    with open(layout.home / "service.log", "ab") as log:
+    with open(log_file, "ab") as log:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=layout.home
         )
@@ -259,7 +296,8 @@ def _refuse_taken_port(port: int | None, host: str | None) -> None:
             raise InputError(f"cannot listen on port {port}: {error.strerror}; give another --port, or none") from None
 
 
-def _remembered(layout: Layout) -> dict[str, Any]:
+def remembered(layout: Layout) -> dict[str, Any]:
+    """The options of the last `plait up`."""
     try:
         found = json.loads((layout.home / OPTIONS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -314,16 +352,29 @@ def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S) -> list
 
     Jobs get `patience_s` for a checkpoint. The store, logs and checkpoints stay where they are.
     """
+    from plait.cli import standby
+    from plait.live.service.facts import record_file, records
+
     said = []
     stop_keeper(layout)
-    process = service_process(layout)
-    if process is not None:
+    standby.stop_keepers(layout)
+    ready, process = standby.processes(layout), service_process(layout)
+    # Those that follow end first, or they would take over.
+    for name in sorted(ready, key=lambda name: records(layout).get(name, {}).get("role") == "leader"):
+        _end(ready[name])
+        record_file(layout, name).unlink(missing_ok=True)
+    if process is not None and process.alive:
         _end(process)
-        said.append("the service is stopped")
+    if ready or process is not None:
+        said.append("the service is stopped" if len(ready) < 2 else f"{len(ready)} services are stopped")
+    elsewhere = records(layout)
+    if elsewhere:
+        said.append(f"other services of this home go on: {', '.join(str(r['url']) for r in elsewhere.values())}")
     before = job_processes(layout)
     if (layout.home / "nodes").is_dir():
         remembered_backend(layout, patience_s).stop(jobs=stop_jobs)
-    layout.service_file.unlink(missing_ok=True)
+    if not elsewhere:
+        layout.service_file.unlink(missing_ok=True)
     if stop_jobs:
         kill_jobs(layout)
     left = job_processes(layout)
@@ -341,15 +392,14 @@ def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S) -> list
 
 
 def service_process(layout: Layout) -> Process | None:
-    """The service of this home, if it lives: the process its file names, not a later one of the same number."""
-    from plait.live.agent.procs import Process
+    """The first service of this home, if it lives; whether it leads or stands by, where there are several."""
+    from plait.cli.standby import process_of
     from plait.live.client import read_service_file
+    from plait.live.service.facts import FIRST, records
 
-    data = read_service_file(layout)
-    process = None if data is None else Process.of(int(data["pid"]))
-    if process is None or data is None:
-        return None
-    return process if data.get("start_time") in (None, process.start_time) else None
+    ready = records(layout)
+    data = ready.get(FIRST) if ready else read_service_file(layout)
+    return None if data is None else process_of(data)
 
 
 def _end(process: Process) -> None:

@@ -30,6 +30,8 @@ from plait.live.layout import Layout
 CONNECT_S, ANSWER_S = 3.0, 30.0
 #: Asked again after these pauses, seconds, with up to as much again at random.
 PAUSES_S = (0.1, 0.3, 1.0)
+#: Where services stand ready: one of them leads after so many seconds at most, and is looked for so often.
+LEAD_S, LOOK_S = 10.0, 0.2
 
 #: States a job does not leave.
 FINAL = ("finished", "failed", "cancelled")
@@ -72,6 +74,8 @@ class Client:
         if httpx is None:
             raise MissingExtra("httpx", "live", "talking to the service")
         self.url, self._home = url.rstrip("/"), home
+        #: The file that says where the leader is, if that is where the URL came from.
+        self._found_in: Layout | None = None
         try:
             self._http = httpx.Client(
                 base_url=self.url,
@@ -87,9 +91,12 @@ class Client:
     def at(cls: type[C], home: str | None = None, *, url: str | None = None, token: str | None = None) -> C:
         """The service of the environment, or of a home folder; raises `NotRunning` if none was started there."""
         layout = Layout.at(home)
-        url = url or os.environ.get("PLAIT_URL") or service_url(layout)
+        given = url or os.environ.get("PLAIT_URL")
+        url = given or service_url(layout)
         token = token or os.environ.get("PLAIT_TOKEN") or _read_token(layout)
-        return cls(url, token, home=layout)
+        made = cls(url, token, home=layout)
+        made._found_in = None if given else layout
+        return made
 
     def close(self) -> None:
         """Close connections."""
@@ -154,7 +161,7 @@ class Client:
     def follow(self, job: str, *, rank: int = 0, offset: int = 0) -> Iterator[str]:
         """The log as it grows, until the job has ended; a connection that breaks goes on where it was."""
         path = f"/v1/jobs/{_segment(job)}/logs"
-        failed = 0
+        failed, heard = 0, time.monotonic()
         while True:
             try:
                 with self._http.stream(
@@ -165,9 +172,11 @@ class Client:
                 ) as answer:
                     if answer.status_code >= 400:
                         answer.read()
+                        if self._follows(answer, heard):
+                            continue
                         self._refuse(answer)
                     for kind, data in _sent_events(answer.iter_lines()):
-                        failed = 0
+                        failed, heard = 0, time.monotonic()
                         if kind == "end":
                             return
                         if kind == "error":
@@ -177,7 +186,9 @@ class Client:
                         if text:
                             yield text
             except httpx.HTTPError as error:
-                failed += 1
+                if self._follows(error, heard):
+                    continue
+                failed, heard = failed + 1, time.monotonic()
                 if failed > len(PAUSES_S):
                     raise self._gone(error) from error
                 time.sleep(PAUSES_S[failed - 1])
@@ -292,18 +303,50 @@ class Client:
         """One question; those that change nothing (or are marked `again`) are repeated when no answer comes."""
         repeat = again or method == "GET"
         params = {name: value for name, value in query.items() if value is not None}
-        for attempt in range(len(PAUSES_S) + 1):
+        attempt, began = 0, time.monotonic()
+        while True:
             last = attempt == len(PAUSES_S) or not repeat
             try:
                 answer = self._http.request(method, path, json=body, params=params)
             except httpx.HTTPError as error:
+                if self._follows(error, began):
+                    continue
                 if last:
                     raise self._gone(error) from error
             else:
+                if self._follows(answer, began):
+                    continue
                 if answer.status_code not in (502, 503, 504) or last:
                     return self._read(answer)
             time.sleep(PAUSES_S[attempt] * (1 + random.random()))
-        raise AssertionError("not reached")
+            attempt += 1
+
+    def _follows(self, met: httpx.HTTPError | httpx.Response, began: float) -> bool:
+        """Go to whoever leads now; whether to ask again. Only what nobody has taken in is asked again."""
+        named = None
+        if isinstance(met, httpx.Response):
+            said = _standby(met)
+            if said is None:
+                return False
+            named = said.get("leader")
+        elif not isinstance(met, (httpx.ConnectError, httpx.ConnectTimeout)) or not self._others():
+            return False
+        if time.monotonic() > began + LEAD_S:
+            return False
+        if self._found_in is not None:
+            named = (read_service_file(self._found_in) or {}).get("url") or named
+        if isinstance(named, str) and named.rstrip("/") != self.url and _no_worse(self.url, named):
+            self.url = named.rstrip("/")
+            self._http.base_url = httpx.URL(self.url)
+        time.sleep(LOOK_S)
+        return True
+
+    def _others(self) -> bool:
+        """Whether other services stand ready to lead where the one at our URL does not answer."""
+        from plait.live.service.facts import records
+
+        ready = {} if self._found_in is None else records(self._found_in)
+        return any(record.get("url") != self.url for record in ready.values())
 
     def _read(self, answer: httpx.Response) -> Any:
         if answer.status_code >= 400:
@@ -372,6 +415,22 @@ def read_service_file(layout: Layout) -> Json | None:
     except (OSError, ValueError):
         return None
     return data if isinstance(data, dict) and "url" in data else None
+
+
+def _standby(answer: httpx.Response) -> Json | None:
+    """What a service says that does not lead; None for all other answers."""
+    if answer.status_code != 503:
+        return None
+    try:
+        said = answer.json()
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) and said.get("role") == "standby" else None
+
+
+def _no_worse(url: str, other: str) -> bool:
+    """A token that went encrypted does not go in the clear elsewhere."""
+    return other.startswith("https://") or not url.startswith("https://")
 
 
 def _read_token(layout: Layout) -> str:

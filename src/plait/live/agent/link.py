@@ -2,15 +2,18 @@
 
 One keeps a question open (the service answers when there is something new, else within a second: that is the heartbeat
 too); the other tells at once when something changed here. Addresses and token are read anew at each reconnect, so a
-service that comes back elsewhere is found.
+service that comes back elsewhere is found; a third looks at the address now and then, since a leader that was replaced
+may be asleep and answer nothing for long.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import random
+import socket
 import ssl
 import sys
 import threading
@@ -25,6 +28,7 @@ PATH = "/agent/v1/sync"
 _CONNECT_S, _READ_S = 3.0, 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _HEARTBEAT_S = 1.0
+_LOOK_S = 0.5
 _MOST_BYTES = 64 << 20
 
 
@@ -56,10 +60,12 @@ class Link:
         self.ever = False
         self._good = threading.Event()
         self._changed = threading.Event()
+        self._moved = threading.Event()
+        self._connections = [_Connection(address), _Connection(address)]
         self._closed = threading.Event()
         self._threads = [
             threading.Thread(target=self._guard, args=(body,), name=body.__name__, daemon=True)
-            for body in (self._poll, self._push)
+            for body in (self._poll, self._push, self._watch)
         ]
 
     def start(self) -> None:
@@ -75,6 +81,7 @@ class Link:
         """Stop talking; does not wait for an answer that is under way."""
         self._closed.set()
         self._changed.set()
+        self._moved.set()
 
     def tell_once(self) -> None:
         """A last word, if somebody listens."""
@@ -95,8 +102,21 @@ class Link:
             sys.stderr.flush()
             os._exit(70)
 
+    def _watch(self) -> None:
+        known = None
+        while not self._closed.wait(_LOOK_S):
+            try:
+                url, _ = self._address()
+            except (OSError, ValueError):
+                continue
+            if known not in (None, url):
+                for connection in self._connections:
+                    connection.abandon()
+                self._moved.set()
+            known = url
+
     def _poll(self) -> None:
-        connection = _Connection(self._address)
+        connection = self._connections[0]
         pause_s = _FIRST_PAUSE_S
         said = ""
         while not self._closed.is_set():
@@ -109,8 +129,10 @@ class Link:
                 if str(error) != said:
                     said = str(error)
                     self._log("unreachable", why=said)
-                self._closed.wait(pause_s * random.uniform(0.5, 1.0))
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                self._moved.wait(pause_s * random.uniform(0.5, 1.0))
+                pause_s = _FIRST_PAUSE_S if self._moved.is_set() else min(2 * pause_s, _LONGEST_PAUSE_S)
+                if not self._closed.is_set():
+                    self._moved.clear()
                 continue
             if said:
                 self._log("reached again")
@@ -121,7 +143,7 @@ class Link:
         connection.close()
 
     def _push(self) -> None:
-        connection = _Connection(self._address)
+        connection = self._connections[1]
         while not self._closed.is_set():
             self._changed.wait()
             if self._closed.is_set() or not self._good.wait(0.5):
@@ -208,6 +230,11 @@ class _Connection:
             link.sock.settimeout(_READ_S)
             self._http = link
         return self._http
+
+    def abandon(self) -> None:
+        """From another thread: wait for no answer any more."""
+        with contextlib.suppress(OSError, AttributeError):
+            self._http.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
 
     def close(self) -> None:
         """Close the connection if there is one."""

@@ -161,13 +161,15 @@ class Service:
         assert self.seat is not None
         self._record("standby")
         _LOG.info("stands by", extra={"facts": {"url": self.address}})
-        await asyncio.to_thread(self._prepare)
-        said = ""
+        said, prepared = "", False
         while not self._told.is_set():
             try:
                 if await asyncio.to_thread(self.seat.try_take):
                     break
-                said = ""
+                if not prepared:
+                    policy = self.args.policy or await asyncio.to_thread(self.seat.policy)
+                    threading.Thread(target=self._prepare, args=(policy,), name="prepare", daemon=True).start()
+                said, prepared = "", True
             except Exception as error:  # the database is away: whoever leads has the same trouble
                 if str(error) != said:
                     said = str(error)
@@ -186,15 +188,14 @@ class Service:
         _LOG.info("leads", extra={"facts": {"term": lead.engine.term, "took_s": round(time.monotonic() - began, 3)}})
         return lead
 
-    def _prepare(self) -> None:
+    def _prepare(self, policy: str | None) -> None:
         """Load all that leading needs, while there is time."""
         import plait.live.engine  # noqa: F401
         from plait.live.engine import DEFAULT_POLICY
         from plait.live.service.app import make_app  # noqa: F401
 
-        assert self.seat is not None
+        policy = policy or DEFAULT_POLICY
         try:
-            policy = self.args.policy or self.seat.policy() or DEFAULT_POLICY
             warm_up(policy)
             self._warm = policy
         except Exception:  # then it is made ready when it decides

@@ -1,0 +1,251 @@
+"""Two services, one PostgreSQL: the leader is killed, or sleeps past its lease, and no job notices."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra [live]")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
+
+from plait.cli.standby import process_of, processes  # noqa: E402
+from plait.forecast.replayed import replay, stored_rows  # noqa: E402
+from plait.live.agent import procs  # noqa: E402
+from plait.live.backends.local import LocalBackend  # noqa: E402
+from plait.live.client import Client  # noqa: E402
+from plait.live.layout import Layout, make_private  # noqa: E402
+from plait.live.service.facts import records  # noqa: E402
+from plait.live.store import Store  # noqa: E402
+from plait.live.wire import NodeInfo, Observed, to_json  # noqa: E402
+from plait.testing import remains  # noqa: E402
+
+#: Nothing here takes so long on any machine.
+PATIENCE_S = 60.0
+
+
+class Pair:
+    """Two services that are kept up, and two nodes."""
+
+    def __init__(self, home: Path, url: str, *, nodes: int = 2, lead_lease_s: float = 3.0) -> None:
+        self.layout, self.url, self.lead_lease_s = Layout.at(home), url, lead_lease_s
+        make_private(self.layout.home)
+        self.backend = LocalBackend(self.layout, nodes, 4, False, stop_grace_s=2.0)
+        self.children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Pair:
+        self.tend("1")
+        until(lambda: self.leader() == "1", "the first service leads")
+        self.tend("2")
+        until(lambda: records(self.layout).get("2"), "the second stands by")
+        self.backend.start()
+        until(lambda: self.ready_nodes() == len(self.backend.nodes), "all nodes are ready")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self.children.values():
+            child.send_signal(signal.SIGCONT)
+            child.kill()
+            child.wait()
+        self.backend.stop(jobs=True)
+        for path in (self.layout.service_file, *self.layout.home.glob("service-*.json")):
+            path.unlink(missing_ok=True)
+
+    def tend(self, *names: str) -> None:
+        """Start those of these services that do not run, to stand by: what keepers do."""
+        for name in names:
+            if name in self.children and self.children[name].poll() is None:
+                continue
+            words = ["--db", self.url, "--standby", "--name", name, "--policy", "fifo", "--round", "0.2"]
+            command = [sys.executable, "-m", "plait.live.service", "--home", str(self.layout.home), *words]
+            command += ["--lead-lease", str(self.lead_lease_s)]
+            with open(self.layout.home / f"said-{name}.log", "ab") as log:
+                self.children[name] = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def leader(self) -> str | None:
+        """The name of the one that service.json names, if it lives."""
+        record = procs.read_json(self.layout.service_file) or {}
+        alive = process_of(record)
+        return next((n for n, p in processes(self.layout).items() if alive and p.pid == alive.pid), None)
+
+    def health(self, name: str) -> tuple[int, dict[str, Any]]:
+        """What a service says about its role."""
+        return ask(records(self.layout)[name]["url"], "GET", "/v1/health")
+
+    def follows(self, name: str) -> bool:
+        try:
+            return self.health(name)[1]["role"] == "standby"
+        except (OSError, KeyError):
+            return False
+
+    def ready_nodes(self) -> int:
+        with Client.at(str(self.layout.home)) as client:
+            return sum(node["state"] == "ready" for node in client.nodes())
+
+    def attached(self, term: int) -> bool:
+        """Whether every agent obeys a leader of this term at least."""
+        journals = [self.layout.node(node) / "journal.jsonl" for node in self.backend.nodes]
+        return all(max(map(int, re.findall(r'"term": ?(\d+)', j.read_text())), default=0) >= term for j in journals)
+
+    def kill_leader(self) -> float:
+        """Seconds until another one answers, and commands all agents."""
+        old = self.leader()
+        assert old is not None
+        with Client.at(str(self.layout.home)) as client:
+            term = client.status()["term"]
+            self.children[old].kill()
+            began = time.monotonic()
+            self.children[old].wait()
+            found = client.status()["term"]  # a client that was there before finds the new leader by itself
+        assert found > term
+        until(lambda: self.attached(found), "all agents follow")
+        took_s = time.monotonic() - began
+        self.tend(old)
+        until(lambda: self.leader() != old and self.follows(old), "the old one stands by")
+        return took_s
+
+
+def until(met: Callable[[], Any], what: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not met():
+        assert time.monotonic() < end, f"not within {PATIENCE_S:g} s: {what}"
+        time.sleep(0.02)
+
+
+def ask(url: str, method: str, path: str, body: Any = None, token: str = "") -> tuple[int, dict[str, Any]]:
+    """One question over a connection of its own, on which an answer may be long in coming."""
+    parts = urlsplit(url)
+    link = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE_S)
+    try:
+        data = None if body is None else json.dumps(body)
+        link.request(method, path, data, {"Authorization": f"Bearer {token}", "Content-Type": "application/json"})
+        answer = link.getresponse()
+        return answer.status, json.loads(answer.read() or b"{}")
+    finally:
+        link.close()
+
+
+def check_log(url: str, jobs: int) -> None:
+    """Every job finished once, in one attempt, and every decision is derived again."""
+    store = Store.open(url, exclusive=False)
+    try:
+        rows = store.jobs(limit=1000)
+        assert {(r["state"], r["starts"], r["epoch"], r["failures"]) for r in rows} == {("finished", 1, 1, 0)}
+        assert len(rows) == jobs
+        for row in rows:
+            found = store.job(row["number"])
+            assert found is not None
+            assert len(found["attempts"]) == 1
+        assert replay(stored_rows(store)).difference is None
+    finally:
+        store.close()
+
+
+def kill_often(home: Path, url: str, jobs: int, kills: int, length_s: float) -> None:
+    """Jobs run, and so many leaders die."""
+    with Pair(home, url) as pair:
+        command = [sys.executable, "-S", "-c", f"import time; time.sleep({length_s})"]
+        with Client.at(str(pair.layout.home)) as client:
+            client.submit([{"command": command, "gpus": 1 + i % 2, "name": f"job-{i}"} for i in range(jobs)])
+            until(lambda: any(job["state"] == "running" for job in client.jobs()), "something runs")
+        took = []
+        for _ in range(kills):
+            took.append(pair.kill_leader())
+            with Client.at(str(pair.layout.home)) as client:
+                left = sum(job["state"] != "finished" for job in client.jobs())
+            print(f"fail-over: {took[-1]:.2f} s, {left} jobs to go", flush=True)
+        print(f"fail-over: {kills} leaders killed, take-over {min(took):.2f} to {max(took):.2f} s")
+        with Client.at(str(pair.layout.home)) as client:
+            until(lambda: all(job["state"] == "finished" for job in client.jobs(limit=1000)), "all have finished")
+        assert max(took) <= 5.0
+    check_log(url, jobs)
+    assert remains(pair.layout) == []
+
+
+def test_jobs_do_not_notice_that_the_leader_is_killed(tmp_path: Path, postgres: Callable[[], str]) -> None:
+    kill_often(tmp_path / "home", postgres(), jobs=4, kills=2, length_s=8.0)
+
+
+@pytest.mark.engines
+@pytest.mark.slow
+def test_twenty_jobs_do_not_notice_that_ten_leaders_are_killed(tmp_path: Path, postgres: Callable[[], str]) -> None:
+    kill_often(tmp_path / "home", postgres(), jobs=20, kills=10, length_s=15.0)
+
+
+@pytest.fixture
+def pair(tmp_path: Path, postgres: Callable[[], str]) -> Iterator[Pair]:
+    with Pair(tmp_path / "home", postgres(), nodes=1, lead_lease_s=1.5) as made:
+        yield made
+
+
+def test_a_leader_that_slept_past_its_lease_commands_nobody_and_follows(pair: Pair) -> None:
+    old = pair.leader()
+    assert old is not None
+    record = records(pair.layout)[old]
+    node = NodeInfo("x0", 1)
+    with Client.at(str(pair.layout.home)) as client:
+        token = client.create_token("x0", "agent", node="x0")["token"]
+        client.submit([{"command": ["sleep", "300"], "gpus": 5}])  # needs both nodes: there is something to command
+        term = client.status()["term"]
+    question = to_json(Observed(node, "agent-x", wait_s=0.0))
+    status, told = ask(record["url"], "POST", "/agent/v1/sync", question, token)
+    assert (status, told["term"]) == (200, term)
+    # An agent that listens to the old leader all the time: questions that it holds back, and such as come in its sleep.
+    answers: list[tuple[int, dict[str, Any]]] = []
+
+    def listen(wait_s: float, term_seen: int, reached: int) -> None:
+        body = to_json(Observed(node, "agent-x", term_seen, reached, wait_s=wait_s))
+        try:
+            answers.append(ask(record["url"], "POST", "/agent/v1/sync", body, token))
+        except (OSError, http.client.HTTPException) as error:
+            answers.append((0, {"why": repr(error)}))
+
+    process = pair.children[old]
+    held = [threading.Thread(target=listen, args=(1.0, term, 10**9)) for _ in range(4)]
+    for thread in held:
+        thread.start()
+    time.sleep(0.3)  # they are held back for a second
+    process.send_signal(signal.SIGSTOP)
+    sent = [threading.Thread(target=listen, args=(0.0, 0, 0)) for _ in range(4)]
+    for thread in sent:
+        thread.start()
+    until(lambda: pair.leader() not in (None, old), "the other one leads")
+    with Client.at(str(pair.layout.home)) as client:
+        found = client.status()["term"]
+    assert found > term
+    until(lambda: pair.attached(found), "the agent follows, though the old leader has its question still")
+    process.send_signal(signal.SIGCONT)
+    for thread in held + sent:
+        thread.join(PATIENCE_S)
+    assert len(answers) == 8
+    assert [answer for answer in answers if answer[0] == 200] == []
+    until(lambda: pair.follows(old) and pair.health(old)[1]["term"] == found, "the old one stands by")
+    assert process.poll() is None  # the same process, begun anew
+    assert pair.health(old)[0] == 503
+    status, said = ask(records(pair.layout)[old]["url"], "GET", "/v1/jobs", token=token)
+    new = pair.leader()
+    assert new is not None
+    assert (status, said["leader"]) == (503, records(pair.layout)[new]["url"])
+    assert "stands by; the one that leads is at http://" in said["error"]["message"]
+
+
+def test_a_leader_that_is_told_to_end_is_followed_at_once(pair: Pair) -> None:
+    """The rolling upgrade: end one after the other."""
+    with Client.at(str(pair.layout.home)) as client:
+        term = client.status()["term"]
+        pair.children["1"].terminate()
+        assert pair.children["1"].wait(PATIENCE_S) == 0
+        assert client.status()["term"] == term + 1
+        assert pair.leader() == "2"
+        assert list(records(pair.layout)) == ["2"]
