@@ -12,33 +12,25 @@ behave as several machines would, which is what tests and demonstrations need.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
-import filecmp
 import os
 import re
-import secrets
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from plait.core.errors import InputError
-from plait.live.agent import journal, procs
-from plait.live.agent.attempt import RUNNER_PATIENCE_S
+from plait.live.agent import procs
 from plait.live.agent.monitor import Gpu, Nvml, cores
 from plait.live.agent.procs import Process
 from plait.live.backends.base import COMING, STOP_GRACE_S, UP, Place
-from plait.live.layout import Layout, make_private, write_secret
+from plait.live.backends.host import AgentHost
+from plait.live.layout import Layout
 
 if TYPE_CHECKING:
     from plait.live.client import Client
 
-_MOST_LOG_BYTES = 5_000_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 
 
@@ -94,13 +86,6 @@ def divide(machine: Machine, nodes: int | None, gpus_per_node: int | None, cuda:
     return [LocalNode(f"n{i}", each, tuple(numbers[i * each : (i + 1) * each])) for i in range(nodes)]
 
 
-class _Outliving(subprocess.Popen[bytes]):
-    """A child that is meant to outlive us, so that dropping it is no mistake to be warned of."""
-
-    def __del__(self) -> None:
-        """Nothing."""
-
-
 class LocalBackend:
     """Starts, watches and stops the agents of this machine's nodes."""
 
@@ -124,7 +109,7 @@ class LocalBackend:
             raise InputError(machine.problem)
         self.layout, self.stop_grace_s = layout, stop_grace_s
         self.nodes = {node.name: node for node in divide(machine, nodes, gpus_per_node, cuda)}
-        self._started: dict[str, _Outliving] = {}
+        self._host = AgentHost(layout, stop_grace_s)
         self._next_s: dict[str, tuple[float, float]] = {}
 
     def start(self) -> list[str]:
@@ -152,22 +137,7 @@ class LocalBackend:
         return True
 
     def _spawn(self, node: LocalNode) -> None:
-        name = node.name
-        folder = make_private(self.layout.node(name))
-        own, common = folder / "enrol", self.layout.home / "enrol"  # homes of before had the same for all nodes
-        if not own.exists() or (common.exists() and filecmp.cmp(own, common, shallow=False)):
-            write_secret(own, "plait_" + secrets.token_urlsafe(32))  # its agent shows it; the service finds it here too
-        size = ["--gpus", str(node.gpus)] if node.cuda is None else ["--cuda", ",".join(map(str, node.cuda))]
-        command = [sys.executable, "-m", "plait.live.agent", "--home", str(self.layout.home), "--node", name, *size]
-        with _log_of(folder) as log:
-            self._started[name] = _Outliving(
-                [*command, "--stop-grace", f"{self.stop_grace_s:g}"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.layout.home,
-                start_new_session=True,
-            )
+        self._host.spawn(node.name, _size(node))
 
     def check(self) -> list[str]:
         """Start agents that died, later each time if they die again soon; the nodes of those started."""
@@ -227,76 +197,16 @@ class LocalBackend:
         return sorted(name for name in names if re.fullmatch(r"n\d+", name))
 
     def _agent(self, name: str) -> Process | None:
-        """The running agent of a node that has said so."""
-        record = procs.read_json(self.layout.node(name) / "agent.json") or {}
-        pid, start, boot = record.get("pid"), record.get("start_time"), record.get("boot")
-        if not (isinstance(pid, int) and isinstance(start, int) and isinstance(boot, str)):
-            return None
-        process = Process(pid, start, boot)
-        return process if process.alive else None
+        return self._host.agent(name)
 
     def _runs(self, name: str) -> bool:
-        started = self._started.get(name)
-        if started is not None and started.poll() is None:
-            return True
-        return _is_locked(self.layout.node(name) / "agent.lock")
+        return self._host.runs(name)
 
     def _end(self, names: list[str], jobs: bool) -> None:
-        """Signal, wait, and kill those that do not end (their jobs' runners are found by the next agent)."""
-        until = time.monotonic() + (self.stop_grace_s + RUNNER_PATIENCE_S if jobs else 0.0) + 5.0
-        for name in names:
-            if jobs and not self._runs(name) and self._has_jobs(name):
-                self._spawn(self.nodes.get(name, LocalNode(name, 1, None)))  # to take them back and end them
-            self._wait_for(name)
-            process = self._agent(name)
-            if process is not None:
-                if jobs:
-                    with contextlib.suppress(OSError):  # a full disk: the grace the agent was started with
-                        procs.write_json(self.layout.node(name) / "stop.json", {"grace_s": self.stop_grace_s})
-                process.send(signal.SIGCONT)
-                process.send(signal.SIGUSR1 if jobs else signal.SIGTERM)
-        for name in names:
-            while self._runs(name):
-                if time.monotonic() > until:
-                    process = self._agent(name)
-                    if process is not None:
-                        process.send(signal.SIGKILL)
-                    elif name in self._started:
-                        self._started[name].kill()
-                time.sleep(0.01)
-            started = self._started.pop(name, None)
-            if started is not None:
-                started.wait()
-
-    def _has_jobs(self, name: str) -> bool:
-        memory = journal.read(self.layout.node(name) / "journal.jsonl")
-        return any(not known.ended for known in memory.attempts.values())
-
-    def _wait_for(self, name: str, timeout_s: float = 5.0) -> None:
-        """Wait while an agent is being born, until it has said that it runs or has ended."""
-        until = time.monotonic() + timeout_s
-        while self._agent(name) is None and self._runs(name) and time.monotonic() < until:
-            time.sleep(0.01)
+        self._host.stop_grace_s = self.stop_grace_s
+        self._host.end(names, jobs, lambda name: _size(self.nodes.get(name, LocalNode(name, 1, None))))
 
 
-def _log_of(folder: Path) -> IO[bytes]:
-    """agent.log to write to, put aside when it has grown."""
-    path = folder / "agent.log"
-    if path.exists() and path.stat().st_size > _MOST_LOG_BYTES:
-        path.replace(folder / "agent.log.1")
-    return open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether an agent holds the lock of a node."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+def _size(node: LocalNode) -> list[str]:
+    """What its agent is told about the node."""
+    return ["--gpus", str(node.gpus)] if node.cuda is None else ["--cuda", ",".join(map(str, node.cuda))]

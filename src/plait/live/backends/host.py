@@ -1,0 +1,171 @@
+"""Agents of one home folder on the machine where this runs, whoever wanted them there: started, found again, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import filecmp
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+from plait.core.errors import PlaitError
+from plait.live.agent import journal, procs
+from plait.live.agent.attempt import RUNNER_PATIENCE_S
+from plait.live.agent.procs import Process
+from plait.live.layout import Layout, make_private, write_secret
+
+_MOST_LOG_BYTES = 5_000_000
+#: Says the pid of what becomes the agent: child of nobody, in a session of its own, so that whoever started it may die.
+_DETACH = """
+import os, sys
+os.setsid()
+child = os.fork()
+if child:
+    print(child, flush=True)
+    os._exit(0)
+os.dup2(2, 1)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+class _Outliving(subprocess.Popen[bytes]):
+    """A child that is meant to outlive us, so that dropping it is no mistake to be warned of."""
+
+    def __del__(self) -> None:
+        """Nothing."""
+
+
+class AgentHost:
+    """Starts and ends agents of nodes on this machine.
+
+    `detached` agents are nobody's children and get nothing of the environment of `RAY_`: neither the end of the process
+    that started them nor that of its supervisor reaches them, and jobs do not see the secrets of the engine.
+    """
+
+    def __init__(self, layout: Layout, stop_grace_s: float, *, detached: bool = False) -> None:
+        """Nothing is started yet. `stop_grace_s`: most seconds for jobs at `end(jobs=True)`."""
+        self.layout, self.stop_grace_s, self.detached = layout, stop_grace_s, detached
+        self._started: dict[str, _Outliving] = {}
+        self._born: dict[str, Process] = {}
+
+    def spawn(self, name: str, size: Sequence[str]) -> None:
+        """Start the agent of a node; `size` are its options that say what the node is."""
+        folder = make_private(self.layout.node(name))
+        own, common = folder / "enrol", self.layout.home / "enrol"  # homes of before had the same for all nodes
+        if not own.exists() or (common.exists() and filecmp.cmp(own, common, shallow=False)):
+            write_secret(own, "plait_" + secrets.token_urlsafe(32))  # its agent shows it; the service finds it here too
+        command = [sys.executable, "-m", "plait.live.agent", "--home", str(self.layout.home), "--node", name, *size]
+        command += ["--stop-grace", f"{self.stop_grace_s:g}"]
+        with _log_of(folder) as log:
+            if self.detached:
+                self._born[name] = self._detach(command, log)
+            else:
+                self._started[name] = _Outliving(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.layout.home,
+                    start_new_session=True,
+                )  # fmt: skip
+
+    def _detach(self, command: list[str], log: IO[bytes]) -> Process:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PLAIT_RAY"))}
+        done = subprocess.run(
+            [sys.executable, "-S", "-E", "-c", _DETACH, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd=self.layout.home,
+            env=environment,
+            timeout=60.0,
+            check=True,
+        )
+        pid = int(done.stdout)
+        return Process.of(pid) or Process(pid, -1, "")
+
+    def agent(self, name: str) -> Process | None:
+        """The running agent of a node that has said so."""
+        record = procs.read_json(self.layout.node(name) / "agent.json") or {}
+        pid, start, boot = record.get("pid"), record.get("start_time"), record.get("boot")
+        if not (isinstance(pid, int) and isinstance(start, int) and isinstance(boot, str)):
+            return None
+        process = Process(pid, start, boot)
+        return process if process.alive else None
+
+    def runs(self, name: str) -> bool:
+        """Whether an agent has the node, or is being born."""
+        started, born = self._started.get(name), self._born.get(name)
+        if (started is not None and started.poll() is None) or (born is not None and born.alive):
+            return True
+        return _is_locked(self.layout.node(name) / "agent.lock")
+
+    def end(self, names: Sequence[str], jobs: bool, size_of: Callable[[str], Sequence[str]]) -> None:
+        """Signal, wait, and kill those that do not end (their jobs' runners are found by the next agent)."""
+        until = time.monotonic() + (self.stop_grace_s + RUNNER_PATIENCE_S if jobs else 0.0) + 5.0
+        for name in names:
+            if jobs and not self.runs(name) and self.has_jobs(name):
+                self.spawn(name, size_of(name))  # to take them back and end them
+            self._wait_for(name)
+            process = self.agent(name)
+            if process is not None:
+                if jobs:
+                    with contextlib.suppress(OSError):  # a full disk: the grace the agent was started with
+                        procs.write_json(self.layout.node(name) / "stop.json", {"grace_s": self.stop_grace_s})
+                process.send(signal.SIGCONT)
+                process.send(signal.SIGUSR1 if jobs else signal.SIGTERM)
+        for name in names:
+            while self.runs(name):
+                if time.monotonic() > until:
+                    self._kill(name)
+                if time.monotonic() > until + 30.0:
+                    raise PlaitError(f"the agent of {name} holds its lock, but is not on this machine")
+                time.sleep(0.01)
+            self._born.pop(name, None)
+            started = self._started.pop(name, None)
+            if started is not None:
+                started.wait()
+
+    def _kill(self, name: str) -> None:
+        process = self.agent(name) or self._born.get(name)
+        if process is not None:
+            process.send(signal.SIGKILL)
+        elif name in self._started:
+            self._started[name].kill()
+
+    def has_jobs(self, name: str) -> bool:
+        """Whether its agents left jobs that have not ended, as far as they know."""
+        memory = journal.read(self.layout.node(name) / "journal.jsonl")
+        return any(not known.ended for known in memory.attempts.values())
+
+    def _wait_for(self, name: str, timeout_s: float = 5.0) -> None:
+        """Wait while an agent is being born, until it has said that it runs or has ended."""
+        until = time.monotonic() + timeout_s
+        while self.agent(name) is None and self.runs(name) and time.monotonic() < until:
+            time.sleep(0.01)
+
+
+def _log_of(folder: Path) -> IO[bytes]:
+    """agent.log to write to, put aside when it has grown."""
+    path = folder / "agent.log"
+    if path.exists() and path.stat().st_size > _MOST_LOG_BYTES:
+        path.replace(folder / "agent.log.1")
+    return open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether an agent holds the lock of a node."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
