@@ -13,6 +13,7 @@ from plait.cli import (
     demo,
     doctor,
     jobs,
+    ray,
     reproduce,
     run_here,
     simulate,
@@ -73,6 +74,7 @@ app.command("down", rich_help_panel=CLUSTER)(cluster.down)
 app.command("status", rich_help_panel=CLUSTER)(watch.status)
 app.command("top", rich_help_panel=CLUSTER)(watch.top)
 app.add_typer(watch.nodes, name="nodes", rich_help_panel=CLUSTER)
+app.add_typer(ray.app, name="ray", rich_help_panel=CLUSTER)
 app.command("doctor", rich_help_panel=CLUSTER)(doctor.doctor)
 app.command("demo", rich_help_panel=CLUSTER)(demo.demo)
 

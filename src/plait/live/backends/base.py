@@ -95,5 +95,11 @@ def _slurm(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> B
     return SlurmBackend(layout, options, stop_grace_s)
 
 
+def _ray(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> Backend:
+    from plait.live.backends.ray import RayBackend
+
+    return RayBackend(layout, options, stop_grace_s)
+
+
 #: Those that come with plait, by name.
-OWN: dict[str, Factory] = {"local": _local, "slurm": _slurm}
+OWN: dict[str, Factory] = {"local": _local, "ray": _ray, "slurm": _slurm}

@@ -1,0 +1,306 @@
+"""Agents on the nodes of a Ray cluster: one executor a node, which hosts the agent and carries nothing else.
+
+    plait up --backend ray --address 10.0.0.1:6379
+
+Ray schedules no job, sees no job, and may die: agents are beyond its reach, and the service talks to them itself. What
+Ray says of dead nodes only makes the service believe sooner what it would find out by itself. See `ray_bridge`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import secrets
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.core.errors import InputError, MissingExtra, PlaitError
+from plait.live.agent import procs
+from plait.live.backends.base import COMING, DEAD, UP, Place
+from plait.live.backends.host import AgentHost
+from plait.live.backends.ray_nodes import RayNode, name_nodes
+from plait.live.layout import Layout, make_private, write_secret
+
+if TYPE_CHECKING:
+    from plait.live.client import Client
+
+#: Most seconds for a connection to the head, for the bridge to come up, for an answer, for executors at the start.
+PROBE_S, CONNECT_S, CALL_S, START_S = 3.0, 30.0, 10.0, 90.0
+#: After a failure the head is looked for again so often.
+AGAIN_S = 3.0
+
+
+class NoHead(PlaitError):
+    """The Ray cluster does not answer."""
+
+
+class RayBackend:
+    """Brings agents to the nodes of a Ray cluster by executors, and takes them away."""
+
+    name = "ray"
+
+    def __init__(self, layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> None:
+        """Nothing is started yet. Options: address (host:port), gpus-per-node, token-file.
+
+        Raises InputError for wrong options, MissingExtra without ray.
+        """
+        if importlib.util.find_spec("ray") is None:
+            raise MissingExtra("ray", "ray", "the backend ray")
+        self.layout, self.stop_grace_s = layout, stop_grace_s
+        self.address = str(options.get("address") or "")
+        self.host, _, port = self.address.rpartition(":")
+        if not self.host or not port.isdigit():
+            raise InputError(
+                f"--address {self.address!r} is not where the head of a Ray cluster is; write host:port, "
+                "for example --address 10.0.0.1:6379, or start one here with: plait ray up"
+            )
+        self.port = int(port)
+        each = options.get("gpus-per-node")
+        self.slots = None if each is None else int(each)
+        own = layout.home / "ray" / "token"
+        self.token = str(options.get("token-file") or (own if own.exists() else ""))
+        self.namespace = "plait-" + hashlib.sha256(str(layout.home).encode()).hexdigest()[:12]
+        self._bridge: _Bridge | None = None
+        self._nodes: dict[str, RayNode] = {}
+        self._dead: dict[str, str] = {}
+        self._agents: dict[str, int | None] = {}
+        self._problems: dict[str, str] = {}
+        self._again_s = 0.0
+        self._trouble = ""
+
+    @property
+    def word_file(self) -> Path:
+        """Holds the word by which executors know that they see the home folder, and that they are wanted."""
+        return self.layout.home / "ray" / "word"
+
+    def start(self) -> list[str]:
+        """Executors and agents on all nodes that are usable; raises InputError if the cluster cannot be used."""
+        make_private(self.word_file.parent)
+        if not self.word_file.exists():
+            write_secret(self.word_file, secrets.token_hex(16))
+        started: list[str] = []
+        until = time.monotonic() + START_S
+        try:
+            while True:
+                started += self._look()
+                if self._nodes and set(self._nodes) <= {n for n, pid in self._agents.items() if pid}:
+                    return sorted(set(started))
+                problem = next((f"node {n}: {why}" for n, why in sorted(self._problems.items())), None)
+                if problem and time.monotonic() > until - START_S + CALL_S:
+                    raise InputError(f"the Ray cluster at {self.address} cannot be used: {problem}")
+                if not self._nodes:
+                    raise InputError(
+                        f"the Ray cluster at {self.address} has no node with GPUs or a label plait/slots; give "
+                        "--gpus-per-node, or start its nodes with: ray start --labels plait/slots=4"
+                    )
+                if time.monotonic() > until:
+                    late = ", ".join(sorted(n for n in self._nodes if not self._agents.get(n)))
+                    raise InputError(f"no executor on {late} in {START_S:g} s; look at it with: ray list actors")
+                time.sleep(0.1)
+        except NoHead as error:
+            raise InputError(str(error)) from None
+
+    def tend(self, service: Client) -> list[str]:
+        """One look. Without a head nothing is done, and jobs go on; that it is gone and back is said once."""
+        if time.monotonic() < self._again_s:
+            return []
+        before = self._nodes
+        try:
+            started = self._look()
+        except NoHead as error:
+            self._again_s = time.monotonic() + AGAIN_S
+            known, self._trouble = self._trouble, str(error)
+            return [] if known else [f"{error}; jobs go on, and nodes are attached again when it is back"]
+        said = [f"the agent of {name} was started" for name in started]
+        if self._trouble:
+            self._trouble = ""
+            said.append(f"the head at {self.address} is back: {len(self._nodes)} nodes are attached again")
+        for name, node in before.items():
+            why = self._dead.get(node.id)  # a head that was started anew knows nothing of it, which proves nothing
+            if name not in self._nodes and why is not None:
+                service.node_gone(name, f"Ray: {why or 'the node is dead'}")
+                said.append(f"Ray says that {name} is dead")
+        return said
+
+    def list_nodes(self) -> list[Place]:
+        """Nodes as Ray knows them, and what keeps them from work."""
+        with contextlib.suppress(NoHead):
+            self._look()
+        return [
+            Place(
+                name,
+                node.gpus,
+                DEAD if self._trouble else UP if self._agents.get(name) else COMING,
+                self._trouble or self._problems.get(name, node.address),
+                self._agents.get(name),
+            )
+            for name, node in sorted(self._nodes.items())
+        ]
+
+    def expected(self) -> int:
+        """Nodes that were found at the last look."""
+        return len(self._nodes)
+
+    def stop(self, jobs: bool) -> None:
+        """End agents and executors. Raises PlaitError if some are on machines that cannot be reached."""
+        problem = ""
+        try:
+            self._find()
+            self._tell([{**self._order(node), "do": "end", "jobs": jobs} for node in self._nodes.values()], jobs)
+            self._ask({"do": "remove", "executors": [node.executor for node in self._nodes.values()]}, CALL_S)
+        except NoHead as error:
+            problem = str(error)
+        finally:
+            self.word_file.unlink(missing_ok=True)  # executors that were not told stop keeping their agents
+            self.close()
+        self._end_here(jobs)
+        left = [name for name in self._nodes if problem and not self._on_this_machine(name)]
+        if left:
+            raise PlaitError(f"{problem}; the agents of {', '.join(sorted(left))} run on, end them there")
+
+    def close(self) -> None:
+        """Let go of the cluster; what runs there runs on."""
+        if self._bridge is not None:
+            self._bridge.kill()
+            self._bridge = None
+
+    # ---- one look ----
+
+    def _find(self) -> None:
+        """The usable nodes that are alive, by name."""
+        found = self._ask({"do": "nodes"}, CALL_S)["nodes"]
+        taken = {node.id: node.name for node in self._nodes.values()}
+        self._dead = {item["id"]: item["why"] for item in found if not item["alive"]}
+        self._nodes = name_nodes(found, taken, self.slots)
+        self._agents = {name: pid for name, pid in self._agents.items() if name in self._nodes}
+
+    def _look(self) -> list[str]:
+        """Find nodes, keep an executor on each; the names of those whose agent was started now."""
+        self._find()
+        answers = self._tell([self._order(node) for node in self._nodes.values()], False)
+        self._problems = {name: answer["problem"] for name, answer in answers.items() if answer.get("problem")}
+        self._agents |= {name: answer.get("agent") for name, answer in answers.items() if not answer.get("late")}
+        return [name for name, answer in answers.items() if answer.get("started")]
+
+    def _order(self, node: RayNode) -> dict[str, Any]:
+        try:
+            word = self.word_file.read_text(encoding="ascii").strip()
+        except OSError:
+            word = ""
+        return {
+            "do": "keep", "home": str(self.layout.home), "node": node.name, "id": node.id, "executor": node.executor,
+            "gpus": node.gpus, "real": node.real, "rack": node.rack, "gpu_kind": node.kind, "word": word,
+            "word_file": str(self.word_file), "grace_s": self.stop_grace_s,
+        }  # fmt: skip
+
+    def _tell(self, orders: Sequence[dict[str, Any]], jobs: bool) -> dict[str, Any]:
+        if not orders:
+            return {}
+        ending = orders[0]["do"] == "end"
+        wait_s = (self.stop_grace_s if jobs else 0.0) + 20.0 if ending else 2.0
+        answer = self._ask({"do": "tell", "orders": list(orders), "wait_s": wait_s}, wait_s + CALL_S)
+        answers: dict[str, Any] = answer["answers"]
+        return answers
+
+    def _ask(self, request: dict[str, Any], wait_s: float) -> dict[str, Any]:
+        """An answer of the bridge, which is started if there is none and killed if it does not answer."""
+        try:
+            if self._bridge is None:
+                self._probe()
+                self._bridge = _Bridge(self.address, self.namespace, self.token, self.layout.home / "ray")
+            return self._bridge.ask(request, wait_s)
+        except NoHead:
+            self.close()
+            raise
+
+    def _probe(self) -> None:
+        try:
+            socket.create_connection((self.host, self.port), timeout=PROBE_S).close()
+        except OSError as error:
+            raise NoHead(
+                f"no head of a Ray cluster answers at {self.address} ({error}); is it up? One on this machine is "
+                "started with: plait ray up"
+            ) from None
+
+    # ---- agents of this machine, where Ray does not help ----
+
+    def _on_this_machine(self, name: str) -> bool:
+        record = procs.read_json(self.layout.node(name) / "agent.json") or {}
+        return record.get("boot") == procs.boot_id()
+
+    def _end_here(self, jobs: bool) -> None:
+        """Agents on this machine that no executor ended: of a dead raylet, of a head that is gone."""
+        folder = self.layout.home / "nodes"
+        host = AgentHost(self.layout, self.stop_grace_s, detached=True)
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        mine = [n for n in names if self._on_this_machine(n) and (host.runs(n) or (jobs and host.has_jobs(n)))]
+        host.end(sorted(mine), jobs, lambda name: ["--gpus", "1"])
+
+
+class _Bridge:
+    """The process that talks to Ray; every wait has an end."""
+
+    def __init__(self, address: str, namespace: str, token: str, folder: Path) -> None:
+        environment = dict(os.environ)
+        if token:
+            environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token}
+        with open(make_private(folder) / "bridge.log", "ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "plait.live.backends.ray_bridge", address, namespace],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, start_new_session=True,
+            )  # fmt: skip
+        self._address, self._log = address, folder / "bridge.log"
+        self._buffer = b""
+        try:
+            self._read(CONNECT_S)
+        except NoHead:
+            self.kill()
+            raise
+
+    def ask(self, request: dict[str, Any], wait_s: float) -> dict[str, Any]:
+        """The answer; raises NoHead if there is none in time, or Ray could not do it."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise NoHead(f"the connection to the Ray cluster at {self._address} is broken ({error})") from None
+        return self._read(wait_s)
+
+    def _read(self, wait_s: float) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        fd, until = self._process.stdout.fileno(), time.monotonic() + wait_s
+        while b"\n" not in self._buffer:
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([fd], [], [], left)[0]:
+                raise NoHead(f"the Ray cluster at {self._address} did not answer in {wait_s:g} s; see {self._log}")
+            part = os.read(fd, 1 << 16)
+            if not part:
+                raise NoHead(f"the connection to the Ray cluster at {self._address} ended; see {self._log}")
+            self._buffer += part
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise NoHead(
+                f"the Ray cluster at {self._address} refused: {answer['error']}; with token authentication, give "
+                "-o token-file=PATH or set RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH"
+            )
+        return answer
+
+    def kill(self) -> None:
+        """End it at once; it has nothing to put in order."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        self._process.kill()
+        self._process.wait()
