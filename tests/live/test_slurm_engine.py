@@ -21,7 +21,7 @@ from slurm.slurm_cluster import SlurmCluster, why_not
 pytest.importorskip("fastapi", reason="needs the extra [live]")
 
 from plait.cli.cluster import job_processes, kill_jobs, service_process
-from plait.cli.keeper import keeper_process, spawn, stop_keeper
+from plait.cli.keeper import keeper_process, stop_keeper
 from plait.live.layout import Layout
 
 pytestmark = [
@@ -189,11 +189,9 @@ def test_another_keeper_goes_on_with_the_allocations_of_the_first(plait):
     plait.comes(lambda: len(plait.nodes()) == 1, "the node that is always there")
     stop_keeper(plait.layout)
     job = plait.submit("--gpus", 4, "--", "sleep", 2)
-    os.environ["SLURM_CONF"] = str(plait.slurm.conf)
-    try:
-        spawn(plait.layout)
-    finally:
-        del os.environ["SLURM_CONF"]
+    home = str(plait.layout.home)
+    started = f"import plait.cli.keeper as k; from plait.live.layout import Layout; k.spawn(Layout.at({home!r}))"
+    subprocess.run([sys.executable, "-c", started], env=plait.slurm.env, check=True, timeout=30)
     plait.comes(lambda: keeper_process(plait.layout) is not None, "another keeper")
     (end,) = plait.ended(job)
     assert end["state"] == "finished"

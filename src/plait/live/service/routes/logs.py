@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
+from plait.live.agent.logs import MOST_BYTES, read_part
 from plait.live.layout import job_name
 from plait.live.requests import processes_per_gpu
 from plait.live.service import shapes
@@ -57,7 +58,7 @@ async def _part(
     if attempt is None:
         raise LookupError(f"job {job_name(row['number'])} has no attempt {epoch}; it has {len(tries)}")
     node = attempt["ranks"][rank]["node"]
-    reply: Reply = await api.mailbox.ask(node, row["number"], attempt["epoch"], rank, offset, limit)
+    reply = await _read(api, node, row["number"], attempt["epoch"], rank, offset, limit)
     if reply.error:
         raise LookupError(f"node {node}: {reply.error}")
     following = reply.next or reply.offset + len(reply.text.encode())
@@ -65,6 +66,20 @@ async def _part(
         "text": reply.text, "offset": reply.offset, "next": following, "size": reply.size, "epoch": attempt["epoch"],
         "rank": rank,
     }  # fmt: skip
+
+
+async def _read(api: Api, node: str, number: int, epoch: int, rank: int, offset: int, limit: int) -> Reply:
+    """From the node's agent or, where there is none any more, from the home folder that it shared with the service."""
+    there, layout = await api.worker.call(
+        lambda engine, now: (node in engine.state.nodes and not engine.state.nodes[node].lost, engine.layout)
+    )
+    if there:
+        return await api.mailbox.ask(node, number, epoch, rank, offset, limit)
+    try:
+        part = await asyncio.to_thread(read_part, layout.rank(number, epoch, rank), offset, min(limit, MOST_BYTES))
+    except OSError as error:
+        raise NoAnswer(f"node {node} is gone, and its log is not in {layout.home} ({error.strerror})") from None
+    return Reply(0, part.text, part.offset, part.next, part.size)
 
 
 async def _follow(
