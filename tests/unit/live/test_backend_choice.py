@@ -51,3 +51,9 @@ def test_options_for_a_backend_have_a_name_and_a_value() -> None:
     for wrong in ("partition", "=gpu", "port=80"):
         with pytest.raises(InputError, match="write for example: -o partition=gpu"):
             _pairs([wrong])
+
+
+def test_numbers_may_come_as_text(tmp_path: Path) -> None:
+    assert base.open_backend(Layout(tmp_path), {"nodes": "3", "fake": True}).expected() == 3
+    with pytest.raises(InputError, match="nodes is 'three', needs a whole number"):
+        base.open_backend(Layout(tmp_path), {"nodes": "three"})

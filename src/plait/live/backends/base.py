@@ -82,11 +82,21 @@ def open_backend(layout: Layout, options: Mapping[str, Any], stop_grace_s: float
     return factory(layout, options, stop_grace_s)
 
 
+def whole(options: Mapping[str, Any], name: str) -> int | None:
+    """An option that is a whole number, which may have come as text; None if it was not given."""
+    value = options.get(name)
+    try:
+        return None if value is None else int(value)
+    except ValueError:
+        raise InputError(f"{name} is {value!r}, needs a whole number: -o {name}=4") from None
+
+
 def _local(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> Backend:
     from plait.live.backends.local import LocalBackend
 
     cuda = False if options.get("fake") else None
-    return LocalBackend(layout, options.get("nodes"), options.get("gpus-per-node"), cuda, stop_grace_s=stop_grace_s)
+    nodes, gpus = whole(options, "nodes"), whole(options, "gpus-per-node")
+    return LocalBackend(layout, nodes, gpus, cuda, stop_grace_s=stop_grace_s)
 
 
 def _slurm(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> Backend:
