@@ -18,10 +18,12 @@ from typing import Any
 
 from plait.live.agent import procs
 from plait.live.layout import Layout, make_private
-from plait.live.wire import Ask, Assignment, GroupInfo, Mate, Observed, Reply, Run, Seen, from_json, to_json
+from plait.live.wire import VERSION, Ask, Assignment, GroupInfo, Mate, Observed, Reply, Run, Seen, from_json, to_json
 
 DEADLINE_S = 20.0
 TOKEN = "enrolment-token"
+#: How a service of version 1 answers somebody of a later one.
+REFUSAL = Path(__file__).parents[1] / "golden" / "wire" / "refusal_v1.json"
 
 
 def until(true: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
@@ -47,6 +49,9 @@ class Service:
         self.replies: dict[int, Reply] = {}
         self.quiet = False
         self.override: Callable[[Observed], Assignment] | None = None
+        #: The newest version it understands; it refuses others as a service of that version does.
+        self.speaks = VERSION
+        self.heard: list[int] = []
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.server.daemon_threads = True
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -120,10 +125,13 @@ class Service:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 good = self.path == "/agent/v1/sync" and self.headers["Authorization"] == f"Bearer {TOKEN}"
-                answer = service.answer(from_json(Observed, body)) if good and not service.quiet else None
-                data = json.dumps(to_json(answer) if answer else {"error": {"message": "no"}}).encode()
+                service.heard.append(body["v"])
+                known = body["v"] <= service.speaks
+                answer = service.answer(from_json(Observed, body)) if good and known and not service.quiet else None
+                refused: Any = {"error": {"message": "no"}} if known else json.loads(REFUSAL.read_text())
+                data = json.dumps(to_json(answer, service.speaks) if answer else refused).encode()
                 with contextlib.suppress(OSError):
-                    self.send_response(200 if answer else 503)
+                    self.send_response(200 if answer else 503 if known else 422)
                     self.send_header("Content-Length", str(len(data)))
                     self.end_headers()
                     self.wfile.write(data)

@@ -420,3 +420,63 @@ def test_a_full_disk_hides_no_end_and_delays_starts_until_there_is_room(small_di
         assert world.log(2) == "once\n"
     finally:
         world.close()
+
+
+def test_an_agent_falls_back_to_the_version_of_its_service_and_comes_forward_with_it(world: World) -> None:
+    world.service.speaks = 1
+    world.start()
+    world.service.want(world.python(1, PATIENT))
+    world.said(1, "ready")
+    runner = world.runner(1)
+    # Each connection asks once in its own version, and then no more.
+    until(lambda: len(world.service.heard) > 5 and set(world.service.heard[-3:]) == {1}, "questions in version 1")
+    world.service.quiet = True  # the service is away, and comes back upgraded
+    asked = len(world.service.heard)
+    until(lambda: len(world.service.heard) > asked + 1, "questions that get no answer")
+    world.service.told.clear()
+    world.service.speaks, world.service.quiet = 2, False
+    until(lambda: world.service.heard[-1] == 2, "a question in version 2")
+    assert world.service.wait(1, "running").epoch == 1
+    assert world.runner(1) == runner
+
+
+def test_a_service_that_speaks_no_version_of_ours_is_reported(world: World) -> None:
+    world.service.speaks = 0
+    world.start()
+    log = world.layout.node("n0") / "agent.log"
+    until(lambda: "this plait speaks version" in log.read_text(), "the refusal in the agent's log")
+    assert {1, 2} <= set(world.service.heard)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_node_that_goes_gives_notice_and_has_a_last_word(world: World, number: int) -> None:
+    world.start("--stop-jobs", "--stop-grace", "20")
+    code = "import signal, sys, time\nsignal.signal(15, lambda *_: time.sleep(0.3) or sys.exit(75))\nprint('ready')\n"
+    world.service.want(world.python(1, code + "while True: time.sleep(0.01)"), world.python(2, PATIENT, gpus=[1]))
+    world.said(1, "ready")
+    world.said(2, "ready")
+    assert world.service.told[-1].leaving_s is None
+    assert world.end_agent(number) == 0
+    notices = [told for told in world.service.told if told.leaving_s is not None]
+    assert 10 < (notices[0].leaving_s or 0.0) <= 20
+    assert notices[-1].leaving_s == 0
+    assert {(s.job, s.state, s.exit_code) for s in notices[-1].attempts} == {(1, "ended", 75), (2, "ended", 75)}
+    assert {s.reason for s in notices[-1].attempts} == {"its node is leaving"}
+
+
+def test_what_is_assigned_to_a_node_that_goes_is_declined(world: World) -> None:
+    world.start("--stop-jobs", "--stop-grace", "20")
+    go = world.layout.home / "go"
+    ignore = "import os, signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('ready')\n"
+    code = f"{ignore}while not os.path.exists({str(go)!r}): time.sleep(0.01)"
+    world.service.want(world.python(1, code))
+    world.said(1, "ready")
+    assert world.agent is not None
+    world.agent.send_signal(signal.SIGTERM)
+    until(lambda: world.service.told[-1].leaving_s, "the notice")
+    world.service.want(world.python(2, PATIENT, gpus=[1]))
+    seen = world.service.wait(2, "ended")
+    assert (seen.exit_code, seen.pid, seen.reason) == (75, 0, "its node is leaving")
+    go.touch()
+    assert world.agent.wait(20) == 0
+    world.agent = None

@@ -3,6 +3,12 @@
 The agent tells what it sees (`Observed`), the service answers what should be (`Assignment`). Both are whole states, not
 changes, so a message that is repeated, lost or late does no harm. An attempt of a job is (job, epoch); each of its
 processes has a rank.
+
+Messages have a version. Whoever receives one takes its own version and the one before, so that a service and its agents
+can be upgraded one after the other, in any order, while jobs run. The service answers in the version of the question.
+An agent asks in the newest version it has, and in the one before once a service has refused that (see `link`). What a
+version has more than those before is marked `since` and left out for them; a version is never changed once it has been
+released, and examples of each are kept in the tests.
 """
 
 from __future__ import annotations
@@ -14,7 +20,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
-VERSION = 1
+VERSION = 2
+#: The oldest version that is understood.
+OLDEST = VERSION - 1
 STARTING, RUNNING, STOPPING, ENDED = "starting", "running", "stopping", "ended"
 STATES = (STARTING, RUNNING, STOPPING, ENDED)
 #: Exit codes with a meaning; any other failed.
@@ -135,7 +143,7 @@ class Observed:
     usage: Usage = field(default_factory=Usage)
     replies: list[Reply] = field(default_factory=list)
     wait_s: float = 1.0
-    leaving_s: float | None = None
+    leaving_s: float | None = field(default=None, metadata={"since": 2})
     v: int = VERSION
 
 
@@ -221,9 +229,26 @@ class Assignment:
     v: int = VERSION
 
 
-def to_json(message: Any) -> dict[str, Any]:
-    """A message as plain values."""
-    return asdict(message)
+def to_json(message: Any, v: int = VERSION) -> dict[str, Any]:
+    """A message as plain values, for somebody who speaks version `v`.
+
+    >>> "leaving_s" in to_json(Observed(NodeInfo("n0", 1), "a", leaving_s=3.0), 1)
+    False
+    """
+    plain: dict[str, Any] = asdict(message) if v == VERSION else _older(message, v)
+    if "v" in plain:
+        plain["v"] = v
+    return plain
+
+
+def _older(value: Any, v: int) -> Any:
+    """Plain values without what came after version `v`."""
+    if is_dataclass(value):
+        known = (f for f in fields(value) if f.metadata.get("since", OLDEST) <= v)
+        return {f.name: _older(getattr(value, f.name), v) for f in known}
+    if isinstance(value, list):
+        return [_older(item, v) for item in value]
+    return value
 
 
 def from_json(kind: type[T], data: Any) -> T:
@@ -245,8 +270,11 @@ def _parse(kind: Any, value: Any, at: str) -> Any:
     if is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise WireError(f"{at} is {value!r:.80}, needs an object")
-        if "v" in {f.name for f in fields(kind)} and value.get("v", VERSION) != VERSION:
-            raise WireError(f"{at} has version {value.get('v')!r}; this plait speaks version {VERSION}")
+        if "v" in {f.name for f in fields(kind)} and value.get("v", VERSION) not in (VERSION, OLDEST):
+            raise WireError(
+                f"{at} has version {value.get('v')!r}; this plait speaks version {VERSION} and {OLDEST}: upgrade the "
+                "older side, one version at a time"
+            )
         hints = _hints(typing.cast("Any", kind))
         known = {
             f.name: _parse(hints[f.name], value[f.name], f"{at}.{f.name}") for f in fields(kind) if f.name in value

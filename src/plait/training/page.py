@@ -8,7 +8,8 @@ is written.
 
     offset  field                               written by the job
          0  magic "PLAIT1", two zero bytes         (whoever makes the page)
-         8  layout version                      (whoever makes the page)
+         8  oldest version that can read it     (whoever makes the page)
+        16  version of who made it, 0 means 1   (whoever makes the page)
         64  steps                      f8       iterations since the beginning of the job
         72  step_s                     f8       mean seconds of the last 20 iterations, 0 unknown
         80  last_step_monotonic        f8       CLOCK_MONOTONIC at the end of the last iteration
@@ -39,6 +40,9 @@ is written.
       2072  share                      f8       part of the GPU's time, 1 = all
       2080  memory_limit_bytes         f8       GPU memory, 0 no limit
 
+An agent and the training library of a job may differ by one version, either way (`check_versions`): words are added in
+places that were 0 before, and a reader takes 0 for not known. control.json follows the same rule.
+
 The process maps the file; the agent uses plain reads and writes of the same words (`mapped=False`), because a mapping
 of a file that somebody cuts short kills the reader.
 """
@@ -60,7 +64,8 @@ from plait.core.resources import Resource
 
 SIZE = 4096
 MAGIC = b"PLAIT1\0\0"
-LAYOUT = 1
+#: The version of what an agent and a training library tell each other, and the oldest that can read this one.
+VERSION, OLDEST = 2, 1
 WORD = 8
 #: Gates by the number that stands for them in the page.
 GATES = ("none", "tokens", "barrier")
@@ -68,7 +73,7 @@ GO_ON, STOP_GRACEFULLY, STOP_NOW = 0, 1, 2
 
 
 class PageError(InputError):
-    """A file that is no page of this layout; names the file and what is wrong with it."""
+    """A file that is no page for this version; names the file and what is wrong with it."""
 
 
 class JobState(IntEnum):
@@ -220,7 +225,7 @@ class Page:
         path = Path(path)
         made = path.with_name(f"{path.name}.{os.getpid()}.new")
         content = bytearray(SIZE)
-        content[:16] = MAGIC + struct.pack("<q", LAYOUT)
+        content[:24] = MAGIC + struct.pack("<qq", OLDEST, VERSION)
         struct.pack_into("<d", content, 112, math.nan)
         struct.pack_into("<d", content, 2072, 1.0)
         made.write_bytes(content)
@@ -230,7 +235,7 @@ class Page:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, mapped: bool = True) -> Page:
-        """The page at `path`; raises `PageError` if there is none of this layout."""
+        """The page at `path`; raises `PageError` if there is none that can be read."""
         path = Path(path)
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -303,11 +308,26 @@ class Page:
 
 
 def _check(path: Path, fd: int) -> None:
-    head = os.pread(fd, 16, 0)
+    head = os.pread(fd, 24, 0)
     if sys.byteorder != "little":
         raise PageError(f"{path}: pages are little-endian, this machine is {sys.byteorder}-endian")
     if head[:8] != MAGIC or os.fstat(fd).st_size < SIZE:
         raise PageError(f"{path}: not a page: begins with {head[:8]!r}, needs {MAGIC!r} and {SIZE} bytes")
-    layout = struct.unpack("<q", head[8:])[0]
-    if layout != LAYOUT:
-        raise PageError(f"{path}: a page of layout {layout}; this plait knows layout {LAYOUT}")
+    oldest, made_by = struct.unpack("<qq", head[8:])
+    trouble = check_versions(made_by or 1, oldest)
+    if trouble:
+        raise PageError(f"{path}: a page {trouble}")
+
+
+def check_versions(made_by: int, oldest: int) -> str:
+    """Why what was made by that version, for readers from the oldest on, cannot be read; empty if it can.
+
+    >>> check_versions(1, 1), check_versions(3, 2)
+    ('', '')
+    """
+    if made_by >= VERSION - 1 and oldest <= VERSION:
+        return ""
+    return (
+        f"of protocol version {made_by}, to be read from version {oldest} on; this plait speaks version {VERSION} and "
+        f"{VERSION - 1}: bring the plait of the job and that of the agent within one version of each other"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from typing import Any
 from plait.core.errors import InputError
 from plait.training.gates import open_gate
 from plait.training.group import Group, GroupError, GroupPage, LockFiles, group_of
-from plait.training.page import Page, PageError
+from plait.training.page import Page, PageError, check_versions
 from plait.training.stagegate import GateStats, NullGate, StageGate
 from plait.training.tokens import TokenGate
 
@@ -105,7 +106,18 @@ class ControlFile:
             control = json.loads(self._around.control_file.read_text())
         except (OSError, ValueError):  # nothing said yet; renamed into place, so never half a file
             return {}
-        return control if isinstance(control, dict) else {}
+        if not isinstance(control, dict):
+            return {}
+        trouble = check_versions(_whole(control.get("made_by")), _whole(control.get("oldest")))
+        if trouble:
+            print(f"plait: no gate: control.json is {trouble}", file=sys.stderr, flush=True)
+            return {}
+        return control
+
+
+def _whole(value: object) -> int:
+    """A version; 1 where none is given, as before there were any."""
+    return value if isinstance(value, int) else 1
 
 
 def _own_page(around: Surroundings) -> Page | None:

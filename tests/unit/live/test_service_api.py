@@ -421,3 +421,17 @@ def test_backup_is_a_store(service: Service, tmp_path: Path) -> None:
     copy = Store.open(target)
     assert [row["number"] for row in copy.jobs()] == [0]
     copy.close()
+
+
+def test_agents_are_answered_in_their_version_and_others_refused(service: Service) -> None:
+    import json
+
+    golden = Path(__file__).parents[2] / "golden" / "wire"
+    for version in (1, 2):
+        asked = json.loads((golden / f"observed_v{version}.json").read_text()) | {"wait_s": 0.0}
+        answer = service.ask("POST", "/agent/v1/sync", "agent", json=asked)
+        assert (answer.status_code, answer.json()["v"]) == (200, version)
+        assert set(answer.json()) == set(json.loads((golden / f"assignment_v{version}.json").read_text()))
+    refused = service.ask("POST", "/agent/v1/sync", "agent", json={**asked, "v": 3})
+    assert refused.status_code == 422
+    assert "this plait speaks version 2 and 1" in refused.json()["error"]["message"]

@@ -107,8 +107,8 @@ def test_what_is_no_page_is_refused(tmp_path):
     (tmp_path / "odd").write_bytes(b"\0" * SIZE)
     with pytest.raises(PageError, match="not a page"):
         Page.open(tmp_path / "odd")
-    (tmp_path / "later").write_bytes(b"PLAIT1\0\0" + struct.pack("<q", 2) + b"\0" * SIZE)
-    with pytest.raises(PageError, match="layout 2"):
+    (tmp_path / "later").write_bytes(b"PLAIT1\0\0" + struct.pack("<q", 3) + b"\0" * SIZE)
+    with pytest.raises(PageError, match="to be read from version 3 on"):
         Page.open(tmp_path / "later")
 
 

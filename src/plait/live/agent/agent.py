@@ -144,6 +144,11 @@ class Agent:
         else:
             self.selector.register(attempt.pidfd, selectors.EVENT_READ, attempt)
             self.log("taken back", key=attempt.key, pid=process.pid)
+        self._complain(attempt)
+
+    def _complain(self, attempt: Attempt) -> None:
+        if attempt.page is not None and attempt.page.trouble:
+            self.log("progress unknown", key=attempt.key, why=attempt.page.trouble)
 
     def _claimed(self, attempt: Attempt) -> Process | None:
         """The runner that claimed the folder; waits a moment for one that is just being born."""
@@ -378,6 +383,7 @@ class Agent:
         attempt.began(process)
         attempt.reason = None
         self.log("started", key=attempt.key, pid=process.pid, gpus=run.gpus)
+        self._complain(attempt)
         if attempt.pidfd < 0:
             self._collect(attempt)
         else:

@@ -19,6 +19,7 @@ from plait.live.agent.attempt import Attempt
 from plait.live.layout import Layout, make_private
 from plait.live.wire import ENDED, GroupInfo
 from plait.training.group import Group, GroupError, Member, make_group, remove_group
+from plait.training.page import OLDEST, VERSION
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -43,9 +44,8 @@ class Gates:
             return
         number = known.get("version")
         version = (number if isinstance(number, int) else 0) + 1
-        procs.write_json(
-            attempt.folder / "control.json", {"version": version, "epoch": attempt.run.epoch, "group": entry}
-        )
+        control = {"version": version, "epoch": attempt.run.epoch, "group": entry, "made_by": VERSION, "oldest": OLDEST}
+        procs.write_json(attempt.folder / "control.json", control)
         if attempt.page is not None:
             attempt.page.control(version)
 

@@ -4,6 +4,8 @@ One keeps a question open (the service answers when there is something new, else
 too); the other tells at once when something changed here. Addresses and token are read anew at each reconnect, so a
 service that comes back elsewhere is found; a third looks at the address now and then, since a leader that was replaced
 may be asleep and answer nothing for long.
+The service is asked in the newest version of the protocol, and in the one before if it refuses that: until the next
+reconnect, as a service that is upgraded closes its connections.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import traceback
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from plait.live.wire import Assignment, Observed, WireError, from_json, to_json
+from plait.live.wire import OLDEST, VERSION, Assignment, Observed, WireError, from_json, to_json
 
 PATH = "/agent/v1/sync"
 _CONNECT_S, _READ_S = 3.0, 10.0
@@ -34,6 +36,10 @@ _MOST_BYTES = 64 << 20
 
 class Unreachable(Exception):
     """The service did not answer, or not as one does; says why."""
+
+
+class _OtherVersion(ValueError):
+    """The service does not speak the version it was asked in."""
 
 
 class Link:
@@ -179,6 +185,7 @@ class _Connection:
         self._http: http.client.HTTPConnection | None = None
         self._token = ""
         self._prefix = ""
+        self.version = VERSION
 
     def ask(self, told: Observed) -> Assignment:
         """Send what is seen, read what should be; raises `Unreachable`."""
@@ -199,14 +206,26 @@ class _Connection:
             raise Unreachable(_why(error)) from None
 
     def _try(self, told: Observed) -> Assignment:
+        """Send and read, once more in the version before if the service does not know this one."""
+        try:
+            return self._send(told)
+        except _OtherVersion:
+            if self.version == OLDEST:
+                raise
+            self.version = OLDEST
+        return self._send(told)
+
+    def _send(self, told: Observed) -> Assignment:
         link = self._open()
-        body = json.dumps(to_json(told)).encode()
+        body = json.dumps(to_json(told, self.version)).encode()
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
         link.request("POST", self._prefix + PATH, body, headers)
         response = link.getresponse()
         data = response.read(_MOST_BYTES)
         if response.status != 200:
-            raise ValueError(f"the service answered {response.status}: {data[:300].decode(errors='replace')}")
+            text = data[:300].decode(errors="replace")
+            kind = _OtherVersion if response.status == 422 and "this plait speaks version" in text else ValueError
+            raise kind(f"the service answered {response.status}: {text}")
         try:
             return from_json(Assignment, json.loads(data))
         except WireError as error:
@@ -227,6 +246,7 @@ class _Connection:
             else:
                 raise ValueError(f"url {url!r} is neither http nor https")
             link.connect()
+            self.version = VERSION
             link.sock.settimeout(_READ_S)
             self._http = link
         return self._http

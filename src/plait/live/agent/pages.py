@@ -38,10 +38,14 @@ class PageReader:
     """The agent's end of one page: reads progress, writes the words that are the agent's."""
 
     def __init__(self, path: Path) -> None:
-        """Open the page; without one (damaged by the job, disk gone) progress stays unknown."""
+        """Open the page; without one (damaged by the job, disk gone, of a far version) progress stays unknown."""
         self._page: Page | None = None
-        with contextlib.suppress(PageError, OSError):
+        #: Why there is none.
+        self.trouble = ""
+        try:
             self._page = Page.open(path, mapped=False)
+        except (PageError, OSError) as error:
+            self.trouble = str(error)
         self._samples: deque[tuple[float, tuple[float, ...]]] = deque()
         self._last = Progress()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from dataclasses import replace
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -43,7 +44,7 @@ async def sync(request: Request) -> Response:
         await _unless_gone(api, api.mailbox.news(node, answer.version, wait_s))
         answer = await api.worker.call(lambda engine, now: None, assigned)
         asks = api.mailbox.due(node)
-    return Json({**to_json(answer), "ask": [to_json(ask) for ask in asks]})
+    return Json(to_json(replace(answer, ask=asks), observed.v))
 
 
 async def _unless_gone(api: Api, waiting: Awaitable[None]) -> None:

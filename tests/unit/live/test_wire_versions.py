@@ -1,0 +1,135 @@
+"""Messages of each version as they were released, and who understands whom: one version apart yes, further apart no."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.live import wire
+from plait.live.agent.gates import Gates
+from plait.live.wire import Assignment, Observed, WireError, from_json, to_json
+from plait.training import page as pages
+from plait.training.page import Page, PageError, check_versions
+from plait.training.surroundings import ControlFile, Surroundings
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "wire"
+KINDS: list[tuple[str, Any]] = [("observed", Observed), ("assignment", Assignment)]
+
+
+def golden(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((GOLDEN / f"{name}.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_message_of_a_released_version_is_read_and_written_as_ever(name: str, kind: Any, version: int) -> None:
+    data = golden(f"{name}_v{version}")
+    assert data["v"] == version
+    message = from_json(kind, data)
+    assert to_json(message, version) == data
+    # What one side of a pair writes, the other reads the same.
+    assert from_json(kind, to_json(message)) == replace(message, v=wire.VERSION)
+
+
+def test_every_field_of_the_examples_is_something_else_than_its_default() -> None:
+    """Else a field could be dropped from a version, and no example would say so."""
+    told, answer = from_json(Observed, golden("observed_v2")), from_json(Assignment, golden("assignment_v2"))
+    assert set(golden("observed_v2")) == set(to_json(told))
+    assert set(golden("observed_v2")) - set(golden("observed_v1")) == {"leaving_s"}
+    assert set(golden("assignment_v2")) == set(golden("assignment_v1")) == set(to_json(answer))
+    assert told != Observed(told.node, told.agent)
+    assert answer.attempts[0].group.members[1].turn == 1
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+@pytest.mark.parametrize("version", [0, wire.VERSION + 1, "2", None])
+def test_versions_further_apart_are_refused_in_words(name: str, kind: Any, version: Any) -> None:
+    with pytest.raises(WireError, match=r"this plait speaks version 2 and 1: upgrade the older side"):
+        from_json(kind, {**golden(f"{name}_v2"), "v": version})
+
+
+def test_a_page_of_the_version_before_is_read_and_written(tmp_path: Path) -> None:
+    path = tmp_path / "page.bin"
+    path.write_bytes((GOLDEN / "page_v1.bin").read_bytes())
+    with Page.open(path, mapped=False) as agent, Page.open(path) as job:
+        assert (agent.steps, job.stop) == (120.0, pages.STOP_GRACEFULLY)
+        job.steps, agent.stop = 121.0, pages.STOP_NOW
+        assert (agent.steps, job.stop) == (121.0, pages.STOP_NOW)
+
+
+def test_the_version_before_can_read_our_page(tmp_path: Path) -> None:
+    """It looked for a 1 behind the magic and nothing else."""
+    Page.create(tmp_path / "page.bin").close()
+    data = (tmp_path / "page.bin").read_bytes()
+    assert struct.unpack_from("<qq", data, 8) == (1, pages.VERSION)
+    before = bytearray((GOLDEN / "page_v1.bin").read_bytes())
+    before[16:24] = data[16:24]
+    before[64:72] = before[2048:2056] = bytes(8)  # what was told through it
+    assert bytes(before) == data
+
+
+@pytest.mark.parametrize(("made_by", "oldest"), [(pages.VERSION + 2, pages.VERSION + 1), (pages.VERSION - 2, 1)])
+def test_pages_further_apart_are_refused_in_words(tmp_path: Path, made_by: int, oldest: int) -> None:
+    path = tmp_path / "page.bin"
+    data = bytearray((GOLDEN / "page_v1.bin").read_bytes())
+    struct.pack_into("<qq", data, 8, oldest, made_by)
+    path.write_bytes(data)
+    if made_by:
+        with pytest.raises(PageError, match="within one version of each other"):
+            Page.open(path)
+    assert check_versions(made_by, oldest)
+
+
+def test_a_page_of_the_version_after_ours_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "page.bin"
+    data = bytearray((GOLDEN / "page_v1.bin").read_bytes())
+    struct.pack_into("<qq", data, 8, pages.VERSION, pages.VERSION + 1)
+    path.write_bytes(data)
+    with Page.open(path) as job:
+        assert job.steps == 120.0
+
+
+@pytest.mark.parametrize(
+    ("versions", "alone"),
+    [
+        ({}, False),  # of version 1
+        ({"made_by": pages.VERSION, "oldest": pages.OLDEST}, False),
+        ({"made_by": pages.VERSION + 1, "oldest": pages.VERSION}, False),
+        ({"made_by": pages.VERSION + 2, "oldest": pages.VERSION + 1}, True),
+    ],
+)
+def test_control_of_a_near_version_is_obeyed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], versions: dict[str, int], alone: bool
+) -> None:
+    with Page.create(tmp_path / "page.bin", mapped=True) as page:
+        group = {"members": [{"job": 1, "turn": 0}, {"job": 2, "turn": 1}], "gate": "none", "version": 1}
+        (tmp_path / "control.json").write_text(json.dumps({"version": 1, "epoch": 1, "group": group} | versions))
+        page.control_version = 1
+        control = ControlFile(Surroundings(run_dir=tmp_path), page)
+        control.gate(pages_gate())
+        assert control.alone is alone
+    assert ("within one version" in capfd.readouterr().err) is alone
+
+
+def pages_gate() -> Any:
+    from plait.training.stagegate import NullGate
+
+    return NullGate()
+
+
+def test_agents_say_of_which_version_control_is(tmp_path: Path) -> None:
+    from plait.live.agent.attempt import Attempt
+    from plait.live.layout import Layout
+
+    run = from_json(Assignment, golden("assignment_v2")).attempts[0]
+    alone = replace(run, group=replace(run.group, gate="none"))
+    gates = Gates(Layout(tmp_path), "n0", lambda *_, **__: None)
+    gates.tell(Attempt(alone, tmp_path, "mark"))
+    control = json.loads((tmp_path / "control.json").read_text())
+    assert (control["made_by"], control["oldest"]) == (pages.VERSION, pages.OLDEST)
