@@ -99,7 +99,7 @@ class HandCluster:
         def far() -> dict[str, Any] | None:
             found = self.job(job)
             assert found["state"] not in ("failed", "cancelled"), found
-            return found if found["steps"] >= steps else None
+            return found if found["iterations_done"] >= steps else None
 
         return dict(until(far, f"{job} at step {steps:g}", WAIT_S))
 

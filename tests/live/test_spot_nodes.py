@@ -53,10 +53,10 @@ def test_a_job_is_checkpointed_within_the_notice_and_finishes_elsewhere(cluster:
     found = cluster.finishes(job)
     (there,) = found["nodes"]
     assert {node, there} == {"n0", "n1"}
-    assert [a["outcome"] for a in found["attempts"]] == ["preempted", "finished"]
+    assert [a["state"] for a in found["attempts"]] == ["preempted", "finished"]
     assert (found["failures"], found["epoch"]) == (0, 2)
     # What it had made when it was told to go is in the checkpoint that it went on from.
-    assert resumed_at(cluster.log_of(job, 2)) >= before["steps"]
+    assert resumed_at(cluster.log_of(job, 2)) >= before["iterations_done"]
     name = f"{job}-e2-r0.bin"
     assert (out / name).read_bytes() == alone(tmp_path / "alone", 3)
 
@@ -83,9 +83,9 @@ def test_a_gang_goes_on_with_a_node_that_joined_for_one_that_went(cluster: HandC
     assert cluster.end_agent("n1") == 0
     found = cluster.finishes(job)
     assert sorted(found["nodes"]) == ["n0", "n2"]
-    assert [a["outcome"] for a in found["attempts"]] == ["preempted", "finished"]
+    assert [a["state"] for a in found["attempts"]] == ["preempted", "finished"]
     assert found["failures"] == 0
-    assert resumed_at(cluster.log_of(job, 2)) >= before["steps"]
+    assert resumed_at(cluster.log_of(job, 2)) >= before["iterations_done"]
     assert (out / f"{job}-e2-r0.bin").stat().st_size == (out / f"{job}-e2-r1.bin").stat().st_size
 
 
@@ -99,4 +99,4 @@ def test_an_agent_without_the_option_leaves_its_jobs_for_the_next_one(cluster: H
     assert cluster.states()["n0"] == "ready"
     cluster.start_agent("n0")
     found = cluster.finishes(job)
-    assert [a["outcome"] for a in found["attempts"]] == ["finished"]
+    assert [a["state"] for a in found["attempts"]] == ["finished"]
