@@ -26,6 +26,8 @@ class Front:
         self.seat, self.app = seat, None
 
     app: ASGIApp | None
+    #: Whether a follower has loaded all that leading needs.
+    prepared = False
 
     @property
     def leads(self) -> bool:
@@ -38,7 +40,8 @@ class Front:
             return
         if scope["path"] == HEALTH:
             role = "leader" if self.leads else "standby"
-            await _answer(send, 200 if self.leads else 503, {"role": role, **self._who()})
+            said = {"role": role, "prepared": self.prepared or self.leads, **self._who()}
+            await _answer(send, 200 if self.leads else 503, said)
         elif self.app is None or not self.leads:
             await self._refuse(send)
         elif self.seat is None:

@@ -200,6 +200,7 @@ class Service:
             self._warm = policy
         except Exception:  # then it is made ready when it decides
             _LOG.info("the policy is not made ready yet", exc_info=True)
+        self.front.prepared = True
 
     # -- leading --------------------------------------------------------------------------------------
 
