@@ -1,0 +1,114 @@
+"""The world of `SlurmBackend`: a whole Slurm of this machine, with allocations that hold the agents."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+from backend_worlds import GPUS
+from go_between import Between
+from served_world import Served
+
+from plait.live.backends.slurm import SlurmBackend, job_of
+from plait.live.backends.slurm_cli import SlurmCli
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "live"))
+from slurm.slurm_cluster import SlurmCluster, why_not
+
+__all__ = ["Slurm", "why_not"]
+
+
+class Slurm(Served):
+    """Four slurmd, of which two hold allocations: others take their places, under other names."""
+
+    name = "slurm"
+    patience_s = 120.0
+    cannot: ClassVar[dict[str, str]] = {
+        "jobs_outlive_their_agent": "an allocation ends with its agent, and what runs in it; jobs go on elsewhere",
+        "drained_node_works_again": "a drained allocation is given back to Slurm as soon as nothing runs there",
+    }
+    backend: SlurmBackend
+
+    def __init__(self, home: Path) -> None:
+        self.slurm = SlurmCluster(nodes=4, gpus=GPUS)
+        self.slurm.__enter__()
+        try:
+            super().__init__(home)
+        except BaseException:
+            self.slurm.close()
+            raise
+
+    def make_backend(self) -> SlurmBackend:
+        options = {
+            "partition": "test", "look": 0.5, "notice": 5, "idle": 3600, "gpus-per-node": GPUS, "fake": True,
+            "min-nodes": self.nodes, "max-nodes": self.nodes,
+        }  # fmt: skip
+        return SlurmBackend(self.layout, options, 5.0, cli=SlurmCli(self.slurm.env))
+
+    def _limit(self, count: int) -> None:
+        self.backend.options = replace(self.backend.options, max_nodes=count)
+
+    def join(self) -> str:
+        """The queue is longer than the nodes are wide, and one more may be asked for."""
+        before = set(self.states())
+        self._limit(self.nodes + 1)
+        self.until(lambda: set(self._ready()) - before, "another allocation")
+        return (set(self._ready()) - before).pop()
+
+    def leave(self, node: str) -> None:
+        self._limit(self.nodes)
+        self.backend.cli.notify([self._number(node)])
+
+    @staticmethod
+    def _number(node: str) -> int:
+        number = job_of(node)
+        assert number is not None
+        return number
+
+    def lose(self, node: str) -> None:
+        self.slurm.kill_machine(node.rpartition("-")[0])
+        self.kill_processes(node)
+
+    @contextlib.contextmanager
+    def confused(self) -> Iterator[object]:
+        """Allocations are given back; those that come instead find a go-between in the service's place."""
+        said = self.layout.service_file.read_text()
+        between = Between(urlsplit(self.client.url).netloc)
+        try:
+            self._announce({**json.loads(said), "url": between.url})
+            for node in self.base:
+                self.backend.cli.notify([self._number(node)])
+            self.until(lambda: set(self._ready()) - set(self.base) <= between.nodes, "agents to be told by it")
+            self.until(lambda: len(set(self._ready()) - set(self.base)) == self.nodes, "other allocations")
+            yield between
+            assert between.replayed > 0
+        finally:
+            self._announce(json.loads(said))
+            between.close()
+            self.base = self._ready()
+
+    def mend(self) -> None:
+        for node in self.states():
+            process = self.agent(node)
+            if process is not None:
+                process.send(signal.SIGCONT)
+        for name in self.slurm.names:
+            self.slurm.revive(name)
+        self._limit(self.nodes)
+        for extra in self._ready()[self.nodes :]:
+            self.backend.cli.notify([self._number(extra)])
+        self.until(lambda: len(self._ready()) == self.nodes == len(self.states()), "as many allocations as before")
+        self.base = self._ready()
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self.slurm.close()
