@@ -26,7 +26,7 @@ from plait.live.agent import procs
 from plait.live.layout import Layout, make_private, write_secret
 
 HEAD = "head"
-_START_S, _STOP_S = 120.0, 10.0
+_START_S, _STOP_S = 90.0, 10.0
 #: The least that Ray takes, bytes: nothing is stored there.
 _STORE_BYTES = 80_000_000
 
@@ -133,9 +133,20 @@ class RayCluster:
         return [member.name for member in members if member.pids]
 
     def _start(self, what: dict[str, list[str]]) -> None:
+        """Start nodes together, and those that fail once more, since nodes may trip over each other."""
+        failed = self._try(what)
+        if failed:
+            self._end([member for member in self.members() if member.name in failed])
+            failed = self._try({name: words for name, words in what.items() if name in failed})
+        for name, problem in failed.items():
+            raise InputError(
+                f"the Ray node {name} {problem}; look at {self.folder / (name + '.log')}, clean up with: plait ray down"
+            )
+
+    def _try(self, what: dict[str, list[str]]) -> dict[str, str]:
+        """Start each and wait; what became of those that did not come up."""
         environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token_file)}
-        environment |= {"RAY_TMPDIR": str(self._facts["temp"]), "RAY_raylet_start_wait_time_s": "120"}
         common = [
             "--num-gpus", "0", "--disable-usage-stats", "--include-log-monitor", "false", "--object-store-memory",
             str(_STORE_BYTES), "--node-ip-address", _own_address(),
@@ -150,17 +161,18 @@ class RayCluster:
             self._facts["nodes"] = {**self._facts["nodes"], name: started[name].pid}
             procs.write_json(self._file, self._facts)
         until = time.monotonic() + _START_S
+        failed = {}
         for name, process in started.items():
             try:
-                code: int | None = process.wait(max(0.1, until - time.monotonic()))
+                code = process.wait(max(0.1, until - time.monotonic()))
             except subprocess.TimeoutExpired:
-                code = None
-            if code != 0:
-                problem = f"did not come up in {_START_S:g} s" if code is None else f"ended with exit code {code}"
-                raise InputError(
-                    f"the Ray node {name} {problem}; look at {self.folder / (name + '.log')}, clean up with: "
-                    "plait ray down"
-                )
+                failed[name] = f"did not come up in {_START_S:g} s"
+                process.kill()
+                process.wait()
+            else:
+                if code:
+                    failed[name] = f"ended with exit code {code}"
+        return failed
 
     def _end(self, members: list[Member]) -> None:
         for member in members:
