@@ -105,6 +105,8 @@ def test_killed_and_started_again(service: tuple[Path, subprocess.Popen[str]]) -
         (["--lease", "5"], "--lease longer than --lost"),
         (["--policy", "fifoo"], "did you mean 'fifo'"),
         (["--db", "mysql://x"], "cannot store on 'mysql'"),
+        (["--standby"], "an SQLite file is for one service"),
+        (["--name", "../x"], "--name is '../x'; write letters"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, options: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
