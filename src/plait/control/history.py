@@ -344,11 +344,13 @@ def _waits(marks: Mapping[str, Any], columns: Mapping[str, Any], refused: IntArr
 def _down(
     known: Mapping[str, bool], changes: Sequence[tuple[float, str, bool]], cluster: Cluster
 ) -> list[tuple[int, float, float]]:
-    """(node, from, to) for each time a node was not there; open ends are infinite."""
+    """(node, from, to) for each time a node was not there; open ends are infinite. Forgotten nodes are left out."""
     number = {node.id: i for i, node in enumerate(cluster)}
     since = {node.id: -math.inf for node in cluster if not known.get(node.id, False)}
     out: list[tuple[int, float, float]] = []
     for at_s, node, up in changes:
+        if node not in number:
+            continue
         if up and node in since:
             out.append((number[node], since.pop(node), at_s))
         elif not up:

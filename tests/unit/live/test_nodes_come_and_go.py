@@ -13,6 +13,7 @@ from live_cases import Cluster, Node
 
 from plait.core.cluster import Cluster as Hardware
 from plait.core.cluster import Node as Machine
+from plait.forecast.replayed import replay, stored_rows
 from plait.live.errors import Conflict
 from plait.live.state import State, entry_from_json
 from plait.live.wire import RUNNING, Assignment, Observed
@@ -263,6 +264,10 @@ def test_a_cluster_whose_nodes_come_and_go_does_not_grow(cluster: Cluster) -> No
     assert sum(controller.cluster.up) == 2
     assert all(cluster.state(job) == "running" for job in jobs)
     assert sum(one.state == RUNNING for node in cluster.nodes for one in node.seen.values()) == 3
+    again = replay(stored_rows(cluster.store))
+    assert again.difference is None
+    assert again.history is not None
+    assert again.history.timeline().jobs == 3
 
 
 def test_an_answer_to_a_node_forgotten_meanwhile_assigns_nothing(cluster: Cluster) -> None:
