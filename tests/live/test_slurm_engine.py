@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -182,6 +183,22 @@ def test_a_job_survives_the_end_of_its_allocation(plait, undisturbed, tmp_path, 
     assert end["state"] == "finished"
     assert end["failures"] == 0
     assert (tmp_path / f"{job}.bin").read_bytes() == undisturbed
+
+
+def test_an_agent_that_is_killed_is_started_again_and_its_jobs_go_on(plait):
+    plait.up(max_nodes=1)
+    job = plait.submit("--", "sleep", 600)
+    plait.comes(lambda: plait.job(job)["state"] == "running", "a running job")
+    (node,), kept = plait.job(job)["nodes"], sorted(job_processes(plait.layout))
+    record = plait.layout.node(node) / "agent.json"
+    before = json.loads(record.read_text())["pid"]
+    os.kill(before, signal.SIGKILL)
+    plait.comes(lambda: json.loads(record.read_text())["pid"] != before, "another agent")
+    plait.comes(lambda: plait.job(job)["state"] == "running", "the job that went on")
+    assert sorted(job_processes(plait.layout)) == kept
+    plait("down", "--stop-jobs")
+    assert plait.queue() == []
+    assert job_processes(plait.layout) == {}
 
 
 def test_another_keeper_goes_on_with_the_allocations_of_the_first(plait):

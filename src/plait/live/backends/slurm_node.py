@@ -1,4 +1,4 @@
-"""What the batch script of an allocation runs: makes the node's secret, then becomes its agent.
+"""What the batch script of an allocation runs: makes the node's secret, and keeps an agent for as long as it is wanted.
 
 python -m plait.live.backends.slurm_node --home H --stop-grace 60 (--slots 4 | --cuda)
 """
@@ -9,8 +9,12 @@ import argparse
 import os
 import re
 import secrets
+import signal
 import sys
+import time
+from collections.abc import Sequence
 
+from plait.live.agent import procs
 from plait.live.layout import Layout, make_private, write_secret
 
 #: Kept of Slurm's variables. The others describe a job of one task, which libraries of training believe at once.
@@ -27,8 +31,56 @@ def node_name(host: str, job: int) -> str:
     return f"{short}-{job}"
 
 
+class Keeper:
+    """Keeps one agent: starts another when it is killed, and ends when it ends by itself or is told to.
+
+    Processes of an agent that was killed come here, not to init, where Slurm would not find them any more; the next
+    agent takes them back.
+    """
+
+    #: Deaths within so many seconds of the start, and how many of them in a row are too many.
+    SOON_S, MOST = 10.0, 5
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Nothing runs yet."""
+        self.command, self.pid, self.leaving = list(command), 0, False
+
+    def run(self) -> int:
+        """Until the agent is not to be started again; its exit code."""
+        procs.prctl(procs.PR_SET_CHILD_SUBREAPER, 1)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._leave)
+        soon = 0
+        while True:
+            began = time.monotonic()
+            self.pid = os.posix_spawn(self.command[0], self.command, os.environ)
+            if self.leaving:
+                self._tell()
+            code = self._wait()
+            soon = soon + 1 if time.monotonic() - began < self.SOON_S else 0
+            if self.leaving or code in (0, 2, 3) or soon >= self.MOST:
+                return code
+            time.sleep(min(soon, 3))
+
+    def _wait(self) -> int:
+        """The exit code of the agent, and an end to all orphans meanwhile."""
+        while True:
+            pid, status = os.waitpid(-1, 0)
+            if pid == self.pid:
+                self.pid = 0
+                return os.waitstatus_to_exitcode(status)
+
+    def _leave(self, _number: int, _frame: object) -> None:
+        self.leaving = True
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.pid:
+            os.kill(self.pid, signal.SIGTERM)
+
+
 def main() -> None:
-    """Become the agent; a sentence to the allocation's log where that cannot be."""
+    """Keep the agent; a sentence to the allocation's log where that cannot be."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--home", required=True)
     parser.add_argument("--stop-grace", required=True)
@@ -56,7 +108,7 @@ def main() -> None:
         del os.environ[variable]
     command = [sys.executable, "-m", "plait.live.agent", "--home", str(layout.home), "--node", name]
     command += ["--gpus" if options.slots else "--cuda", words[1], "--stop-jobs", "--stop-grace", options.stop_grace]
-    os.execv(sys.executable, command)
+    sys.exit(Keeper(command).run())
 
 
 if __name__ == "__main__":
