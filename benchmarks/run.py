@@ -26,6 +26,7 @@ SCRIPTS = {
     "Muri's evaluation": ["bench_reproduce.py"],
     "Training": ["bench_training.py"],
     "The live service": ["bench_service.py"],
+    "Many nodes": ["bench_cluster.py"],
     "Gates between jobs": ["bench_gates.py"],
     "Merged jobs": ["bench_merged.py"],
 }

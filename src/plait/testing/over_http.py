@@ -1,0 +1,69 @@
+"""Simulated agents that talk to a real service: many in one thread, each with a connection of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from types import TracebackType
+from urllib.parse import urlsplit
+
+from plait.live.agent.link import PATH
+from plait.live.wire import Assignment, Observed, from_json, to_json
+from plait.testing.agents import SimulatedAgent
+
+
+class HttpLink:
+    """A connection of an agent to a service, kept open. An answer that is no 200 is a `ConnectionError`."""
+
+    def __init__(self, url: str, token: str) -> None:
+        """Nothing is opened yet."""
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
+        self._head = f"POST {PATH} HTTP/1.1\r\nHost: {parts.netloc}\r\nAuthorization: Bearer {token}\r\n"
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def __aenter__(self) -> HttpLink:
+        """Connected."""
+        self._streams = await asyncio.open_connection(self._host, self._port)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closed."""
+        if self._streams is not None:
+            self._streams[1].close()
+            await self._streams[1].wait_closed()
+
+    async def send(self, body: bytes) -> bytes:
+        """One question as bytes, and the body of its answer."""
+        assert self._streams is not None, "use it as a context manager"
+        reader, writer = self._streams
+        writer.write(f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        head = await reader.readuntil(b"\r\n\r\n")
+        lines = head.decode("latin-1").split("\r\n")
+        sizes = [int(line.split(":")[1]) for line in lines if line.lower().startswith("content-length:")]
+        data = await reader.readexactly(sizes[0] if sizes else 0)
+        if lines[0].split()[1] != "200":
+            raise ConnectionError(f"{lines[0]}: {data[:200].decode(errors='replace')}")
+        return data
+
+    async def ask(self, told: Observed) -> Assignment:
+        """What should be, in answer to what is seen."""
+        return from_json(Assignment, json.loads(await self.send(json.dumps(to_json(told)).encode())))
+
+
+async def live(
+    agent: SimulatedAgent, link: HttpLink, until: Callable[[], bool], *, wait_s: float = 1.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:  # fmt: skip
+    """Tell and obey as a real agent does, until told otherwise; how many questions that were."""
+    asked = 0
+    async with link:
+        while not until():
+            told = agent.observe(clock(), wait_s)
+            agent.obey(await link.ask(told), told, clock())
+            asked += 1
+    return asked
