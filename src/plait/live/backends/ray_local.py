@@ -26,7 +26,7 @@ from plait.live.agent import procs
 from plait.live.layout import Layout, make_private, write_secret
 
 HEAD = "head"
-_START_S, _STOP_S = 90.0, 10.0
+_START_S, _STOP_S = 90.0, 5.0
 #: The least that Ray takes, bytes: nothing is stored there.
 _STORE_BYTES = 80_000_000
 
@@ -175,26 +175,27 @@ class RayCluster:
         return failed
 
     def _end(self, members: list[Member]) -> None:
+        _end_sessions(members)
         for member in members:
-            _end_session(member)
             self._facts["nodes"] = {n: s for n, s in self._facts["nodes"].items() if n != member.name}
 
 
-def _end_session(member: Member) -> None:
-    """SIGTERM to all processes of a session, then SIGKILL. Agents have left it."""
+def _end_sessions(members: list[Member]) -> None:
+    """SIGTERM to all processes of sessions, then SIGKILL: raylets without a head do not listen. Agents have left."""
     until = time.monotonic() + _STOP_S
-    known = {pid: process for pid in member.pids if (process := procs.Process.of(pid))}
-    for process in known.values():
+    known = [process for member in members for pid in member.pids if (process := procs.Process.of(pid))]
+    for process in known:
         process.send(signal.SIGTERM)
         process.send(signal.SIGCONT)
-    while left := [process for process in known.values() if process.alive]:
+    while left := [process for process in known if process.alive]:
         if time.monotonic() > until:
             for process in left:
                 process.send(signal.SIGKILL)
         time.sleep(0.05)
+    sessions = {member.session for member in members if member.pids}
     for pid in procs.pids():  # what they made meanwhile
         with contextlib.suppress(OSError):
-            if member.pids and os.getsid(pid) == member.session:
+            if os.getsid(pid) in sessions:
                 os.kill(pid, signal.SIGKILL)
 
 
