@@ -103,9 +103,9 @@ def test_tokens_come_and_go_at_the_same_time() -> None:
 
 
 def test_each_node_of_this_machine_gets_a_secret_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from plait.live.backends import local
+    from plait.live.backends import host
 
-    monkeypatch.setattr(local, "_Outliving", lambda *words, **more: None)
+    monkeypatch.setattr(host, "_Outliving", lambda *words, **more: None)
     backend = LocalBackend(Layout(tmp_path), 2, 1, False)
     for node in backend.nodes.values():
         backend._spawn(node)
@@ -119,11 +119,11 @@ def test_nodes_of_a_home_that_had_one_secret_for_all_get_their_own(
     tokens: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store knows the common one, for no node: agents that showed it would be refused for ever."""
-    from plait.live.backends import local
+    from plait.live.backends import host
 
     known, _, _ = tokens
     common, _ = known.make("agents", "agent", "-")
-    monkeypatch.setattr(local, "_Outliving", lambda *words, **more: None)
+    monkeypatch.setattr(host, "_Outliving", lambda *words, **more: None)
     backend = LocalBackend(Layout(tmp_path), 2, 1, False)
     for folder in (tmp_path, *(make_private(tmp_path / "nodes" / name) for name in backend.nodes)):
         write_secret(folder / "enrol", common)
