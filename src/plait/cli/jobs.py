@@ -63,8 +63,8 @@ def submit(
         return
     given: dict[str, Any] = {
         "gpus": gpus, "name": name, "class": job_class, "model": model, "iterations": iterations, "retries": retries,
-        "merge": merge or None,
-        "cpus": cpus, "deadline_s": deadline_s, "checkpoint_s": checkpoint_s, "project": project, "priority": priority,
+        "merge": merge or None, "cpus": cpus, "deadline_s": deadline_s, "checkpoint_s": checkpoint_s,
+        "project": project, "priority": priority,
     }  # fmt: skip
     ready = _requests(command, file, given, {"gpu_memory": gpu_memory, "memory": memory}, workdir, env or [])
     with client(home) as service:
@@ -74,8 +74,7 @@ def submit(
     else:
         for answer in answers:
             typer.echo(answer["id"])
-        first = answers[0]["id"]
-        note(f"submitted; follow it with: plait logs -f {first}")
+        note(f"submitted; follow it with: plait logs -f {answers[0]['id']}")
     if wait:
         _wait([answer["id"] for answer in answers], None, home)
 

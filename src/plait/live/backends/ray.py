@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.live.agent import procs
-from plait.live.backends.base import COMING, DEAD, UP, Place
+from plait.live.backends.base import COMING, DEAD, UP, Place, whole
 from plait.live.backends.host import AgentHost
 from plait.live.backends.ray_nodes import RayNode, name_nodes
 from plait.live.layout import Layout, make_private, write_secret
@@ -64,8 +64,7 @@ class RayBackend:
                 "for example --address 10.0.0.1:6379, or start one here with: plait ray up"
             )
         self.port = int(port)
-        each = options.get("gpus-per-node")
-        self.slots = None if each is None else int(each)
+        self.slots = whole(options, "gpus-per-node")
         own = layout.home / "ray" / "token"
         self.token = str(options.get("token-file") or (own if own.exists() else ""))
         self.namespace = "plait-" + hashlib.sha256(str(layout.home).encode()).hexdigest()[:12]
