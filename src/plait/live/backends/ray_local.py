@@ -112,8 +112,8 @@ class RayCluster:
             self._facts["nodes"] = {}
             alive = set()
             self._start({HEAD: ["--head", "--port", str(self._facts["port"]), "--include-dashboard", "false",
-                                "--ray-client-server-port", str(self._facts["client_port"]), "--num-cpus", "0",
-                                "--temp-dir", str(self._facts["temp"])]})  # fmt: skip
+                                "--ray-client-server-port", str(self._facts["client_port"]),
+                                "--num-cpus", "0"]})  # fmt: skip
         wanted = [f"n{i}" for i in range(nodes)]
         self._end([member for member in self.members() if member.name not in {*wanted, HEAD} or not member.alive])
         missing = [name for name in wanted if name not in alive]
@@ -133,7 +133,7 @@ class RayCluster:
         return [member.name for member in members if member.pids]
 
     def _start(self, what: dict[str, list[str]]) -> None:
-        """Start nodes together, and those that fail once more, since nodes may trip over each other."""
+        """Start nodes together, and those that fail once more: Ray gives a node 30 s, little on a loaded machine."""
         failed = self._try(what)
         if failed:
             self._end([member for member in self.members() if member.name in failed])
@@ -153,9 +153,11 @@ class RayCluster:
         ]  # fmt: skip
         started: dict[str, subprocess.Popen[bytes]] = {}
         for name, words in what.items():
+            # each its own: in a common one Ray numbers sockets by what is there, and two that start at once take one
+            own = ["--temp-dir", f"{self._facts['temp']}/{name}"]
             with open(self.folder / f"{name}.log", "ab") as log:
                 started[name] = subprocess.Popen(
-                    [sys.executable, "-m", "ray.scripts.scripts", "start", *words, *common],
+                    [sys.executable, "-m", "ray.scripts.scripts", "start", *words, *common, *own],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True,
                 )  # fmt: skip
             self._facts["nodes"] = {**self._facts["nodes"], name: started[name].pid}
