@@ -17,8 +17,9 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra [live]")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
 
-from plait.cli.cluster import job_processes, service_process  # noqa: E402
-from plait.cli.keeper import keeper_process, stop_keeper  # noqa: E402
+from plait.cli import keeper, keeping  # noqa: E402
+from plait.cli.services import service_process  # noqa: E402
+from plait.cli.stopping import job_processes  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
 
 PLAIT = (sys.executable, "-c", "import sys; sys.argv[0] = 'plait'; from plait.cli import main; main()")
@@ -81,7 +82,7 @@ def plait(tmp_path):
     shell("down", "--stop-jobs")
     assert job_processes(shell.layout) == {}
     assert service_process(shell.layout) is None
-    assert keeper_process(shell.layout) is None
+    assert keeping.running(shell.layout, keeper.NAME) is None
     assert not shell.layout.gates.exists()
 
 
@@ -143,10 +144,10 @@ def test_a_day_in_the_life_of_a_cluster(plait, tmp_path):
     assert "Launch" in plait("events")
 
     # without a keeper `plait up` mends what is broken, and starts another
-    stop_keeper(plait.layout)
+    keeping.stop(plait.layout, keeper.NAME)
     os.kill(json.loads(agent.read_text())["pid"], signal.SIGKILL)
     assert f"started again the agents of {node}" in plait("up")
-    plait.comes(lambda: keeper_process(plait.layout) is not None)
+    plait.comes(lambda: keeping.running(plait.layout, keeper.NAME) is not None)
 
     # down: jobs go on, up takes them back; with --stop-jobs nothing is left
     last = plait.submit("--", sys.executable, "-c", "import time; time.sleep(900)")

@@ -20,7 +20,7 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra [live]")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
 
-from plait.cli.standby import process_of, processes  # noqa: E402
+from plait.cli.services import process_of, processes  # noqa: E402
 from plait.forecast.replayed import replay, stored_rows  # noqa: E402
 from plait.live.agent import procs  # noqa: E402
 from plait.live.backends.local import LocalBackend  # noqa: E402

@@ -20,7 +20,7 @@ pytest.importorskip("torch", reason="the jobs are real training: needs the extra
 
 import test_chaos as chaos
 
-from plait.cli.cluster import job_processes, kill_jobs
+from plait.cli.stopping import job_processes, kill_jobs
 from plait.core.errors import InputError
 from plait.forecast.replayed import replay, stored_rows
 from plait.live.agent import procs

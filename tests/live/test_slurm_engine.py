@@ -21,8 +21,9 @@ from slurm.slurm_cluster import SlurmCluster, why_not
 
 pytest.importorskip("fastapi", reason="needs the extra [live]")
 
-from plait.cli.cluster import job_processes, kill_jobs, service_process
-from plait.cli.keeper import keeper_process, stop_keeper
+from plait.cli import keeper, keeping
+from plait.cli.services import service_process
+from plait.cli.stopping import job_processes, kill_jobs
 from plait.live.layout import Layout
 
 pytestmark = [
@@ -93,7 +94,7 @@ class Cluster:
     def close(self) -> None:
         with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
             self("down", "--stop-jobs")
-        stop_keeper(self.layout)
+        keeping.stop(self.layout, keeper.NAME)
         kill_jobs(self.layout)
         process = service_process(self.layout)
         if process is not None:
@@ -204,12 +205,12 @@ def test_an_agent_that_is_killed_is_started_again_and_its_jobs_go_on(plait):
 def test_another_keeper_goes_on_with_the_allocations_of_the_first(plait):
     plait.up(max_nodes=2, min_nodes=1, idle=2)
     plait.comes(lambda: len(plait.nodes()) == 1, "the node that is always there")
-    stop_keeper(plait.layout)
+    keeping.stop(plait.layout, keeper.NAME)
     job = plait.submit("--gpus", 4, "--", "sleep", 2)
     home = str(plait.layout.home)
     started = f"import plait.cli.keeper as k; from plait.live.layout import Layout; k.spawn(Layout.at({home!r}))"
     subprocess.run([sys.executable, "-c", started], env=plait.slurm.env, check=True, timeout=30)
-    plait.comes(lambda: keeper_process(plait.layout) is not None, "another keeper")
+    plait.comes(lambda: keeping.running(plait.layout, keeper.NAME) is not None, "another keeper")
     (end,) = plait.ended(job)
     assert end["state"] == "finished"
     plait.comes(lambda: len(plait.queue()) == 1, "one allocation, as there was before")

@@ -19,7 +19,7 @@ pytestmark = [
 
 from hand_cluster import HandCluster, alone  # noqa: E402
 
-from plait.cli.cluster import job_processes  # noqa: E402
+from plait.cli.stopping import job_processes  # noqa: E402
 from plait.live.client import Refused  # noqa: E402
 
 SPOT = ("--stop-jobs", "--stop-grace", "45")

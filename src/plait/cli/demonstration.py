@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import plait
-from plait.cli.cluster import start, stop
 from plait.cli.live import duration, print_table
+from plait.cli.starting import start
+from plait.cli.stopping import stop
 from plait.cli.why import FIDELITY_HEADS, fidelity_lines, fidelity_row
 from plait.control.metrics import RunResult
 from plait.core.errors import InputError, MissingExtra, PlaitError

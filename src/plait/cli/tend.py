@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from plait.live.backends.base import Backend
-    from plait.live.layout import Layout
-
-#: Seconds between two looks; the pause after trouble, which doubles up to the longest.
-LOOK_S, FIRST_S, MOST_S = 1.0, 1.0, 30.0
+from plait.cli import keeping
+from plait.cli.remembered import pairs
+from plait.core.errors import PlaitError
+from plait.live.backends.base import Backend, open_backend
+from plait.live.client import Client
+from plait.live.layout import Layout
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -34,46 +32,33 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None, until: Callable[[], bool] = lambda: False) -> int:
     """Look until it is told to end; returns 2 for options that no backend understands."""
-    from plait.core.errors import PlaitError
-    from plait.live.backends.base import open_backend
-    from plait.live.layout import Layout
-
     args = arguments(argv)
-    options = {"backend": args.backend, "address": args.address, **dict(o.partition("=")[::2] for o in args.option)}
-    layout = Layout.at(args.home)
+    layout, options = Layout.at(args.home), {"backend": args.backend, "address": args.address}
     try:
-        backend = open_backend(layout, {name: value for name, value in options.items() if value is not None})
+        given = {name: value for name, value in {**options, **pairs(args.option)}.items() if value is not None}
+        nodes = Nodes(layout, open_backend(layout, given))
     except PlaitError as error:
         print(f"plait tend: {error}", file=sys.stderr)
         return error.exit_code
-    pause_s, started = FIRST_S, False
-    while not until():
-        try:
-            done = _look(layout, backend, started)
-        except PlaitError as error:
-            _say(f"{error}; next try in {pause_s:g} s")
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, MOST_S)
-            continue
-        pause_s, started = FIRST_S, True
-        for line in done:
-            _say(line)
-        time.sleep(LOOK_S)
+    keeping.look_on(nodes.look, until)
     return 0
 
 
-def _look(layout: Layout, backend: Backend, started: bool) -> list[str]:
-    """Start agents where none run, then do what the backend does at each look; what was done."""
-    from plait.live.client import Client
+class Nodes:
+    """Those of one backend, whoever leads."""
 
-    with Client.at(str(layout.home)) as service:
-        service.status()  # agents without a service would find nobody to report to
-        first = [] if started else [f"started the agent of {name}" for name in backend.start()]
-        return first + backend.tend(service)
+    def __init__(self, layout: Layout, backend: Backend) -> None:
+        """Nothing is started yet."""
+        self.layout, self.backend, self.started = layout, backend, False
 
-
-def _say(line: str) -> None:
-    print(f"{time.strftime('%FT%T')} {line}", flush=True)
+    def look(self) -> list[str]:
+        """Start agents where none run, then do what the backend does at each look; what was done."""
+        with Client.at(str(self.layout.home)) as service:
+            service.status()  # agents without a service would find nobody to report to
+            first = [] if self.started else [f"started the agent of {name}" for name in self.backend.start()]
+            said = first + self.backend.tend(service)
+        self.started = True
+        return said
 
 
 if __name__ == "__main__":

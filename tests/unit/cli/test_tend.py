@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from plait.cli import tend
+from plait.cli import keeping, tend
 from plait.core.errors import InputError
 from plait.live.client import NotRunning
 
@@ -47,8 +47,8 @@ def looks(monkeypatch, tmp_path, capsys):
             return nodes
 
         monkeypatch.setattr("plait.live.client.Client.at", at)
-        monkeypatch.setattr("plait.live.backends.base.open_backend", open_backend)
-        monkeypatch.setattr(tend.time, "sleep", pauses.append)
+        monkeypatch.setattr(tend, "open_backend", open_backend)
+        monkeypatch.setattr(keeping.time, "sleep", pauses.append)
         words = ["--home", str(tmp_path), "--backend", "ray", "--address", "a:1", "-o", "x=y=z"]
         code = tend.main(words, until=lambda: len(pauses) >= looks)
         return code, pauses, capsys.readouterr().out
@@ -60,7 +60,7 @@ def test_starts_once_and_looks_every_second(looks):
     nodes = Nodes()
     code, pauses, said = looks(nodes, 3)
     assert (code, nodes.asked) == (0, ["start", "tend", "tend", "tend"])
-    assert pauses == [tend.LOOK_S] * 3
+    assert pauses == [keeping.LOOK_S] * 3
     assert "started the agent of n0" in said
     assert "n1 is dead" in said
 
@@ -69,7 +69,7 @@ def test_trouble_passes(looks):
     away = NotRunning("no service")
     nodes = Nodes([InputError("no head answers")])
     _, pauses, said = looks(nodes, 5, [away, away])
-    assert pauses == [1.0, 2.0, 4.0, tend.LOOK_S, tend.LOOK_S]
+    assert pauses == [1.0, 2.0, 4.0, keeping.LOOK_S, keeping.LOOK_S]
     assert nodes.asked == ["start", "tend", "start", "tend", "tend"]
     assert "no service; next try in 2 s" in said
     assert "no head answers; next try in 4 s" in said

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.cli.cluster import _pairs
+from plait.cli.remembered import pairs
 from plait.core.errors import InputError
 from plait.live.backends import base
 from plait.live.layout import Layout
@@ -44,13 +44,13 @@ def test_an_unknown_one_names_those_there_are(tmp_path: Path) -> None:
 
 
 def test_options_for_a_backend_have_a_name_and_a_value() -> None:
-    assert _pairs(["partition=gpu", "sbatch=--account=a --qos=b"]) == {
+    assert pairs(["partition=gpu", "sbatch=--account=a --qos=b"]) == {
         "partition": "gpu",
         "sbatch": "--account=a --qos=b",
     }
     for wrong in ("partition", "=gpu", "port=80"):
         with pytest.raises(InputError, match="write for example: -o partition=gpu"):
-            _pairs([wrong])
+            pairs([wrong])
 
 
 def test_numbers_may_come_as_text(tmp_path: Path) -> None:

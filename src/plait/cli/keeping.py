@@ -1,0 +1,94 @@
+"""What keepers share: a process of its own, one of a name in a home, that looks every second and mends what is broken.
+
+The keeper `keeper` of a home has its log, its lock and what says who it is under that name in the home folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+
+from plait.cli.services import process_of
+from plait.core.errors import PlaitError
+from plait.live.agent import procs
+from plait.live.agent.procs import Process
+from plait.live.layout import Layout
+
+LOOK_S = 1.0
+#: The pause after trouble, seconds; twice as long each time, up to the longest.
+FIRST_S, MOST_S = 1.0, 60.0
+
+
+def spawn(layout: Layout, name: str, module: str, *words: str) -> None:
+    """Start a keeper in a session of its own, so that it outlives this terminal; it ends at once if there is one."""
+    command = [sys.executable, "-m", module, "--home", str(layout.home), *words]
+    with open(layout.home / f"{name}.log", "ab") as log:
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+@contextlib.contextmanager
+def only_one(layout: Layout, name: str) -> Iterator[bool]:
+    """Whether this process is the keeper of that name from now on; not if another one is."""
+    with open(layout.home / f"{name}.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        me = Process.of(os.getpid())
+        assert me is not None
+        record = layout.home / f"{name}.json"
+        procs.write_json(record, {"pid": me.pid, "start_time": me.start_time, "boot": me.boot})
+        yield True
+        record.unlink(missing_ok=True)
+
+
+def look_on(look: Callable[[], Sequence[str]], until: Callable[[], bool] = lambda: False) -> None:
+    """Look every second, and say what was done; after trouble later, for what a keeper leaves nobody else mends."""
+    pause_s = FIRST_S
+    while not until():
+        try:
+            done = look()
+        except Exception as error:
+            say(f"{error if isinstance(error, PlaitError) else traceback.format_exc()}; next try in {pause_s:g} s")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, MOST_S)
+            continue
+        pause_s = FIRST_S
+        for line in done:
+            say(line)
+        time.sleep(LOOK_S)
+
+
+def say(line: str) -> None:
+    """A line of a keeper's log, in one piece."""
+    print(f"{time.strftime('%FT%T')} {line}\n", end="", flush=True)
+
+
+def running(layout: Layout, name: str) -> Process | None:
+    """The keeper of that name, if it lives on this machine."""
+    return process_of(procs.read_json(layout.home / f"{name}.json") or {})
+
+
+def stop(layout: Layout, name: str) -> None:
+    """End a keeper of this machine, so that it does not start again what is about to be stopped."""
+    process = running(layout, name)
+    if process is None:
+        return
+    process.send(signal.SIGKILL)  # it has nothing to put in order
+    while process.alive:
+        time.sleep(0.01)
+    (layout.home / f"{name}.json").unlink(missing_ok=True)
+
+
+def stop_all(layout: Layout) -> None:
+    """End all keepers of a home on this machine."""
+    for path in layout.home.glob("keeper*.json"):
+        stop(layout, path.stem)

@@ -1,0 +1,51 @@
+"""How a home was started last, so that `plait up` alone starts the same again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from plait.cli.services import SERVICE_OPTIONS, STOP_S
+from plait.core.errors import InputError
+from plait.live.agent import procs
+from plait.live.backends.base import Backend, open_backend
+from plait.live.layout import Layout
+
+OPTIONS_FILE = "up.json"
+
+
+def pairs(words: Sequence[str]) -> dict[str, str]:
+    """Options for the backend, which knows what they mean; `InputError` for what is no NAME=VALUE.
+
+    >>> pairs(["partition=gpu", "sbatch=--account=a"])
+    {'partition': 'gpu', 'sbatch': '--account=a'}
+    """
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name or name in SERVICE_OPTIONS:
+            raise InputError(f"--option {word!r} is no NAME=VALUE for a backend; write for example: -o partition=gpu")
+        found[name] = value
+    return found
+
+
+def remember(layout: Layout, options: dict[str, Any]) -> None:
+    """These are the options from now on."""
+    (layout.home / OPTIONS_FILE).write_text(json.dumps(options) + "\n", encoding="utf-8")
+
+
+def was_up(layout: Layout) -> bool:
+    """Whether a `plait up` has ever come to its end here."""
+    return (layout.home / OPTIONS_FILE).exists()
+
+
+def remembered(layout: Layout) -> dict[str, Any]:
+    """The options of the last `plait up`."""
+    found = procs.read_json(layout.home / OPTIONS_FILE) or {}
+    return {k: v for k, v in found.items() if k != "policy"}  # the store knows the policy, also one set later
+
+
+def remembered_backend(layout: Layout, stop_grace_s: float = STOP_S) -> Backend:
+    """The backend by which this home's nodes were started last."""
+    return open_backend(layout, remembered(layout), stop_grace_s)

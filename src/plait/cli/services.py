@@ -1,0 +1,123 @@
+"""The services of a home as processes of this machine: found, started, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from plait.core.errors import InputError
+from plait.live.agent.procs import Process, boot_id
+from plait.live.client import read_service_file
+from plait.live.layout import Layout
+from plait.live.service.facts import FIRST, file_of, records
+
+#: A service gets so many seconds to come up; one that was told to stop is killed after so many.
+PATIENCE_S, STOP_S = 30.0, 10.0
+LOOK_S = 0.02
+#: Options of `plait up` that are the service's own.
+SERVICE_OPTIONS = (
+    "policy", "round", "port", "db", "user-jobs", "project-jobs", "host", "tls-cert", "tls-key", "insecure", "lost",
+    "lease", "backend", "standby", "name",
+)  # fmt: skip
+
+
+def process_of(record: dict[str, Any]) -> Process | None:
+    """The process that names itself in a file, if it lives on this machine; not a later one of the same number."""
+    pid = record.get("pid")
+    process = Process.of(pid) if isinstance(pid, int) and record.get("boot") in (None, boot_id()) else None
+    if process is None or record.get("start_time") not in (None, process.start_time):
+        return None
+    return process
+
+
+def processes(layout: Layout) -> dict[str, Process]:
+    """The services of this home that stand ready, or lead, on this machine, by name."""
+    found = {name: process_of(record) for name, record in records(layout).items()}
+    return {name: process for name, process in found.items() if process is not None}
+
+
+def service_process(layout: Layout) -> Process | None:
+    """The first service of this home, if it lives; whether it leads or stands by, where there are several."""
+    ready = records(layout)
+    data = ready.get(FIRST) if ready else read_service_file(layout)
+    return None if data is None else process_of(data)
+
+
+def others_ready(layout: Layout) -> bool:
+    """Whether other services than the first are to lead when it does not."""
+    return any(name != FIRST for name in records(layout))
+
+
+def start_service(layout: Layout, options: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """The only service of a home, once it answers; `InputError` with its last words if it does not."""
+    layout.service_file.unlink(missing_ok=True)  # of a service that died
+    process = _spawn(layout, options, layout.home / "service.log")
+    until = time.monotonic() + PATIENCE_S
+    while not layout.service_file.exists():
+        if process.poll() is not None:
+            raise InputError(
+                f"the service did not start: {last_line(layout)}; all of it: {layout.home / 'service.log'}"
+            )
+        if time.monotonic() > until:
+            process.terminate()
+            raise InputError(f"the service did not answer in {PATIENCE_S:g} s; look at {layout.home / 'service.log'}")
+        time.sleep(LOOK_S)
+    return process
+
+
+def start_follower(layout: Layout, options: dict[str, Any], name: str) -> str:
+    """A service that stands by; returns its address once it answers."""
+    log = file_of(layout, name, "log")
+    process = _spawn(layout, {**options, "standby": True, "name": name}, log)
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        record = records(layout).get(name)
+        if record is not None and record.get("pid") == process.pid:
+            return str(record["url"])
+        if process.poll() is not None or time.monotonic() > until:
+            with contextlib.suppress(OSError):
+                process.kill()
+            raise InputError(f"service {name} did not start; look at {log}")
+        time.sleep(LOOK_S)
+
+
+def _spawn(layout: Layout, options: dict[str, Any], log_file: Path) -> subprocess.Popen[bytes]:
+    """A service in a session of its own, so that it outlives this terminal."""
+    words = [word for name in SERVICE_OPTIONS if name in options for word in _words(name, options[name])]
+    command = [sys.executable, "-m", "plait.live.service", "--home", str(layout.home), *words]
+    with open(log_file, "ab") as log:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=layout.home
+        )
+
+
+def _words(name: str, value: Any) -> list[str]:
+    return [f"--{name}"] if value is True else [f"--{name}", str(value)]
+
+
+def last_line(layout: Layout) -> str:
+    """What the service of a home wrote last."""
+    try:
+        lines = (layout.home / "service.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return lines[-1] if lines else "it said nothing"
+
+
+def end(process: Process) -> None:
+    """Ask a service to end; kill it if it does not."""
+    process.send(signal.SIGCONT)
+    process.send(signal.SIGTERM)
+    until = time.monotonic() + STOP_S
+    while process.alive:
+        if time.monotonic() > until:
+            process.send(signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(process.pid, os.WNOHANG)
+        time.sleep(LOOK_S)

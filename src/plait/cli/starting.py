@@ -1,0 +1,140 @@
+"""What `plait up` does: the service, the agents of its nodes, and the wait until all of them work."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import subprocess
+import time
+from typing import Any
+
+from plait.cli.live import duration, note
+from plait.cli.remembered import remember, remembered, remembered_backend, was_up
+from plait.cli.services import (
+    LOOK_S,
+    PATIENCE_S,
+    last_line,
+    others_ready,
+    service_process,
+    start_follower,
+    start_service,
+)
+from plait.cli.stopping import stop
+from plait.core.errors import InputError, MissingExtra
+from plait.live.backends.base import Backend, open_backend
+from plait.live.client import Client, service_url
+from plait.live.layout import Layout, make_private
+from plait.live.service.facts import FIRST
+
+
+def start(layout: Layout, given: dict[str, Any]) -> Client:
+    """Start a cluster and wait until all its nodes work; options that are not given are those of the last time.
+
+    Raises `InputError` if one runs already or the service does not come up, with the end of its log.
+    """
+    missing = [
+        m for m in ("fastapi", "uvicorn", "sqlalchemy", "alembic", "httpx") if importlib.util.find_spec(m) is None
+    ]
+    if missing:
+        raise MissingExtra(", ".join(missing), "live", "running a cluster")
+    running = service_process(layout)
+    if running is not None:
+        return _mended(layout, given, running.pid)
+    if "policy" in given:
+        from plait.cli.runs import import_from_here
+        from plait.policies.catalog import make_policy
+
+        import_from_here()
+        make_policy(given["policy"])  # a typing mistake is found here, with a suggestion
+    refuse_taken_port(given.get("port"), given.get("host"))
+    make_private(layout.home)
+    options = {**remembered(layout), **given}
+    backend = open_backend(layout, options)
+    if others_ready(layout):
+        return _rejoin(layout, options, backend)
+    try:
+        process = start_service(layout, options)
+        backend.start()
+        remember(layout, options)
+        service = Client.at(str(layout.home), url=service_url(layout), token=layout.token_file.read_text().strip())
+        _await_nodes(service, layout, process, backend.expected())
+    except BaseException:
+        stop(layout, stop_jobs=False)
+        raise
+    return service
+
+
+def restart_service(layout: Layout) -> None:
+    """The service of a cluster that was up; its agents go on without it, and its nodes are looked after elsewhere."""
+    options = remembered(layout)
+    if others_ready(layout):  # one of them leads by now
+        start_follower(layout, options, FIRST)
+    else:
+        start_service(layout, options)
+
+
+def _mended(layout: Layout, given: dict[str, Any], pid: int) -> Client:
+    """The service that runs, with agents that have died started again; `InputError` if nothing is to be done."""
+    backend = remembered_backend(layout)
+    # Nodes are remembered once a cluster is up: until then another `plait up` is at work on it.
+    started = [] if given or not was_up(layout) else backend.start()
+    if not started:
+        raise InputError(
+            f"a service runs in {layout.home} already (process {pid}); look at it with: plait status, "
+            "stop it with: plait down"
+        )
+    note(f"the service runs; started again the agents of {', '.join(started)}")
+    return Client.at(str(layout.home))
+
+
+def _rejoin(layout: Layout, options: dict[str, Any], backend: Backend) -> Client:
+    """Where others stand ready one of them leads by now: the first service comes back to stand by for that one."""
+    start_follower(layout, options, FIRST)
+    backend.start()
+    service = Client.at(str(layout.home))
+    service.status()
+    return service
+
+
+def _await_nodes(service: Client, layout: Layout, process: subprocess.Popen[bytes], wanted: int) -> None:
+    """Until as many nodes are ready as were started."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        there = sum(node["state"] in ("ready", "drained") for node in service.nodes())
+        if there >= wanted:
+            return
+        if process.poll() is not None:
+            raise InputError(f"the service stopped: {last_line(layout)}; all of it: {layout.home / 'service.log'}")
+        if time.monotonic() > until:
+            logs = layout.home / "nodes" / "*" / "agent.log"
+            raise InputError(f"{there} of {wanted} nodes joined in {PATIENCE_S:g} s; look at {logs}")
+        time.sleep(LOOK_S)
+
+
+def refuse_taken_port(port: int | None, host: str | None) -> None:
+    """`InputError` for a port that somebody has."""
+    if not port:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host or "127.0.0.1", port))
+        except OSError as error:
+            raise InputError(f"cannot listen on port {port}: {error.strerror}; give another --port, or none") from None
+
+
+def welcome(service: Client, layout: Layout, home: str | None, took_s: float) -> list[str]:
+    """What somebody needs who has just started a cluster: URL, token, the next command."""
+    found = service.status()
+    nodes, gpus = sum(found["nodes"].values()), found["gpus"]["total"]
+    size = f"{nodes} node{'s' * (nodes != 1)}, {gpus} slot{'s' * (gpus != 1)}"
+    with_home = "" if home is None else f" --home {home}"
+    lines = [f"plait is up at {service.url} ({duration(took_s)}): {size}, policy {found['policy']}"]
+    lines.append(f"token of the administrator: {layout.token_file}")
+    here = {state: n for state, n in found["jobs"].items() if n and state not in ("finished", "failed", "cancelled")}
+    active = ", ".join(f"{count} {state}" for state, count in here.items())
+    if active:
+        lines.append(f"jobs that were here go on: {active}")
+    lines.append(f"next: plait submit{with_home} -- python train.py")
+    lines.append(f"then: plait top{with_home}; at the end: plait down{with_home}")
+    return lines

@@ -1,0 +1,88 @@
+"""What `plait down` does: the end of a home's services, agents and, if wanted, jobs on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+from pathlib import Path
+
+from plait.cli import keeping
+from plait.cli.remembered import remembered_backend
+from plait.cli.services import STOP_S, end, processes, service_process
+from plait.live.agent import procs
+from plait.live.layout import Layout
+from plait.live.service.facts import record_file, records
+
+
+def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S) -> list[str]:
+    """End all processes of a cluster on this machine; returns what was done and what is left, for people.
+
+    Jobs get `patience_s` for a checkpoint. The store, logs and checkpoints stay where they are.
+    """
+    keeping.stop_all(layout)
+    said = _end_services(layout)
+    elsewhere = records(layout)
+    if elsewhere:
+        said.append(f"other services of this home go on: {', '.join(str(r['url']) for r in elsewhere.values())}")
+    before = job_processes(layout)
+    if (layout.home / "nodes").is_dir():
+        remembered_backend(layout, patience_s).stop(jobs=stop_jobs)
+    if not elsewhere:
+        layout.service_file.unlink(missing_ok=True)
+    if stop_jobs:
+        kill_jobs(layout)
+    left = job_processes(layout)
+    if not left:
+        _remove_gates(layout)
+    if not said and not before:
+        return [f"nothing runs in {layout.home}"]
+    jobs = sorted({mark.split(":")[1] for mark in left.values()})
+    if jobs:
+        said.append(f"still running: {', '.join(jobs)}; plait up takes them back, plait down --stop-jobs ends them")
+    elif before:
+        count = len({mark.split(":")[1] for mark in before.values()})
+        said.append(f"{count} job{'s' * (count != 1)} stopped; plait up goes on with {'them' if count != 1 else 'it'}")
+    return said
+
+
+def _end_services(layout: Layout) -> list[str]:
+    """End those of this machine; what there is to say of it."""
+    ready, process = processes(layout), service_process(layout)
+    # Those that follow end first, or they would take over.
+    for name in sorted(ready, key=lambda name: records(layout).get(name, {}).get("role") == "leader"):
+        end(ready[name])
+        record_file(layout, name).unlink(missing_ok=True)
+    if process is not None and process.alive:
+        end(process)
+    if not ready and process is None:
+        return []
+    return ["the service is stopped" if len(ready) < 2 else f"{len(ready)} services are stopped"]
+
+
+def job_processes(layout: Layout) -> dict[int, str]:
+    """Processes of jobs of this home: pid -> its attempt as `HASH:JOB:EPOCH:RANK`."""
+    begin = f"{procs.MARK}={hashlib.sha256(str(layout.home).encode()).hexdigest()[:12]}:".encode()
+    found = {}
+    for pid in procs.pids():
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue
+        mark = next((word for word in environment.split(b"\0") if word.startswith(begin)), None)
+        if mark is not None and procs.start_time(pid) is not None:
+            found[pid] = mark.partition(b"=")[2].decode()
+    return found
+
+
+def kill_jobs(layout: Layout) -> None:
+    """What an agent would have stopped, had there been one: jobs whose agent is dead."""
+    procs.kill_until_none(lambda: job_processes(layout), lambda: None)
+
+
+def _remove_gates(layout: Layout) -> None:
+    """Gates of a home without jobs are of no use, and shared memory is not to be left behind."""
+    shutil.rmtree(layout.gates, ignore_errors=True)
+    if layout.gates.parent != layout.home:
+        with contextlib.suppress(OSError):
+            layout.gates.parent.rmdir()
