@@ -89,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
     make_private(layout.home)
     with only_one(layout, args.name), _listen(args.host, args.port) as listener:
         from plait.live.service.journal import begin_log
-        from plait.live.service.serving import STAND_BY, Service, open_lead
+        from plait.live.service.lead import open_lead
+        from plait.live.service.serving import STAND_BY, Service
 
         begin_log(facts.file_of(layout, args.name, "log"))
         address = _address(args, listener)

@@ -10,22 +10,20 @@ import signal
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from plait.core.errors import PlaitError
 from plait.live.layout import Layout
 from plait.live.service import facts
 from plait.live.service.front import Front
+from plait.live.service.lead import Lead, open_lead
+from plait.live.service.warm import get_ready, warm_up
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from plait.live.engine import Engine
     from plait.live.service.api import Api
     from plait.live.service.worker import Worker
-    from plait.live.store import Store
     from plait.live.store.seat import Seat
 
 _LOG = logging.getLogger("plait.service")
@@ -35,54 +33,6 @@ GOODBYE_S = 3
 LOOK_S = 1.0
 #: What a service ends with that has lost its lead: it is to stand by from now on.
 STAND_BY = 75
-
-
-class Clock:
-    """Seconds since the store was made; goes on by the monotonic clock whatever happens to the date."""
-
-    def __init__(self, made_at: float, date_s: float | None = None) -> None:
-        """The date counts once, at the start: this machine's, or the one given."""
-        self._base = max((time.time() if date_s is None else date_s) - made_at, 0.0) - time.monotonic()
-
-    def __call__(self) -> float:
-        """Now."""
-        return self._base + time.monotonic()
-
-    def not_before(self, now_s: float) -> None:
-        """Go on from a time that was seen before, if the date has been set back since."""
-        self._base = max(self._base, now_s - time.monotonic())
-
-
-@dataclass
-class Lead:
-    """What only the one that leads has."""
-
-    store: Store
-    engine: Engine
-    clock: Clock
-
-
-def open_lead(args: argparse.Namespace, layout: Layout, seat: Seat | None) -> Lead:
-    """Open the store and go on from it."""
-    from plait.live.engine import Engine
-    from plait.live.options import Options
-    from plait.live.store import Store
-
-    store = Store.open(args.db or layout.database, seat=seat)
-    try:
-        clock = Clock(store.made_at, None if seat is None else seat.now_s())
-        options = Options(
-            round_s=args.round, lost_s=args.lost, lease_s=args.lease, settle_s=args.settle, grace_s=args.grace,
-            first_step_s=args.first_step, user_jobs=args.user_jobs, project_jobs=args.project_jobs,
-            suspect_s=min(3.0, args.lost / 2),
-        )  # fmt: skip
-        beside = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
-        engine = Engine(store, layout, now=clock(), policy=args.policy, options=options, later=beside.submit)
-        clock.not_before(engine.begin_s)
-    except BaseException:
-        store.close()
-        raise
-    return Lead(store, engine, clock)
 
 
 class Service:
@@ -228,7 +178,7 @@ class Service:
         engine.ready = policy == self._warm
         worker.start()
         if not engine.ready:
-            threading.Thread(target=_get_ready, args=(worker, policy), name="warm-up", daemon=True).start()
+            threading.Thread(target=get_ready, args=(worker, policy), name="warm-up", daemon=True).start()
         return worker
 
     def _failed(self, error: BaseException) -> None:
@@ -291,32 +241,3 @@ def _server(config: uvicorn.Config, ready: Any) -> uvicorn.Server:
                 ready()
 
     return Server(config)
-
-
-def _get_ready(worker: Worker, policy: str) -> None:
-    """Decisions wait until their kernels are there: compiling them must not keep users and agents waiting."""
-    try:
-        warm_up(policy)
-    except Exception:  # the first decision will meet the same trouble, and the status will say so
-        _LOG.warning("the policy failed on an empty cluster", exc_info=True)
-
-    def ready(engine: Engine, now: float) -> None:
-        engine.ready = True
-
-    worker.submit(ready)
-
-
-def warm_up(policy: str) -> None:
-    """Let a policy decide about two jobs on one GPU, so that everything it needs is loaded, or compiled."""
-    from plait.control.controller import Controller
-    from plait.control.messages import JobSubmitted, ReplanDue
-    from plait.core.cluster import Cluster
-    from plait.core.jobs import JobBatch, JobSpec
-    from plait.core.resources import StageProfile
-    from plait.policies.catalog import make_policy
-
-    controller = Controller(make_policy(policy), Cluster.of(1, 1))
-    stages = (StageProfile.of(cpu=0.2, gpu=0.1), StageProfile.of(cpu=0.1, gpu=0.2))
-    specs = [JobSpec(id=f"warm-{i}", iterations=10, profile=stage) for i, stage in enumerate(stages)]
-    controller.handle(JobSubmitted(0.0, 0, JobBatch.of(specs)))
-    controller.handle(ReplanDue(0.0))

@@ -132,7 +132,7 @@ async def events(request: Request, after: int = Query(0, ge=0), limit: int = Que
 
 def _try_out(policy: str) -> None:
     """Load and compile what a policy needs: in the engine's thread all users and agents would wait for that."""
-    from plait.live.service.serving import warm_up
+    from plait.live.service.warm import warm_up
 
     make_policy(policy)  # raises InputError for one that there is not
     try:
