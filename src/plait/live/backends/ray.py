@@ -73,6 +73,7 @@ class RayBackend:
         self._dead: dict[str, str] = {}
         self._agents: dict[str, int | None] = {}
         self._problems: dict[str, str] = {}
+        self._attached: set[str] = set()  # those whose executor has answered since the head did
         self._again_s = 0.0
         self._trouble = ""
 
@@ -112,17 +113,19 @@ class RayBackend:
         """One look. Without a head nothing is done, and jobs go on; that it is gone and back is said once."""
         if time.monotonic() < self._again_s:
             return []
-        before = self._nodes
+        before, attached = self._nodes, self._attached
         try:
             started = self._look()
         except NoHead as error:
-            self._again_s = time.monotonic() + AGAIN_S
+            self._again_s, self._attached = time.monotonic() + AGAIN_S, set()
             known, self._trouble = self._trouble, str(error)
             return [] if known else [f"{error}; jobs go on, and nodes are attached again when it is back"]
         said = [f"the agent of {name} was started" for name in started]
         if self._trouble:
             self._trouble = ""
-            said.append(f"the head at {self.address} is back: {len(self._nodes)} nodes are attached again")
+            said.append(f"the head at {self.address} is back")  # its nodes come one by one
+        if new := sorted(self._attached - attached):
+            said.append(f"attached: {', '.join(new)}")
         for name, node in before.items():
             why = self._dead.get(node.id)  # a head that was started anew knows nothing of it, which proves nothing
             if name not in self._nodes and why is not None:
@@ -188,6 +191,8 @@ class RayBackend:
         answers = self._tell([self._order(node) for node in self._nodes.values()], False)
         self._problems = {name: answer["problem"] for name, answer in answers.items() if answer.get("problem")}
         self._agents |= {name: answer.get("agent") for name, answer in answers.items() if not answer.get("late")}
+        late = {name for name, answer in answers.items() if answer.get("late")}
+        self._attached = (self._attached & late) | (set(answers) - late - set(self._problems))
         return [name for name, answer in answers.items() if answer.get("started")]
 
     def _order(self, node: RayNode) -> dict[str, Any]:

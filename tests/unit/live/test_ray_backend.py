@@ -1,0 +1,247 @@
+"""What the Ray backend decides, with a bridge that is made up: no Ray is needed, and none is started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from plait.core.errors import InputError, MissingExtra, PlaitError
+from plait.live.backends import ray
+from plait.live.backends.base import COMING, DEAD, UP
+from plait.live.backends.ray_nodes import name_nodes
+from plait.live.layout import Layout
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
+
+
+def raylet(name: str, *, number: str = "", alive: bool = True, why: str = "", **labels: str) -> dict[str, Any]:
+    """A node as the bridge gives it."""
+    marks = {"plait/node": name, "plait/slots": "4"} | {f"plait/{key}": value for key, value in labels.items()}
+    return {
+        "id": number or f"id-of-{name}", "alive": alive, "host": "box", "address": "10.0.0.7", "gpus": 0, "kind": None,
+        "labels": marks, "why": why,
+    }  # fmt: skip
+
+
+class Cluster:
+    """A Ray cluster as its bridge tells of it; `up` False: no head answers."""
+
+    def __init__(self, *nodes: dict[str, Any]) -> None:
+        self.nodes, self.up, self.said = list(nodes), True, {}
+        self.bridges = self.killed = 0
+        self.asked: list[dict[str, Any]] = []
+
+    def bridge(self, *_: object) -> Cluster:
+        self.bridges += 1
+        return self
+
+    def ask(self, request: dict[str, Any], wait_s: float) -> dict[str, Any]:
+        self.asked.append(request)
+        if not self.up:
+            raise ray.NoHead("it did not answer")
+        if request["do"] == "nodes":
+            return {"nodes": self.nodes}
+        if request["do"] == "tell":
+            here = {"agent": 4000, "started": False, "problem": None}
+            return {"answers": {order["node"]: self.said.get(order["node"], here) for order in request["orders"]}}
+        return {"removed": request["executors"]}
+
+    def kill(self) -> None:
+        self.killed += 1
+
+    def orders(self, what: str) -> list[str]:
+        return [o["node"] for r in self.asked if r["do"] == "tell" for o in r["orders"] if o["do"] == what]
+
+
+class Service:
+    """Notes which nodes it is told to be dead."""
+
+    def __init__(self) -> None:
+        self.gone: list[tuple[str, str]] = []
+
+    def node_gone(self, node: str, why: str) -> None:
+        self.gone.append((node, why))
+
+
+@pytest.fixture
+def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
+    module = ModuleType("ray")
+    module.__spec__ = ModuleSpec("ray", None)
+    monkeypatch.setitem(sys.modules, "ray", module)
+    monkeypatch.setattr(ray, "AGAIN_S", 0.0)
+    return Layout(tmp_path)
+
+
+def backend_of(
+    cluster: Cluster, layout: Layout, monkeypatch: pytest.MonkeyPatch, options: Mapping[str, Any] | None = None
+) -> Any:
+    def probe(self: object) -> None:
+        if not cluster.up:
+            raise ray.NoHead("no head answers")
+
+    monkeypatch.setattr(ray, "_Bridge", cluster.bridge)
+    monkeypatch.setattr(ray.RayBackend, "_probe", probe)
+    return ray.RayBackend(layout, {"address": "10.0.0.1:6379", **(options or {})}, 1.0)
+
+
+def test_it_needs_ray_and_the_address_of_a_head(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    for address in ("", "box", "6379", "box:port"):
+        with pytest.raises(InputError, match="write host:port"):
+            ray.RayBackend(layout, {"address": address}, 1.0)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(ray.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match="ray"):
+        ray.RayBackend(layout, {"address": "box:6379"}, 1.0)
+
+
+def test_a_start_waits_for_an_agent_on_each_usable_node(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(raylet("n0"), raylet("n1", rack="3"), raylet("out", slots="0"), raylet("gone", alive=False))
+    looks = iter([{"late": True}, {"agent": None, "started": False}, {"agent": 4001, "started": True}])
+    backend = backend_of(cluster, layout, monkeypatch)
+
+    def tell(request: dict[str, Any], wait_s: float, ask: Any = cluster.ask) -> dict[str, Any]:
+        if request["do"] == "tell":
+            cluster.said["n1"] = next(looks)
+        answer: dict[str, Any] = ask(request, wait_s)
+        return answer
+
+    monkeypatch.setattr(cluster, "ask", tell)
+    assert backend.start() == ["n1"]
+    assert backend.expected() == 2
+    assert next(looks, None) is None
+    told = {o["node"]: o for r in cluster.asked if r["do"] == "tell" for o in r["orders"]}
+    assert sorted(told) == ["n0", "n1"]
+    assert (told["n1"]["rack"], told["n1"]["gpus"], told["n1"]["real"]) == (3, 4, False)
+    assert told["n0"]["word"] == backend.word_file.read_text().strip()
+
+
+def test_a_start_says_why_the_cluster_cannot_be_used(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(raylet("out", slots="0"))
+    backend = backend_of(cluster, layout, monkeypatch)
+    with pytest.raises(InputError, match="no node with GPUs or a label plait/slots"):
+        backend.start()
+    cluster.nodes = [raylet("n0")]
+    monkeypatch.setattr(ray, "CALL_S", -1.0)
+    cluster.said["n0"] = {"agent": None, "problem": "it does not see the home folder"}
+    with pytest.raises(InputError, match="cannot be used: node n0: it does not see the home folder"):
+        backend.start()
+    monkeypatch.setattr(ray, "START_S", -1.0)
+    cluster.said["n0"] = {"late": True}
+    with pytest.raises(InputError, match="no executor on n0 in"):
+        backend.start()
+    cluster.up = False
+    with pytest.raises(InputError, match="did not answer"):
+        backend.start()
+
+
+def test_only_a_death_that_ray_tells_of_is_passed_on(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, service = Cluster(raylet("n0"), raylet("n1"), raylet("n2")), Service()
+    backend = backend_of(cluster, layout, monkeypatch)
+    assert backend.tend(service) == ["attached: n0, n1, n2"]
+    cluster.nodes[1] = raylet("n1", alive=False, why="the machine is off")
+    del cluster.nodes[2]  # a head that was started anew knows nothing of it
+    assert backend.tend(service) == ["Ray says that n1 is dead"]
+    assert backend.tend(service) == []
+    assert service.gone == [("n1", "Ray: the machine is off")]
+    cluster.nodes.append(raylet("n1", number="another"))  # the raylet was started again
+    assert backend.tend(service) == ["attached: n1"]
+    assert len(service.gone) == 1
+
+
+def test_that_the_head_is_gone_and_back_is_said_once_and_who_is_attached(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, service = Cluster(raylet("n0"), raylet("n1")), Service()
+    backend = backend_of(cluster, layout, monkeypatch)
+    backend.tend(service)
+    cluster.up = False
+    assert backend.tend(service) == ["it did not answer; jobs go on, and nodes are attached again when it is back"]
+    assert (cluster.bridges, cluster.killed) == (1, 1)
+    assert backend.tend(service) == []
+    assert {place.state for place in backend.list_nodes()} == {DEAD}
+    cluster.up, cluster.nodes = True, []  # raylets come later than their head
+    assert backend.tend(service) == ["the head at 10.0.0.1:6379 is back"]
+    cluster.nodes, cluster.said = [raylet("n0", number="new-0"), raylet("n1", number="new-1")], {"n1": {"late": True}}
+    assert backend.tend(service) == ["attached: n0"]
+    assert [(p.name, p.state) for p in backend.list_nodes()] == [("n0", UP), ("n1", COMING)]
+    cluster.said = {"n0": {"late": True}}  # busy for a moment, and still attached
+    assert backend.tend(service) == ["attached: n1"]
+    cluster.said = {}
+    assert backend.tend(service) == []
+    assert service.gone == []
+    assert cluster.bridges == 2
+
+
+def test_after_a_failure_the_head_is_left_alone_for_a_while(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "AGAIN_S", 3.0)
+    now = [100.0]
+    monkeypatch.setattr(ray.time, "monotonic", lambda: now[0])
+    cluster, service = Cluster(raylet("n0")), Service()
+    cluster.up = False
+    backend = backend_of(cluster, layout, monkeypatch)
+    assert len(backend.tend(service)) == 1
+    cluster.up, now[0] = True, 102.9
+    assert backend.tend(service) == []
+    assert cluster.bridges == 0
+    now[0] = 103.0
+    assert backend.tend(service) == ["the head at 10.0.0.1:6379 is back", "attached: n0"]
+
+
+def test_an_end_tells_all_executors_and_takes_them_away(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(raylet("n0"), raylet("n1"))
+    backend = backend_of(cluster, layout, monkeypatch)
+    backend.start()
+    backend.stop(jobs=True)
+    assert cluster.orders("end") == ["n0", "n1"]
+    assert [o["jobs"] for r in cluster.asked[-2:-1] for o in r["orders"]] == [True, True]
+    assert cluster.asked[-1] == {"do": "remove", "executors": ["executor-n0-id-of-n0", "executor-n1-id-of-n1"]}
+    assert not backend.word_file.exists()
+    assert cluster.killed == 1
+
+
+def test_an_end_without_a_head_names_the_agents_that_run_on(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(raylet("n0"), raylet("n1"))
+    backend = backend_of(cluster, layout, monkeypatch)
+    backend.start()
+    cluster.up = False
+    with pytest.raises(PlaitError, match="it did not answer; the agents of n0, n1 run on, end them there"):
+        backend.stop(jobs=False)
+    assert not backend.word_file.exists()  # executors stop keeping agents by themselves
+
+
+def test_names_stay_with_their_nodes() -> None:
+    plain: dict[str, Any] = {"labels": {}, "host": "gpu box", "gpus": 2}
+    nodes = [raylet("x", number="aaaaaaaaa1") | plain, raylet("x", number="bbbbbbbbb2") | plain]
+    named = name_nodes(nodes[:1], {}, None)
+    assert list(named) == ["gpu-box"]
+    taken = {node.id: node.name for node in named.values()}
+    again = name_nodes(nodes, taken, None)  # another on the same machine: the first keeps its name
+    assert {name: node.id for name, node in again.items()} == {
+        "gpu-box": "aaaaaaaaa1",
+        "gpu-box-bbbbbbbb": "bbbbbbbbb2",
+    }
+
+
+def test_of_two_that_claim_one_label_the_one_that_has_it_keeps_it_until_it_is_dead() -> None:
+    old, new = raylet("n0", number="zz-old"), raylet("n0", number="aa-new")
+    assert name_nodes([new, old], {"zz-old": "n0"}, None)["n0"].id == "zz-old"
+    assert name_nodes([new, old | {"alive": False}], {"zz-old": "n0"}, None)["n0"].id == "aa-new"
+
+
+def test_nodes_give_gpus_or_slots_as_they_say() -> None:
+    bare = raylet("n0") | {"labels": {"plait/node": "n0"}}
+    assert name_nodes([bare], {}, None) == {}
+    assert name_nodes([bare], {}, 3)["n0"].gpus == 3
+    real = name_nodes([bare | {"gpus": 8, "kind": "A100"}], {}, 3)["n0"]
+    assert (real.gpus, real.real, real.kind) == (8, True, "A100")
+    assert not name_nodes([raylet("n0", rack="left") | {"gpus": 8, "kind": "no kind!"}], {}, None)["n0"].real
+    odd = name_nodes([raylet("n0", rack="left") | {"kind": "no kind!"}], {}, None)["n0"]
+    assert (odd.rack, odd.kind) == (0, None)
+    strange = raylet("../../etc")
+    assert list(name_nodes([strange], {}, None)) == ["box"]  # no name becomes a path
