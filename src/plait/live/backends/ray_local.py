@@ -178,8 +178,12 @@ class RayCluster:
 
     def _end(self, members: list[Member]) -> None:
         _end_sessions(members)
-        for member in members:
-            self._facts["nodes"] = {n: s for n, s in self._facts["nodes"].items() if n != member.name}
+        ended = {member.name for member in members}
+        if ended:
+            self._facts["nodes"] = {
+                name: session for name, session in self._facts["nodes"].items() if name not in ended
+            }
+            procs.write_json(self._file, self._facts)
 
 
 def _end_sessions(members: list[Member]) -> None:
