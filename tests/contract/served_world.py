@@ -142,6 +142,13 @@ class Served(World):
     def thaw(self, node: str) -> None:
         self._send(node, signal.SIGCONT)
 
+    def wake_all(self) -> None:
+        """No agent stands still any more."""
+        for node in self.states():
+            process = self.agent(node)
+            if process is not None:
+                process.send(signal.SIGCONT)
+
     def restart(self) -> None:
         assert self._service is not None
         self._service.kill()
@@ -220,10 +227,7 @@ class Served(World):
 
     def close(self) -> None:
         try:
-            for node in self.states():
-                process = self.agent(node)
-                if process is not None:
-                    process.send(signal.SIGCONT)
+            self.wake_all()
         finally:
             assert self._service is not None
             self.client.close()
@@ -263,10 +267,7 @@ class Local(Served):
         self.kill_processes(node)
 
     def mend(self) -> None:
-        for node in list(self.states()):
-            process = self.agent(node)
-            if process is not None:
-                process.send(signal.SIGCONT)
+        self.wake_all()
         self.backend = self.make_backend()
         self.backend.start()
         for node, state in self.states().items():

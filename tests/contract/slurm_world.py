@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import signal
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
-from urllib.parse import urlsplit
 
 from backend_worlds import GPUS
-from go_between import Between
 from served_world import Served
 
 from plait.live.backends.slurm import SlurmBackend, job_of
@@ -31,7 +25,6 @@ class Slurm(Served):
     name = "slurm"
     patience_s = 120.0
     cannot: ClassVar[dict[str, str]] = {
-        "jobs_outlive_their_agent": "an allocation ends with its agent, and what runs in it; jobs go on elsewhere",
         "drained_node_works_again": "a drained allocation is given back to Slurm as soon as nothing runs there",
     }
     backend: SlurmBackend
@@ -76,29 +69,8 @@ class Slurm(Served):
         self.slurm.kill_machine(node.rpartition("-")[0])
         self.kill_processes(node)
 
-    @contextlib.contextmanager
-    def confused(self) -> Iterator[object]:
-        """Allocations are given back; those that come instead find a go-between in the service's place."""
-        said = self.layout.service_file.read_text()
-        between = Between(urlsplit(self.client.url).netloc)
-        try:
-            self._announce({**json.loads(said), "url": between.url})
-            for node in self.base:
-                self.backend.cli.notify([self._number(node)])
-            self.until(lambda: set(self._ready()) - set(self.base) <= between.nodes, "agents to be told by it")
-            self.until(lambda: len(set(self._ready()) - set(self.base)) == self.nodes, "other allocations")
-            yield between
-            assert between.replayed > 0
-        finally:
-            self._announce(json.loads(said))
-            between.close()
-            self.base = self._ready()
-
     def mend(self) -> None:
-        for node in self.states():
-            process = self.agent(node)
-            if process is not None:
-                process.send(signal.SIGCONT)
+        self.wake_all()
         for name in self.slurm.names:
             self.slurm.revive(name)
         self._limit(self.nodes)

@@ -15,9 +15,12 @@ pytest.importorskip("fastapi", reason="needs the extra [live]")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
 
 from backend_worlds import FINAL, GPUS, LOST_S, World, verified  # noqa: E402
+from ray_world import Ray  # noqa: E402
+from ray_world import why_not as no_ray  # noqa: E402
 from served_world import Local  # noqa: E402
 from simulated_world import Simulated  # noqa: E402
-from slurm_world import Slurm, why_not  # noqa: E402
+from slurm_world import Slurm  # noqa: E402
+from slurm_world import why_not as no_slurm  # noqa: E402
 
 from plait.live.wire import ENDED, RUNNING, STARTING, Seen  # noqa: E402
 from plait.training.commits import Commits  # noqa: E402
@@ -31,7 +34,11 @@ WORLDS = [
     pytest.param(Local, id="local"),
     pytest.param(
         Slurm, id="slurm",
-        marks=[pytest.mark.engines, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")],
+        marks=[pytest.mark.engines, pytest.mark.skipif(no_slurm() is not None, reason=no_slurm() or "")],
+    ),
+    pytest.param(
+        Ray, id="ray",
+        marks=[pytest.mark.engines, pytest.mark.skipif(no_ray() is not None, reason=no_ray() or "")],
     ),
 ]  # fmt: skip
 
