@@ -84,7 +84,7 @@ class Timeline:
              GPUs `group_gpus[group_first_gpu[g]:group_first_gpu[g + 1]]`
     wait_*   a job without GPUs, in order of job, then time; `wait_remaining_s` is the work left alone at the
              asked size as the books know it, NaN if unknown
-    down_*   a node that was not there
+    down_*   a place in the cluster without a node that is up: lost, forgotten or not there yet
     refused  jobs refused when they were submitted
     """
 
@@ -121,8 +121,8 @@ class History:
     def __init__(self, controller: Controller) -> None:
         """Listen to this controller, from before its first event."""
         self._controller = controller
-        self._known = {node.id: up for node, up in zip(controller.cluster, controller.cluster.up, strict=True)}
-        self._node_changes: list[tuple[float, str, bool]] = []
+        self._up = controller.cluster.up
+        self._node_changes: list[tuple[float, int, bool]] = []
         self._refused: list[IntArray] = []
         self._codes: list[int] = []
         self._jobs: list[IntArray] = []
@@ -146,9 +146,9 @@ class History:
             if isinstance(event, JobFinished):
                 self._ends.append(event.end_s)
         elif isinstance(event, NodeLost):
-            self._node_changes.append((at_s, event.node, False))
+            self._node_changes.append((at_s, self._controller.cluster.index(event.node), False))
         elif isinstance(event, NodeJoined):
-            self._node_changes.append((at_s, event.node.id, True))
+            self._node_changes.append((at_s, self._controller.cluster.index(event.node.id), True))
         for command in commands:
             self._note(command, type(event), at_s)
         if len(self._codes) >= PACK_AFTER:
@@ -204,7 +204,7 @@ class History:
         marks = _marks(log)
         spans = _spans(marks, log, columns, self.last_s)
         cluster = self._controller.cluster
-        down = _down(self._known, self._node_changes, cluster)
+        down = _down(self._up, self._node_changes, len(cluster.nodes))
         return Timeline(
             cluster=cluster,
             jobs=books.count,
@@ -342,17 +342,17 @@ def _waits(marks: Mapping[str, Any], columns: Mapping[str, Any], refused: IntArr
 
 
 def _down(
-    known: Mapping[str, bool], changes: Sequence[tuple[float, str, bool]], cluster: Cluster
+    up: Sequence[bool], changes: Sequence[tuple[float, int, bool]], places: int
 ) -> list[tuple[int, float, float]]:
-    """(node, from, to) for each time a node was not there; open ends are infinite. Forgotten nodes are left out."""
-    number = {node.id: i for i, node in enumerate(cluster)}
-    since = {node.id: -math.inf for node in cluster if not known.get(node.id, False)}
+    """(place, from, to) for each time that no node was up in a place; open ends are infinite.
+
+    A place is down on when its node is forgotten, until another node takes it; `up` has those of the beginning.
+    """
+    since = {place: -math.inf for place in range(places) if place >= len(up) or not up[place]}
     out: list[tuple[int, float, float]] = []
-    for at_s, node, up in changes:
-        if node not in number:
-            continue
-        if up and node in since:
-            out.append((number[node], since.pop(node), at_s))
-        elif not up:
-            since.setdefault(node, at_s)
-    return out + [(number[node], from_s, math.inf) for node, from_s in since.items()]
+    for at_s, place, there in changes:
+        if there and place in since:
+            out.append((place, since.pop(place), at_s))
+        elif not there:
+            since.setdefault(place, at_s)
+    return out + [(place, from_s, math.inf) for place, from_s in since.items()]

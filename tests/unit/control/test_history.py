@@ -2,11 +2,14 @@ import math
 
 import numpy as np
 import pytest
-from scripted_runs import decide, finish, floats, ints, progress, run, submit
+from scripted_runs import Log, decide, finish, floats, ints, progress, run, submit
 
 from plait.control import history as module
+from plait.control.drive import drive
 from plait.control.history import SpanEnd
 from plait.control.messages import JobCancelled, JobFailed, JobFinished, LaunchFailed, NodeJoined, NodeLost
+from plait.control.outcomes import outcomes
+from plait.control.usage import usage
 from plait.core.cluster import Node
 from plait.core.jobs import JobSpec
 
@@ -115,6 +118,19 @@ def test_a_new_node_was_not_there_before_and_a_lost_one_stays_away():
         (0, 20, math.inf), (1, -math.inf, 10),
     ]  # fmt: skip
     assert t.cluster.gpus == 5
+
+
+def test_the_time_of_a_forgotten_node_stays_in_the_figures():
+    controller, history = run("2x1", [NodeLost(20, "n1")], [])
+    controller.cluster = controller.cluster.forget("n1")
+    t = history.timeline()
+    assert (t.down_node.tolist(), t.down_from_s.tolist(), t.down_to_s.tolist()) == ([1], [20], [math.inf])
+    drive(controller, Log([NodeJoined(50, Node("other", 1)), NodeLost(60, "other")]), history)  # in the same place
+    t = history.timeline()
+    assert [node.id for node in t.cluster] == ["n0", "other"]
+    assert sorted(zip(t.down_node, t.down_from_s, t.down_to_s, strict=True)) == [(1, 20, 50), (1, 60, math.inf)]
+    capacity = usage(t, outcomes(controller.books, t)).capacity
+    assert capacity.at(floats(0, 19, 20, 49, 50, 60)).tolist() == [2, 2, 1, 1, 2, 1]
 
 
 def test_failures_wait_for_the_next_try_and_stop_after_the_last():

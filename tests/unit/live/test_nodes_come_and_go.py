@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from live_cases import Cluster, Node
 
+from plait.control.outcomes import outcomes
+from plait.control.usage import usage
 from plait.core.cluster import Cluster as Hardware
 from plait.core.cluster import Node as Machine
 from plait.forecast.replayed import replay, stored_rows
@@ -267,7 +269,12 @@ def test_a_cluster_whose_nodes_come_and_go_does_not_grow(cluster: Cluster) -> No
     again = replay(stored_rows(cluster.store))
     assert again.difference is None
     assert again.history is not None
-    assert again.history.timeline().jobs == 3
+    timeline = again.history.timeline()
+    assert timeline.jobs == 3
+    assert again.state.controller is not None
+    found = usage(timeline, outcomes(again.state.controller.books, timeline))
+    assert (found.capacity.at(found.held.times_s) >= found.held.values).all()  # nothing ran where nothing was
+    assert found.capacity.values[-1] == controller.cluster.gpus_up
 
 
 def test_an_answer_to_a_node_forgotten_meanwhile_assigns_nothing(cluster: Cluster) -> None:
