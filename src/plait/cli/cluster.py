@@ -14,12 +14,19 @@ from plait.cli.live import HomeOption, note
 if TYPE_CHECKING:
     from plait.live.layout import Layout
 
+SizeOption = Annotated[int | None, typer.Option(min=1, help="GPUs of each, or CPU slots where there are no GPUs.")]
+BackendOption = Annotated[
+    list[str] | None, typer.Option("--option", "-o", help="NAME=VALUE for the backend; may be repeated.")
+]
+CertOption = Annotated[str | None, typer.Option(help="Certificate file; with --tls-key the service has HTTPS.")]
+StandbyFlag = Annotated[
+    bool, typer.Option("--standby", help="Start another service, that takes over when the first one dies.")
+]
+
 
 def up(
     nodes: Annotated[int | None, typer.Option(min=1, help="Nodes to make of this machine; default: 1.")] = None,
-    gpus_per_node: Annotated[
-        int | None, typer.Option(min=1, help="GPUs of each, or CPU slots where there are no GPUs.")
-    ] = None,
+    gpus_per_node: SizeOption = None,
     policy: Annotated[str | None, typer.Option("--policy", "-p", help="A policy of `plait policies`.")] = None,
     round_s: Annotated[float | None, typer.Option("--round", min=0.01, help="Least seconds between decisions.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; default: a free one.")] = None,
@@ -29,20 +36,14 @@ def up(
     project_jobs: Annotated[int | None, typer.Option(min=0, help="... and a project; default: 50000.")] = None,
     backend: Annotated[str | None, typer.Option(help="Who starts the nodes: local (default), ray, slurm.")] = None,
     address: Annotated[str | None, typer.Option(help="Of the Ray cluster's head: host:port.")] = None,
-    option: Annotated[
-        list[str] | None, typer.Option("--option", "-o", help="NAME=VALUE for the backend; may be repeated.")
-    ] = None,
+    option: BackendOption = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; default: 127.0.0.1.")] = None,
-    tls_cert: Annotated[
-        str | None, typer.Option(help="Certificate file; with --tls-key the service has HTTPS.")
-    ] = None,
+    tls_cert: CertOption = None,
     tls_key: Annotated[str | None, typer.Option(help="Key file.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without TLS.")] = False,
     lost: Annotated[float | None, typer.Option(min=0.1, help="A node silent for so many seconds is lost: 15.")] = None,
     lease: Annotated[float | None, typer.Option(min=1, help="Seconds that agents work without a service: 600.")] = None,
-    standby: Annotated[
-        bool, typer.Option("--standby", help="Start another service, that takes over when the first one dies.")
-    ] = False,
+    standby: StandbyFlag = False,
     name: Annotated[str | None, typer.Option(help="With --standby: what to call it; default: 2.")] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay here until Ctrl-C, then stop.")] = False,
     home: HomeOption = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,24 +13,26 @@ from plait.cli.live import HomeOption, JsonFlag, client, duration, note, print_j
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The name it got when it was submitted, e.g. j-12.")]
 JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="Names of jobs, e.g. j-12.")]
+CommandArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[--] COMMAND...", help="The program and its arguments.")
+]
+EnvOption = Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE, or NAME for its value here.")]
+MergeFlag = Annotated[bool, typer.Option("--merge", help="May share a process with other jobs of mine in this folder.")]
+SchemaFlag = Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of job files and leave.")]
 
 #: Seconds between two looks of `plait wait`.
 LOOK_S = 0.3
 
 
 def submit(
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="[--] COMMAND...", help="The program and its arguments.")
-    ] = None,
+    command: CommandArgument = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="A job, or several, as YAML, TOML or JSON.")] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", "-g", help="Processes, one a GPU; all at once or none.")] = None,
     name: Annotated[str | None, typer.Option("--name", "-n", help="A label to recognise it by.")] = None,
     job_class: Annotated[str | None, typer.Option("--class", help="guaranteed or opportunistic.")] = None,
     model: Annotated[str | None, typer.Option(help="What is trained; jobs of one model share measurements.")] = None,
     iterations: Annotated[float | None, typer.Option(help="Optimizer steps it will make; default: until exit.")] = None,
-    env: Annotated[
-        list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE, or NAME for its value here.")
-    ] = None,
+    env: EnvOption = None,
     workdir: Annotated[Path | None, typer.Option(help="Folder to run in; default: this one.")] = None,
     retries: Annotated[int | None, typer.Option(help="Starts again after failures; default 3.")] = None,
     gpu_memory: Annotated[str | None, typer.Option(help="GPU memory of a process, e.g. 4G.")] = None,
@@ -37,15 +40,11 @@ def submit(
     memory: Annotated[str | None, typer.Option(help="Memory of the whole job, e.g. 16G.")] = None,
     deadline_s: Annotated[float | None, typer.Option("--deadline", help="Seconds until it should be done.")] = None,
     checkpoint_s: Annotated[float | None, typer.Option("--checkpoint", help="Seconds between checkpoints.")] = None,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="May share a process with other jobs of mine in this folder.")
-    ] = False,
+    merge: MergeFlag = False,
     project: Annotated[str | None, typer.Option(help="Whose quota it counts against.")] = None,
     priority: Annotated[float | None, typer.Option(help="Higher goes first, where the policy looks at it.")] = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for the end; exit code 1 if it fails.")] = False,
-    show_schema: Annotated[
-        bool, typer.Option("--schema", help="Print the JSON Schema of job files and leave.")
-    ] = False,
+    show_schema: SchemaFlag = False,
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -69,14 +68,19 @@ def submit(
     ready = _requests(command, file, given, {"gpu_memory": gpu_memory, "memory": memory}, workdir, env or [])
     with client(home) as service:
         answers = service.submit(ready)
-    if as_json:
-        print_json(answers)
-    else:
-        for answer in answers:
-            typer.echo(answer["id"])
-        note(f"submitted; follow it with: plait logs -f {answers[0]['id']}")
+    _tell(answers, as_json)
     if wait:
         _wait([answer["id"] for answer in answers], None, home)
+
+
+def _tell(answers: Sequence[Mapping[str, object]], as_json: bool) -> None:
+    """What became of a submission."""
+    if as_json:
+        print_json(answers)
+        return
+    for answer in answers:
+        typer.echo(answer["id"])
+    note(f"submitted; follow it with: plait logs -f {answers[0]['id']}")
 
 
 def _requests(
