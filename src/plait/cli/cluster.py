@@ -82,9 +82,8 @@ def up(
 
 def _stand_by(layout: Layout, given: dict[str, Any], name: str | None) -> None:
     from plait.cli import standby
-    from plait.cli.remembered import remembered
 
-    url = standby.start(layout, {**remembered(layout), **given}, name or standby.SECOND)
+    url = standby.start(layout, given, name or standby.SECOND)
     typer.echo(f"a service stands by at {url}; it takes over when the one that leads dies")
 
 

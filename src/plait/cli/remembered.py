@@ -1,9 +1,10 @@
-"""How a home was started last, so that `plait up` alone starts the same again."""
+"""How a home's services were started last, so that `plait up`, or `plait up --standby`, alone starts the same again."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from plait.cli.services import SERVICE_OPTIONS, STOP_S
@@ -11,8 +12,12 @@ from plait.core.errors import InputError
 from plait.live.agent import procs
 from plait.live.backends.base import Backend, open_backend
 from plait.live.layout import Layout
+from plait.live.service.facts import FIRST
 
-OPTIONS_FILE = "up.json"
+
+def options_file(layout: Layout, name: str = FIRST) -> Path:
+    """Where the options of a service are; those of the first are everybody's."""
+    return layout.home / ("up.json" if name == FIRST else f"up-{name}.json")
 
 
 def pairs(words: Sequence[str]) -> dict[str, str]:
@@ -30,19 +35,19 @@ def pairs(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def remember(layout: Layout, options: dict[str, Any]) -> None:
+def remember(layout: Layout, options: dict[str, Any], name: str = FIRST) -> None:
     """These are the options from now on."""
-    (layout.home / OPTIONS_FILE).write_text(json.dumps(options) + "\n", encoding="utf-8")
+    options_file(layout, name).write_text(json.dumps(options) + "\n", encoding="utf-8")
 
 
 def was_up(layout: Layout) -> bool:
     """Whether a `plait up` has ever come to its end here."""
-    return (layout.home / OPTIONS_FILE).exists()
+    return options_file(layout).exists()
 
 
-def remembered(layout: Layout) -> dict[str, Any]:
-    """The options of the last `plait up`."""
-    found = procs.read_json(layout.home / OPTIONS_FILE) or {}
+def remembered(layout: Layout, name: str = FIRST) -> dict[str, Any]:
+    """The options of the last `plait up`, or what was given with the last `plait up --standby` of this name."""
+    found = procs.read_json(options_file(layout, name)) or {}
     return {k: v for k, v in found.items() if k != "policy"}  # the store knows the policy, also one set later
 
 

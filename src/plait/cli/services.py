@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -99,6 +100,18 @@ def _spawn(layout: Layout, options: dict[str, Any], log_file: Path) -> subproces
 
 def _words(name: str, value: Any) -> list[str]:
     return [f"--{name}"] if value is True else [f"--{name}", str(value)]
+
+
+def refuse_taken_port(port: int | None, host: str | None) -> None:
+    """`InputError` for a port that somebody has."""
+    if not port:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host or "127.0.0.1", port))
+        except OSError as error:
+            raise InputError(f"cannot listen on port {port}: {error.strerror}; give another --port, or none") from None
 
 
 def last_line(layout: Layout) -> str:

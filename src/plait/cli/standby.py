@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from plait.cli import keeping
-from plait.cli.remembered import remembered
-from plait.cli.services import process_of, processes, start_follower
+from plait.cli.remembered import remember, remembered
+from plait.cli.services import process_of, processes, refuse_taken_port, start_follower
 from plait.core.errors import InputError
 from plait.live.layout import Layout
 from plait.live.service.facts import records
@@ -15,19 +15,36 @@ from plait.live.service.facts import records
 SECOND = "2"
 
 
-def start(layout: Layout, options: dict[str, Any], name: str = SECOND) -> str:
-    """Start a service that stands by, and one that keeps it up; returns its address. `InputError` if it does not."""
+def start(layout: Layout, given: dict[str, Any], name: str = SECOND) -> str:
+    """Start a service that stands by, and one that keeps it up; returns its address. `InputError` if it does not.
+
+    Options that are not given are those of the last time, else those of the first service. Its port is left to the
+    first one on the machine where that runs.
+    """
+    first, own = remembered(layout), {**remembered(layout, name), **given}
+    here = processes(layout)
+    if "port" in first and not here:
+        own.setdefault("port", first["port"])
+    options = _options(layout, own)
     if not str(options.get("db", "")).startswith("postgres"):
         raise InputError(
             "--standby needs a store that several services can reach; start the first with: plait up --db "
             "postgresql://host/name"
         )
-    running = processes(layout).get(name)
-    if running is not None:
-        raise InputError(f"service {name} of {layout.home} runs already (process {running.pid}); give another --name")
-    url = start_follower(layout, {key: value for key, value in options.items() if key != "port"}, name)
+    if name in here:
+        raise InputError(
+            f"service {name} of {layout.home} runs already (process {here[name].pid}); give another --name"
+        )
+    refuse_taken_port(options.get("port"), options.get("host"))
+    url = start_follower(layout, options, name)
+    remember(layout, own, name)
     keeping.spawn(layout, f"keeper-{name}", "plait.cli.standby", "--name", name)
     return url
+
+
+def _options(layout: Layout, own: dict[str, Any]) -> dict[str, Any]:
+    """Those of the first service, but for its port, where it has none of its own."""
+    return {**{key: value for key, value in remembered(layout).items() if key != "port"}, **own}
 
 
 def keep(layout: Layout, name: str) -> None:
@@ -42,8 +59,7 @@ def look(layout: Layout, name: str) -> list[str]:
     record = records(layout).get(name)
     if record is None or process_of(record) is not None:
         return []
-    options = {key: value for key, value in remembered(layout).items() if key != "port"}
-    url = start_follower(layout, options, name)
+    url = start_follower(layout, _options(layout, remembered(layout, name)), name)
     return [f"service {name} was started again at {url}"]
 
 

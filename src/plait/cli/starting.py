@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import socket
 import subprocess
 import time
 from typing import Any
@@ -15,6 +14,7 @@ from plait.cli.services import (
     PATIENCE_S,
     last_line,
     others_ready,
+    refuse_taken_port,
     service_process,
     start_follower,
     start_service,
@@ -109,18 +109,6 @@ def _await_nodes(service: Client, layout: Layout, process: subprocess.Popen[byte
             logs = layout.home / "nodes" / "*" / "agent.log"
             raise InputError(f"{there} of {wanted} nodes joined in {PATIENCE_S:g} s; look at {logs}")
         time.sleep(LOOK_S)
-
-
-def refuse_taken_port(port: int | None, host: str | None) -> None:
-    """`InputError` for a port that somebody has."""
-    if not port:
-        return
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host or "127.0.0.1", port))
-        except OSError as error:
-            raise InputError(f"cannot listen on port {port}: {error.strerror}; give another --port, or none") from None
 
 
 def welcome(service: Client, layout: Layout, home: str | None, took_s: float) -> list[str]:

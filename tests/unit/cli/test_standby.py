@@ -1,0 +1,100 @@
+"""With which options a service stands by: its own, those of before, else those of the first one."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from plait.cli import standby
+from plait.cli.remembered import remember, remembered
+from plait.core.errors import InputError
+from plait.live.layout import Layout
+
+DB = "postgresql://host/name"
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    layout = Layout(tmp_path)
+    remember(layout, {"db": DB, "port": 7001, "host": "0.0.0.0", "insecure": True, "policy": "fifo"})
+    return layout
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The options of each service started; nothing else of this home runs on this machine."""
+    found: list[dict[str, Any]] = []
+
+    def start_follower(layout: Layout, options: dict[str, Any], name: str) -> str:
+        found.append({"name": name, **options})
+        return "http://there"
+
+    monkeypatch.setattr(standby, "start_follower", start_follower)
+    monkeypatch.setattr(standby, "refuse_taken_port", lambda port, host: None)
+    monkeypatch.setattr(standby.keeping, "spawn", lambda *words: None)
+    here(monkeypatch)
+    return found
+
+
+def here(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    monkeypatch.setattr(standby, "processes", lambda layout: {name: SimpleNamespace(pid=7) for name in names})
+
+
+def test_on_another_machine_it_has_the_options_of_the_first(layout: Layout, started: list[dict[str, Any]]) -> None:
+    standby.start(layout, {})
+    assert started == [{"name": "2", "db": DB, "port": 7001, "host": "0.0.0.0", "insecure": True}]
+
+
+def test_beside_the_first_it_takes_another_port(
+    layout: Layout, started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here(monkeypatch, "1")
+    standby.start(layout, {})
+    standby.start(layout, {"port": 7002}, "3")
+    assert [options.get("port") for options in started] == [None, 7002]
+
+
+def test_its_own_are_remembered_and_its_keeper_uses_them(
+    layout: Layout, started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here(monkeypatch, "1")
+    standby.start(layout, {"port": 7002, "host": "127.0.0.1"}, "b")
+    standby.start(layout, {}, "b")
+    monkeypatch.setattr(standby, "records", lambda layout: {"b": {"pid": 0}})
+    remember(layout, {**remembered(layout), "lost": 9.0})  # the next plait up gave another one
+    assert standby.look(layout, "b") == ["service b was started again at http://there"]
+    assert [(options["port"], options["host"]) for options in started] == [(7002, "127.0.0.1")] * 3
+    assert started[-1]["lost"] == 9.0
+    assert remembered(layout)["port"] == 7001
+
+
+def test_nothing_is_started_that_is_told_to_end(
+    layout: Layout, started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standby, "records", lambda layout: {})
+    assert standby.look(layout, "b") == []
+    standby.keep(layout, "b")  # ends at once
+    assert started == []
+
+
+def test_what_cannot_be_is_refused_in_words(
+    layout: Layout, started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here(monkeypatch, "2")
+    with pytest.raises(InputError, match=r"service 2 of .* runs already \(process 7\); give another --name"):
+        standby.start(layout, {})
+    monkeypatch.undo()
+    remember(layout, {})
+    with pytest.raises(InputError, match="plait up --db postgresql://host/name"):
+        standby.start(layout, {})
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(InputError, match="give another --port"):
+            standby.start(layout, {"db": DB, "port": taken.getsockname()[1]})
+    assert started == []
+    assert remembered(layout, "2") == {}
