@@ -304,11 +304,12 @@ def refusal(spec: JobSpec, cluster: Cluster) -> str | None:
         return f"wants GPU kinds {', '.join(kinds)}; this cluster has {', '.join(cluster.kinds)}"
     best = 0
     for kind in known:
-        fits = 0
-        for node in cluster.nodes:
-            if node.gpu_kind == kind:
-                fits += _fits(spec, node.gpus, node.cpus, node.memory_bytes)
-        best = max(best, fits)
+        fits = (
+            count * _fits(spec, gpus, cpus, memory_bytes)
+            for (of_kind, gpus, cpus, memory_bytes), count in cluster.shapes.items()
+            if of_kind == kind
+        )
+        best = max(best, sum(fits))
     if best < spec.min_gpus:
         what = "GPUs" if not (spec.cpus or spec.memory_bytes) else "GPUs with its CPUs and memory"
         return f"needs {spec.min_gpus} {what} of one kind; the largest gang that fits this cluster is {best}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -179,6 +180,11 @@ class Cluster:
     def any_kind(self) -> IntArray:
         """The mask of all kinds, as an array of one."""
         return np.array([self.kind_mask(None)], dtype=np.int64)
+
+    @cached_property
+    def shapes(self) -> Counter[tuple[str, int, float, float]]:
+        """How many nodes there are of each GPU kind, number of GPUs, CPU cores and memory bytes."""
+        return Counter((n.gpu_kind, n.gpus, n.cpus, n.memory_bytes) for n in self.nodes)
 
     @cached_property
     def gpus_up(self) -> int:

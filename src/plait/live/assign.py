@@ -24,7 +24,9 @@ class Assigner:
         self._runs: dict[str, list[Run]] = {}
         self._told: dict[str, list[Run]] = {}
         self._fresh = False
-        self._stops: dict[tuple[str, int, int, int], int] = {}
+        self._looks = 0
+        #: By node: what it was told to stop, and since which version.
+        self._stops: dict[str, dict[tuple[int, int, int], int]] = {}
 
     def changed(self) -> None:
         """Something was committed: look again before the next answer."""
@@ -34,6 +36,16 @@ class Assigner:
         """A node will not come back."""
         self._told.pop(node, None)
         self._fresh = False
+
+    def looked(self) -> int:
+        """A number that grows whenever a version may have."""
+        self._refresh()
+        return self._looks
+
+    def versions(self) -> dict[str, int]:
+        """Those of all nodes as of the last commit."""
+        self._refresh()
+        return {name: record.version for name, record in self._engine.state.nodes.items()}
 
     def version(self, node: str) -> int:
         """The version of a node's assignment as of the last commit; 0 for an unknown node."""
@@ -53,18 +65,20 @@ class Assigner:
 
     def stopped_at(self, node: str, reached: int) -> Iterator[tuple[int, int, int]]:
         """Processes (job, epoch, rank) that an agent which reached this version was told to stop."""
-        for (name, number, epoch, rank), version in list(self._stops.items()):
+        stops = self._stops.get(node, {})
+        for (number, epoch, rank), version in list(stops.items()):
             job = self._engine.state.jobs.get(number)
             attempt = job.live if job else None
             if attempt is None or attempt.epoch != epoch or attempt.ranks[rank].ended:
-                del self._stops[name, number, epoch, rank]
-            elif name == node and version <= reached:
+                del stops[number, epoch, rank]
+            elif version <= reached:
                 yield number, epoch, rank
 
     def _refresh(self) -> None:
         if self._fresh:
             return
         self._fresh = True
+        self._looks += 1
         engine = self._engine
         runs: dict[str, list[Run]] = defaultdict(list)
         for number in sorted(engine.live - engine.unfenced):
@@ -86,7 +100,7 @@ class Assigner:
             record.version = max(record.version + 1, self._engine.state.seq)
         for run in runs:
             if run.stop:
-                self._stops.setdefault((record.id, run.job, run.epoch, run.rank), record.version)
+                self._stops.setdefault(record.id, {}).setdefault((run.job, run.epoch, run.rank), record.version)
 
     def _run(self, job: JobRecord, attempt: Attempt, index: int, rank: Rank) -> Run:
         request, options = job.request, self._engine.options

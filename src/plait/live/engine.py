@@ -383,10 +383,15 @@ class Engine:
     # -- agents ---------------------------------------------------------------------------------------
 
     def observe(self, seen: Observed, now: float, address: str = "127.0.0.1") -> Assignment:
-        """Take what an agent sees, answer what should be there. Inside a `batch` ask `assignment` after it instead."""
+        """Take what an agent sees, answer what should be there.
+
+        Inside a `batch` what follows from it is left to `step`, once for all that report, and `assignment` tells after
+        the batch.
+        """
         now = self.clock(now)
         hear(self, seen, now, address)
-        self._go_on(now)
+        if not self._batching:
+            self._go_on(now)
         return self.assignment(seen.node.id, seen.agent)
 
     def assignment(self, node: str, agent: str | None = None) -> Assignment:

@@ -45,10 +45,13 @@ def reconcile(engine: Engine, now: float) -> None:
                 _ask_stop(engine, attempt, why, now)
         if _may_close(engine, job, attempt, wanted):
             _close(engine, job, attempt, now)
+    ports: set[int] | None = None
     for number, gpus in list(state.groups.of_job.items()):
         job = state.jobs[number]
         if job.live is None and state.wanted(job) == gpus and not _troubled(engine, gpus):
-            _begin(engine, job, gpus, now)
+            if ports is None:  # once a pass: a round may begin thousands
+                ports = {attempt.port for n in engine.live if (attempt := state.jobs[n].live)}
+            _begin(engine, job, gpus, ports, now)
 
 
 def _why_stop(engine: Engine, job: JobRecord, attempt: Attempt, wanted: tuple[int, ...] | None) -> str:
@@ -149,7 +152,8 @@ def _troubled(engine: Engine, gpus: tuple[int, ...]) -> bool:
     return any(engine.state.nodes[n].suspect or engine.state.nodes[n].lost for n in nodes)
 
 
-def _begin(engine: Engine, job: JobRecord, gpus: tuple[int, ...], now: float) -> None:
+def _begin(engine: Engine, job: JobRecord, gpus: tuple[int, ...], ports: set[int], now: float) -> None:
+    """A new attempt; `ports` are the master ports in use, and its own is added."""
     controller = engine.state.controller
     assert controller is not None
     cluster = controller.cluster
@@ -162,22 +166,23 @@ def _begin(engine: Engine, job: JobRecord, gpus: tuple[int, ...], now: float) ->
     except OSError:
         engine.deferred = True  # a disk that is full or gone: try again soon
         return
+    port = _port(engine, ports) if len(ranks) > 1 else 0
+    ports.add(port)
     engine.do(
         {
             "type": "AttemptBegan", "at_s": now, "job": job.number, "epoch": epoch, "gpus": list(gpus),
-            "ranks": ranks, "port": _port(engine) if len(ranks) > 1 else 0,
+            "ranks": ranks, "port": port,
         }
     )  # fmt: skip
     engine.live.add(job.number)
     engine.unfenced.add(job.number)
 
 
-def _port(engine: Engine) -> int:
+def _port(engine: Engine, taken: set[int]) -> int:
     """A master port that no other gang has; one just freed comes last, so that it has time to close.
 
     Where it begins depends on the home folder: clusters on one machine then seldom take the same ones.
     """
-    taken = {attempt.port for n in engine.live if (attempt := engine.state.jobs[n].live)}
     first, count = engine.options.first_port, engine.options.ports
     begin = zlib.crc32(str(engine.layout.home).encode()) + engine.state.ports_given
     for i in range(count):

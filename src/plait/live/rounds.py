@@ -47,6 +47,8 @@ class Rounds:
         #: Until then jobs too large for the cluster wait for more nodes.
         self.settle_s = engine.begin_s + engine.options.settle_s
         self._watched_s = self._reported_s = -math.inf
+        #: No node has been silent for too long before then: a bound, so that not every report looks at all nodes.
+        self._silence_s = math.inf
         self._due_s = math.inf
         #: First and last arrival since the last decision of jobs that free GPUs could take; how long that one took.
         self._arrived: tuple[float, float] | None = None
@@ -101,6 +103,19 @@ class Rounds:
                 continue
             engine.touched_nodes.add(node.id)
             touch_node(engine, node.id)
+        self._silence_s = self._next_silence_s()
+
+    def _next_silence_s(self) -> float:
+        """When a node will have been silent for too long if nothing more is heard of it."""
+        suspect_s = self._engine.options.suspect_s
+        return min(
+            (
+                node.heard_s + (self._patience_s(node) if node.suspect else suspect_s)
+                for node in self._engine.state.nodes.values()
+                if not node.lost
+            ),
+            default=math.inf,
+        )
 
     def _patience_s(self, node: NodeRecord) -> float:
         """A silent node is lost after so long; one that its backend says is dead, as soon as it is suspect."""
@@ -212,8 +227,7 @@ class Rounds:
             times.append(self._reported_s + options.progress_s)
         if engine.unfenced or engine.deferred:
             times.append(now + 1.0)
-        for node in state.nodes.values():
-            if not node.lost:
-                limit = self._patience_s(node) if node.suspect else options.suspect_s
-                times.append(max(node.heard_s + limit, self._watched_s + WATCH_S))
+        if engine.touched_nodes:  # one came, or came back
+            self._silence_s = self._next_silence_s()
+        times.append(max(self._silence_s, self._watched_s + WATCH_S))
         return max(min(times, default=math.inf), now)

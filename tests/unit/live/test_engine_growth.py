@@ -5,18 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 from live_cases import Cluster
 
 from plait.forecast.eta import forecast
 from plait.forecast.queue import controller_of
+from plait.live import rounds as rounds_module
 from plait.live import state as state_module
 from plait.live.asking import Asker
 from plait.live.engine import Engine
 from plait.live.layout import Layout
+from plait.live.options import Options
+from plait.live.reconcile import reconcile
 from plait.live.state import State
 from plait.live.store import pack
+from plait.live.wire import NodeInfo
+from plait.testing.agents import Fleet, SimulatedAgent
+from plait.testing.programs import MemoryDisk, Program
 
 Make = Callable[..., Cluster]
 
@@ -122,7 +129,10 @@ def decided(c: Cluster) -> int:
     return c.types().count("ReplanDue")
 
 
-def test_a_job_that_arrives_while_gpus_are_free_does_not_wait_for_the_round(cluster: Make) -> None:
+def test_a_job_that_arrives_while_gpus_are_free_does_not_wait_for_the_round(
+    cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds_module, "REST", 0.0)  # however long the decision before took on this machine
     c = cluster((4,), round_s=5.0)
     c.submit({})
     c.pass_s(1)
@@ -181,3 +191,20 @@ def test_questions_have_an_end(cluster: Make) -> None:
         assert asked[0].result()[0]["jobs"] == ["j-0"]
     finally:
         asker.close()
+
+
+def test_reports_of_many_nodes_in_one_batch_are_acted_upon_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = []
+    monkeypatch.setattr(rounds_module, "reconcile", lambda engine, now: (passes.append(now), reconcile(engine, now)))
+    disk = MemoryDisk()
+    agents = [SimulatedAgent(NodeInfo(f"n{i}", 1), lambda run: Program(steps=0), disk) for i in range(40)]
+    fleet = Fleet(tmp_path, agents, policy="fifo-backfill", options=Options(round_s=0.5), disk=disk)
+    fleet.sync()
+    fleet.engine.submit([{"command": ["true"], "gpus": 1}] * 40, owner="ann", now=0.1)
+    fleet.pass_s(5)
+    fleet.close()
+    assert fleet.engine.left
+    assert not fleet.engine.live
+    assert len(passes) < 40  # forty processes began and ended, each told by a report of its own

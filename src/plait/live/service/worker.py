@@ -59,6 +59,7 @@ class Worker(threading.Thread):
         #: Called in this thread after each commit, to count what happened.
         self.notice: Callable[[Engine], object] = lambda engine: None
         self._versions: dict[str, int] = {}
+        self._looks = 0
         self.decisions, self.decision_s, self.commits, self.commit_s = 0, 0.0, 0, 0.0
 
     def submit(
@@ -138,10 +139,12 @@ class Worker(threading.Thread):
         self.notice(engine)
         for item in items:
             self._answer(item)
-        versions = {name: engine.assigner.version(name) for name in engine.state.nodes}
-        if versions != self._versions:
-            self._versions = versions
-            self._published(versions)
+        looks = engine.assigner.looked()
+        if looks != self._looks:  # a report with nothing new does not look at all nodes
+            self._looks, versions = looks, engine.assigner.versions()
+            if versions != self._versions:
+                self._versions = versions
+                self._published(versions)
         return wake_s
 
     def _answer(self, item: _Item) -> None:
