@@ -216,6 +216,7 @@ class World:
     def close(self) -> None:
         """Stop everything; fails if something is left that the agent should have ended."""
         if self.agent is not None and self.agent.poll() is None:
+            self.layout.service_file.unlink(missing_ok=True)  # nobody is left to hear a last word
             self.agent.send_signal(signal.SIGCONT)
             self.agent.send_signal(signal.SIGUSR1)
             self.agent.wait(DEADLINE_S)

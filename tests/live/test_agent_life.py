@@ -464,6 +464,36 @@ def test_a_node_that_goes_gives_notice_and_has_a_last_word(world: World, number:
     assert {s.reason for s in notices[-1].attempts} == {"its node is leaving"}
 
 
+def test_the_last_word_is_repeated_until_the_next_leader_hears_it(world: World) -> None:
+    world.start("--stop-jobs", "--stop-grace", "20")
+    world.service.want(world.python(1, "import sys, signal\nsignal.signal(15, lambda *_: sys.exit(0))\n" + PATIENT))
+    world.said(1, "ready")
+    old = world.service
+    old.quiet = True
+    assert world.agent is not None
+    world.agent.send_signal(signal.SIGTERM)
+    log = world.layout.node("n0") / "agent.log"
+    until(lambda: '"last word"' in log.read_text(), "a last word that nobody takes in")
+    heard = len(old.heard)
+    until(lambda: len(old.heard) > heard, "another one")
+    world.service = type(old)()
+    world.publish()
+    old.close()
+    assert world.agent.wait(20) == 0
+    world.agent = None
+    (told,) = world.service.told
+    assert told.leaving_s == 0
+    assert [(s.job, s.state, s.exit_code) for s in told.attempts] == [(1, "ended", 0)]
+
+
+def test_where_no_service_is_left_a_node_goes_without_a_word(world: World) -> None:
+    world.start("--stop-jobs", "--stop-grace", "600")
+    until(lambda: world.service.told, "the agent")
+    world.service.quiet = True
+    world.layout.service_file.unlink()
+    assert world.end_agent() == 0  # before its notice is over
+
+
 def test_what_is_assigned_to_a_node_that_goes_is_declined(world: World) -> None:
     world.start("--stop-jobs", "--stop-grace", "20")
     go = world.layout.home / "go"

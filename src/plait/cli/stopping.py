@@ -25,11 +25,11 @@ def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S) -> list
     elsewhere = records(layout)
     if elsewhere:
         said.append(f"other services of this home go on: {', '.join(str(r['url']) for r in elsewhere.values())}")
+    else:  # agents are not to look for a service that was killed
+        layout.service_file.unlink(missing_ok=True)
     before = job_processes(layout)
     if (layout.home / "nodes").is_dir():
         remembered_backend(layout, patience_s).stop(jobs=stop_jobs)
-    if not elsewhere:
-        layout.service_file.unlink(missing_ok=True)
     if stop_jobs:
         kill_jobs(layout)
     left = job_processes(layout)

@@ -38,6 +38,7 @@ _SHARED_TICK_S = 0.1  # the end of one of several jobs in a process wakes nobody
 _LOCK_TRIES = 10
 _NOT_RUNNABLE = 126
 _LEAVES = "its node is leaving"
+_LAST_WORD_S = 5.0  # another service takes the lead within so many seconds
 #: Errors of the machine, not of the job, that may pass: disk, processes, files, memory.
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -483,7 +484,7 @@ class Agent:
         self.link.close()
         if self._stop_jobs:
             self._left = True
-            self.link.tell_once()
+            self.link.tell_last(max(self._leave_at, time.monotonic() + _LAST_WORD_S))
         with self.lock:
             self.log("agent leaves", running=sum(a.alive for a in self.attempts.values()))
             with contextlib.suppress(OSError):

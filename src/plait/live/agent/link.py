@@ -31,6 +31,7 @@ _CONNECT_S, _READ_S = 3.0, 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _HEARTBEAT_S = 1.0
 _LOOK_S = 0.5
+_LAST_READ_S, _LAST_PAUSE_S = 2.0, 0.2
 _MOST_BYTES = 64 << 20
 
 
@@ -89,15 +90,29 @@ class Link:
         self._changed.set()
         self._moved.set()
 
-    def tell_once(self) -> None:
-        """A last word, if somebody listens."""
-        connection = _Connection(self._address)
-        try:
-            self._exchange(connection, 0.0)
-        except Unreachable:
-            return
-        finally:
-            connection.close()
+    def tell_last(self, until: float) -> bool:
+        """A last word, again until it was heard or `until`, of the monotonic clock; not where no service is wanted.
+
+        What it says nobody else can say: if another service takes the lead just now, it has to hear it too.
+        """
+        connection, said = _Connection(self._address, _LAST_READ_S), ""
+        while True:
+            try:
+                self._exchange(connection, 0.0)
+                return True
+            except Unreachable as error:
+                if str(error) != said:
+                    said = str(error)
+                    self._log("last word", why=said)
+            finally:
+                connection.close()  # the next try goes to whoever leads then
+            try:
+                self._address()
+            except (OSError, ValueError):
+                return False
+            if time.monotonic() + _LAST_PAUSE_S > until:
+                return False
+            time.sleep(_LAST_PAUSE_S)
 
     def _guard(self, body: Callable[[], None]) -> None:
         try:
@@ -180,8 +195,8 @@ class Link:
 class _Connection:
     """A kept-open HTTP connection, made again after any trouble."""
 
-    def __init__(self, address: Callable[[], tuple[str, str]]) -> None:
-        self._address = address
+    def __init__(self, address: Callable[[], tuple[str, str]], read_s: float = _READ_S) -> None:
+        self._address, self._read_s = address, read_s
         self._http: http.client.HTTPConnection | None = None
         self._token = ""
         self._prefix = ""
@@ -247,7 +262,7 @@ class _Connection:
                 raise ValueError(f"url {url!r} is neither http nor https")
             link.connect()
             self.version = VERSION
-            link.sock.settimeout(_READ_S)
+            link.sock.settimeout(self._read_s)
             self._http = link
         return self._http
 
