@@ -133,6 +133,14 @@ def test_a_node_that_fails_twice_is_named(layout: Layout, monkeypatch: pytest.Mo
         RayCluster(layout).up(1)
 
 
+def test_after_a_head_that_failed_all_nodes_are_started_still(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("PLAIT_TEST_FOLDER", "/nowhere")
+        with pytest.raises(InputError, match="the Ray node head"):
+            RayCluster(layout).up(3)
+    assert RayCluster(layout).up() == [HEAD, "n0", "n1", "n2"]
+
+
 def test_those_that_do_not_listen_are_killed(layout: Layout) -> None:
     (layout.home.parent / "deaf").touch()
     cluster = RayCluster(layout)

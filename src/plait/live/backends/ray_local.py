@@ -97,12 +97,12 @@ class RayCluster:
         if not self.token_file.exists():
             write_secret(self.token_file, secrets.token_hex(32))
         facts = self._facts if self._facts.get("boot") == procs.boot_id() else {}
-        nodes = nodes or len(facts.get("nodes", {})) - 1 if facts.get("nodes") else nodes or 2
         self._facts = {
             "boot": procs.boot_id(),
             "temp": facts.get("temp") or tempfile.mkdtemp(prefix="plait-ray-", dir="/tmp"),
             "port": facts.get("port") or _free_port(),
             "client_port": facts.get("client_port") or _free_port(20001),
+            "wanted": nodes or facts.get("wanted") or 2,  # not how many there are: a start may have failed
             "slots": slots or facts.get("slots") or 4,
             "nodes": facts.get("nodes", {}),
         }
@@ -114,7 +114,7 @@ class RayCluster:
             self._start({HEAD: ["--head", "--port", str(self._facts["port"]), "--include-dashboard", "false",
                                 "--ray-client-server-port", str(self._facts["client_port"]),
                                 "--num-cpus", "0"]})  # fmt: skip
-        wanted = [f"n{i}" for i in range(nodes)]
+        wanted = [f"n{i}" for i in range(self._facts["wanted"])]
         self._end([member for member in self.members() if member.name not in {*wanted, HEAD} or not member.alive])
         missing = [name for name in wanted if name not in alive]
         labels = f"plait/slots={self._facts['slots']}"
