@@ -1,5 +1,6 @@
-"""A few seconds of training with shuffled data, dropout and momentum on any number of ranks; chaos_job.py OUT SEED.
+"""A few seconds of training with shuffled data, dropout and momentum on any number of ranks.
 
+chaos_job.py OUT SEED PAUSE: so many seconds after each step, none as soon as there is a file OUT/hurry.
 Writes the final weights of each rank to OUT/<job>-e<epoch>-r<rank>.bin.
 """
 
@@ -8,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import light_torch  # noqa: F401  before torch
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -41,7 +43,9 @@ for epoch in job.epochs(EPOCHS):
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(x), y).backward()
         optimizer.step()
-        time.sleep(pause_s)
+        end = time.monotonic() + pause_s
+        while (left := end - time.monotonic()) > 0 and not (out / "hurry").exists():
+            time.sleep(min(left, 0.25))
 
 name = f"{os.environ.get('PLAIT_JOB', 'alone')}-e{os.environ.get('PLAIT_EPOCH', '0')}-r{rank}.bin"
 weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import light_torch  # noqa: F401  before torch
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

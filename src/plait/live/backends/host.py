@@ -22,10 +22,15 @@ from plait.live.agent.procs import Process
 from plait.live.layout import Layout, make_private, write_secret
 
 _MOST_LOG_BYTES = 5_000_000
-#: Says the pid of what becomes the agent: child of nobody, in a session of its own, so that whoever started it may die.
+#: Says the pid of what becomes the agent: child of nobody, in a session of its own, so that whoever started it may die,
+#: and where that is allowed not as nice as Ray makes its workers (15), which jobs would inherit.
 _DETACH = """
 import os, sys
 os.setsid()
+try:
+    os.setpriority(os.PRIO_PROCESS, 0, 0)
+except OSError:
+    pass
 child = os.fork()
 if child:
     print(child, flush=True)

@@ -147,6 +147,7 @@ class RayCluster:
         """Start each and wait; what became of those that did not come up."""
         environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token_file)}
+        environment.setdefault("RAY_worker_niceness", "0")  # executors hold agents up, which hold jobs up
         common = [
             "--num-gpus", "0", "--disable-usage-stats", "--include-log-monitor", "false", "--object-store-memory",
             str(_STORE_BYTES), "--node-ip-address", _own_address(),
