@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -201,6 +202,29 @@ def test_an_agent_that_dies_again_and_again_is_started_later_each_time(
     gaps = [later - earlier for earlier, later in pairwise(starts)]
     assert gaps == sorted(gaps)
     assert gaps[-1] > 1.0
+
+
+@pytest.mark.parametrize("part", ["runs", "spawn"])
+@pytest.mark.parametrize(
+    "trouble", [OSError(5, "Input/output error"), subprocess.CalledProcessError(1, ["agent"]), RuntimeError("odd")]
+)
+def test_an_executor_that_meets_an_error_tells_it_and_tries_again(
+    executor: Any, monkeypatch: pytest.MonkeyPatch, part: str, trouble: Exception
+) -> None:
+    ticks = iter([None, None])
+
+    def fail(*_: object) -> None:
+        raise trouble
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor.host, part, fail)
+        patch.setattr(ray_bridge.time, "sleep", lambda s: next(ticks))
+        with pytest.raises(StopIteration):  # the thread got through two looks: the third is not there
+            executor.made._keep()
+        executor.made._next_s = 0.0  # its pause is over
+        assert tell(executor)["problem"] == f"its agent cannot be started: {trouble}"
+    executor.made._next_s = 0.0
+    assert (tell(executor)["problem"], executor.host.running) == (None, True)
 
 
 @pytest.mark.parametrize(

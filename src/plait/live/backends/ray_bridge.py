@@ -71,7 +71,15 @@ class Executor:
                     self._ensure()
 
     def _ensure(self) -> bool:
-        """Start the agent unless it runs, later each time if it dies again soon; whether it was started."""
+        """Start the agent unless it runs; whether it was started. What fails is told, and tried again the next time."""
+        try:
+            return self._try_to_start()
+        except Exception as error:  # a shared file system fails for a moment in many ways: that must not end the thread
+            self._problem = f"its agent cannot be started: {error}"
+            return False
+
+    def _try_to_start(self) -> bool:
+        """Later each time if the agent dies again soon."""
         order, now = self._order, time.monotonic()
         self._problem = _not_the_same(order)
         if self._problem or now < self._next_s or self._host.runs(order["node"]):
@@ -79,11 +87,7 @@ class Executor:
         soon = now - self._next_s < 2 * _LONGEST_PAUSE_S
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if soon else _FIRST_PAUSE_S
         self._next_s = now + self._pause_s
-        try:
-            self._host.spawn(order["node"], self._size())
-        except (OSError, ValueError) as error:
-            self._problem = f"its agent cannot be started: {error}"
-            return False
+        self._host.spawn(order["node"], self._size())
         return True
 
     def _size(self) -> list[str]:
