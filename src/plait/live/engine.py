@@ -77,7 +77,7 @@ class Engine:
         done at once.
         """
         self.store, self.layout, self.options = store, layout, options or Options()
-        self.fences = Fences(layout)
+        self.fences = Fences(layout, store.first_epoch)
         self._fence = fence or self.fences.write
         self.snapshots = Snapshots(self.options.snapshot_weight, later)
         self.broken = False

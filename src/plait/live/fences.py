@@ -1,13 +1,16 @@
 """Epochs on disk: before a new attempt of a job begins, older ones are made unable to commit a checkpoint.
 
 A job's folder has a file `EPOCH`, the highest attempt whose checkpoints count. It is written, and forced to disk,
-after an attempt is in the log and before any agent hears of it.
+after an attempt is in the log and before any agent hears of it. Whoever leads no more may still come here, late: what
+it finds is of its successor then, and stays.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from plait.live.attempts import JobRecord
 from plait.live.layout import Layout, make_private
@@ -19,35 +22,49 @@ Fence = Callable[[int, int], None]
 class Fences:
     """The epoch files of a home folder."""
 
-    def __init__(self, layout: Layout) -> None:
-        """Nothing is read or written yet."""
-        self._layout = layout
+    def __init__(self, layout: Layout, first_epoch: Callable[[int], int | None] = lambda number: None) -> None:
+        """Nothing is read or written yet. `first_epoch`: of a job's first attempt, as the store knows it."""
+        self._layout, self._first_epoch = layout, first_epoch
 
     def next_epoch(self, job: JobRecord) -> int:
-        """Above every one that the job's folder has seen, which may be more than a store knows that was put back.
-
-        A job that never ran has no folder: what is there is of another one of its number, and is put aside.
-        """
-        reached = self._on_disk(job.number)
-        if reached and not job.epoch:
-            folder = self._layout.job(job.number)
-            aside = make_private(folder / f"before-{reached}")
-            for path in [p for p in folder.iterdir() if p.name != "EPOCH" and not p.name.startswith("before-")]:
-                path.replace(aside / path.name)
-        return max(reached, job.epoch) + 1
+        """Above every one that the job's folder has seen, which may be more than a store knows that was put back."""
+        return max(self._on_disk(job.number), job.epoch) + 1
 
     def _on_disk(self, number: int) -> int:
         try:
             return int(self._layout.epoch_file(number).read_text(encoding="ascii"))
-        except (OSError, ValueError):
+        except (FileNotFoundError, ValueError):
             return 0
 
     def write(self, number: int, epoch: int) -> None:
-        """Only attempts of a job from this epoch on may commit; raises `OSError` where that cannot be written."""
+        """Only attempts of a job from this epoch on may commit; raises `OSError` where that cannot be written.
+
+        What the folder holds before the first attempt is of another job of its number, and is put aside.
+        """
+        make_private(self._layout.job(number))
+        with self._alone(number):
+            reached = self._on_disk(number)
+            if reached >= epoch:
+                return
+            if 0 < reached < (self._first_epoch(number) or 0):
+                self._put_aside(number, reached)
+            self._replace(number, epoch)
+
+    @contextmanager
+    def _alone(self, number: int) -> Iterator[None]:
+        """Between looking and writing nobody else writes; waiting is left to the caller, who comes again."""
+        with open(self._layout.epoch_file(number).with_name("EPOCH.lock"), "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+
+    def _put_aside(self, number: int, reached: int) -> None:
+        folder = self._layout.job(number)
+        aside = make_private(folder / f"before-{reached}")
+        for path in [p for p in folder.iterdir() if not p.name.startswith(("EPOCH", "before-"))]:
+            path.replace(aside / path.name)
+
+    def _replace(self, number: int, epoch: int) -> None:
         path = self._layout.epoch_file(number)
-        make_private(path.parent)
-        if self._on_disk(number) >= epoch:
-            return
         part = path.with_name(path.name + ".part")
         with open(part, "w", encoding="ascii") as file:
             file.write(f"{epoch}\n")

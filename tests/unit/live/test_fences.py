@@ -1,0 +1,93 @@
+"""What two leaders do to a job's folder: the one that was replaced, and comes late, changes nothing there."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from live_cases import Cluster
+
+from plait.live.attempts import JobRecord
+from plait.live.fences import Fences
+from plait.live.layout import Layout
+from plait.live.store import Replaced, Store
+
+Make = Callable[..., Cluster]
+
+
+def contents(folder: Path) -> set[str]:
+    return {str(p.relative_to(folder)) for p in folder.rglob("*")}
+
+
+def test_a_leader_that_slept_leaves_alone_what_its_successor_has_started(cluster: Make) -> None:
+    c = cluster((1,))
+    first, second = c.submit({}, {})
+    c.pass_s(3)
+    assert (c.state(first), c.state(second)) == ("running", "waiting")
+    c.now += 1.0
+    c.submit({"gpus": 1})
+    c.engine.tick(c.now)  # a decision: the next one is a second away
+    c.nodes[0].end(first)
+    c.nodes[0].sync()
+    assert (c.state(first), c.state(second)) == ("finished", "waiting")
+    sleeper, store = c.engine, c.store
+    c.store = Store.open(c.home / "plait.db", exclusive=False)
+    c.engine = c._engine(None)
+    c.pass_s(4)
+    assert c.state(second) == "running"
+    folder = c.engine.layout.job(second)
+    (folder / "checkpoints" / "step-1").mkdir(parents=True)
+    before = contents(folder)
+    with pytest.raises(Replaced):
+        sleeper.tick(c.now)  # it would start the second job, of which its log says nothing yet
+    assert contents(folder) == before
+    store.close()
+
+
+def test_a_leader_that_sleeps_before_it_fences_sets_no_epoch_back(cluster: Make) -> None:
+    c = cluster((1,))
+    (job,) = c.submit({})
+    c.pass_s(2)
+    late = Fences(c.engine.layout, c.store.first_epoch)
+    c.nodes[0].end(job, 75, steps=1.0)
+    c.pass_s(3)
+    folder = c.engine.layout.job(job)
+    before = contents(folder)
+    assert c.engine.layout.epoch_file(job).read_text() == "2\n"
+    late.write(job, 1)
+    assert c.engine.layout.epoch_file(job).read_text() == "2\n"
+    assert contents(folder) == before
+
+
+def test_two_that_fence_the_same_job_take_turns(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    fences = Fences(layout)
+    fences.write(0, 1)
+    with open(layout.job(0) / "EPOCH.lock", "ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match="unavailable"):
+            fences.write(0, 2)
+        assert layout.epoch_file(0).read_text() == "1\n"
+    fences.write(0, 2)
+    assert layout.epoch_file(0).read_text() == "2\n"
+
+
+def test_an_epoch_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    layout.epoch_file(0).mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        Fences(layout).next_epoch(JobRecord(0, {}, "ann", "default", 0.0))
+
+
+def test_a_folder_of_another_job_is_put_aside_even_if_the_first_attempt_ended_before_its_fence(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    Fences(layout).write(0, 7)
+    (layout.job(0) / "checkpoints").mkdir()
+    fences = Fences(layout, lambda number: 8)
+    fences.write(0, 9)
+    assert contents(layout.job(0)) == {"EPOCH", "EPOCH.lock", "before-7", "before-7/checkpoints"}
+    (layout.job(0) / "checkpoints").mkdir()
+    fences.write(0, 10)
+    assert (layout.job(0) / "checkpoints").is_dir()
