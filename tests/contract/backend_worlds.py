@@ -24,7 +24,7 @@ SCRIPT = Path(contract_job.__file__).resolve()
 GPUS, LOST_S = 2, 3.0
 FINAL = ("finished", "failed", "cancelled")
 #: Preempts larger gangs for smaller ones, at once.
-POLICY = "smallest-first"
+POLICY = "resizing:Resizing"
 Json = dict[str, Any]
 
 

@@ -74,6 +74,7 @@ class Served(World):
                     *(word for name, value in words.items() for word in (f"--{name}", str(value))),
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SCRIPT.parent), *sys.path])},
             )  # fmt: skip
         until = time.monotonic() + self.patience_s
         while read_service_file(self.layout) is None:

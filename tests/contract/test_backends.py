@@ -126,16 +126,24 @@ def test_stop_with_checkpoint(world: World) -> None:
 
 
 def test_resize(world: World) -> None:
-    """A job has the size it was submitted with: it is taken back, and goes on as another one of another size."""
-    small = world.submit("steps=inf", "keep=sized")
-    world.until_step(small, WARM)
-    world.cancel(small)
-    assert world.until_state(small, *FINAL)["state"] == "cancelled"
-    stopped = int(world.attempt_log(small, 1).split("stopped at step ")[1])
-    large = world.submit(f"steps={stopped + 5}", "keep=sized", gpus=GPUS)
-    wait(world, large)
-    for rank in range(GPUS):
-        assert world.attempt_log(large, 1, rank).startswith(f"rank {rank} of {GPUS}: from step {stopped}\n")
+    """An elastic job shrinks when another one comes, and grows again when that one has gone, from its checkpoints."""
+    whole = world.nodes * GPUS
+    elastic = world.submit("steps=150", gpus=whole - GPUS, min_gpus=whole - GPUS, max_gpus=whole)
+    world.until_step(elastic, WARM)
+    assert world.job(elastic)["gpus"] == whole
+    other = world.submit("steps=40", gpus=GPUS)
+    job = world.until_state(elastic, "running", *FINAL, epoch=2)
+    assert (job["state"], job["gpus"], world.job(other)["gpus"]) == ("running", whole - GPUS, GPUS)
+    wait(world, other)
+    job = wait(world, elastic)
+    assert [a["state"] for a in job["attempts"]] == ["preempted", "preempted", "finished"]
+    assert (job["epoch"], job["failures"], len(job["nodes"])) == (3, 0, world.nodes)
+    step = 0
+    for epoch, size in ((1, whole), (2, whole - GPUS), (3, whole)):
+        log = world.attempt_log(elastic, epoch)
+        assert log.startswith(f"rank 0 of {size}: from step {step}\n")
+        step = int(log.split("stopped at step ")[1]) if epoch < 3 else step
+    assert f"done at step {150}" in log
 
 
 def test_nodes_join_and_leave(world: World) -> None:

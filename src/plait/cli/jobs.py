@@ -28,6 +28,8 @@ def submit(
     command: CommandArgument = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="A job, or several, as YAML, TOML or JSON.")] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", "-g", help="Processes, one a GPU; all at once or none.")] = None,
+    min_gpus: Annotated[int | None, typer.Option(help="Elastic: the fewest GPUs it can go on with.")] = None,
+    max_gpus: Annotated[int | None, typer.Option(help="Elastic: the most GPUs it can use.")] = None,
     name: Annotated[str | None, typer.Option("--name", "-n", help="A label to recognise it by.")] = None,
     job_class: Annotated[str | None, typer.Option("--class", help="guaranteed or opportunistic.")] = None,
     model: Annotated[str | None, typer.Option(help="What is trained; jobs of one model share measurements.")] = None,
@@ -61,9 +63,9 @@ def submit(
         typer.echo(schema_text(), nl=False)
         return
     given: dict[str, Any] = {
-        "gpus": gpus, "name": name, "class": job_class, "model": model, "iterations": iterations, "retries": retries,
-        "merge": merge or None, "cpus": cpus, "deadline_s": deadline_s, "checkpoint_s": checkpoint_s,
-        "project": project, "priority": priority,
+        "gpus": gpus, "min_gpus": min_gpus, "max_gpus": max_gpus, "name": name, "class": job_class, "model": model,
+        "iterations": iterations, "retries": retries, "merge": merge or None, "cpus": cpus, "deadline_s": deadline_s,
+        "checkpoint_s": checkpoint_s, "project": project, "priority": priority,
     }  # fmt: skip
     ready = _requests(command, file, given, {"gpu_memory": gpu_memory, "memory": memory}, workdir, env or [])
     with client(home) as service:
@@ -164,6 +166,8 @@ def job_row(job: dict[str, Any]) -> list[object]:
 
 def held_s(job: dict[str, Any]) -> float | None:
     """Seconds a job has held its GPUs."""
+    if job.get("min_gpus") or job.get("max_gpus"):
+        return job.get("run_s")  # it held now more, now fewer
     held = job.get("attained_gpu_s")
     return None if held is None else held / max(int(job["gpus"]), 1)
 

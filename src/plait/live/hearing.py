@@ -186,9 +186,11 @@ def _ended(
 
 def _learn(engine: Engine, job: JobRecord, rank: Rank, seen: Seen, now: float) -> None:
     """A profile measured alone: for the job itself and for later ones like it; not more often than anybody measures."""
-    info = engine.state.nodes[rank.node].info
-    if info is None or engine.state.controller is None:
+    info, attempt = engine.state.nodes[rank.node].info, job.live
+    if info is None or engine.state.controller is None or attempt is None:
         return
+    if len(attempt.gpus) != int(job.request.get("gpus") or 1):
+        return  # an elastic job at another size: a profile is that of the size asked for
     key = profile_key(job.request, info.gpu_kind)
     known = engine.state.learnt.get(key, {})
     learnt_s = rank.learnt_s

@@ -33,6 +33,11 @@ def processes_per_gpu(request: Mapping[str, Any]) -> int:
     return int(request.get("processes_per_gpu") or 1)
 
 
+def most_gpus(request: Mapping[str, Any]) -> int:
+    """The size of the job, of an elastic one the largest."""
+    return max(int(request.get("gpus") or 1), int(request.get("max_gpus") or 1))
+
+
 def known_profile(request: Mapping[str, Any], kinds: Iterable[str], learnt: Learnt) -> Mapping[str, Any]:
     """What earlier jobs of this kind taught; empty if nothing."""
     for kind in kinds:
@@ -56,8 +61,8 @@ def merge_key(request: Mapping[str, Any], owner: str, project: str) -> str:
 
     Raises `InputError` for a job that cannot be a thread of another process.
     """
-    if int(request.get("gpus") or 1) != 1:
-        raise InputError(f"merge is for jobs of one process; this one has {request['gpus']}: leave merge out")
+    if most_gpus(request) != 1:
+        raise InputError(f"merge is for jobs of one process; this one has {most_gpus(request)}: leave merge out")
     script = parse_script(request["command"])
     folder = os.path.normpath(os.path.join(request.get("workdir") or "", script.folder))
     env = sorted((request.get("env") or {}).items())
@@ -94,6 +99,8 @@ def spec_of(
         id=job_name(number),
         submit_s=submit_s,
         gpus=int(request.get("gpus") or 1),
+        min_gpus=int(request.get("min_gpus") or 0),
+        max_gpus=int(request.get("max_gpus") or 0),
         iterations=request.get("iterations"),
         user=owner,
         group=project,

@@ -146,7 +146,7 @@ class Rounds:
             job = state.jobs[number]
             if job.cancelled and state.phase(job) <= Phase.RUNNING:
                 engine.do(JobCancelled(now, np.array([number])))
-        if min(spec.gpus for spec in specs) <= self._free_gpus():
+        if min(spec.min_gpus for spec in specs) <= self._free_gpus():
             self._arrived = (self._arrived[0] if self._arrived else now, now)
 
     def _free_gpus(self) -> int:

@@ -69,7 +69,7 @@ def job_row(engine: Engine, job: JobRecord) -> dict[str, Any]:
         "owner": job.owner,
         "project": job.project,
         "model": request.get("model") or "",
-        "gpus": int(request.get("gpus") or 1),
+        "gpus": len(job.live.gpus) if job.live else int(request.get("gpus") or 1),
         "class": request.get("class") or "guaranteed",
         "iterations": request.get("iterations"),
         "state": shown_state(engine, job),

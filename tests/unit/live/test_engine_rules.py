@@ -686,3 +686,16 @@ def test_submissions_are_all_or_none(cluster: Make) -> None:
     with pytest.raises(InputError, match="command is empty"):
         c.engine.submit([{"command": []}], owner="ann", now=c.now)
     assert c.store.jobs() == []
+
+
+def test_an_elastic_job_has_two_bounds_and_they_are_checked(cluster: Make) -> None:
+    c = cluster((4,))
+    (number,) = c.submit({"gpus": 2, "min_gpus": 1, "max_gpus": 4})
+    controller = c.engine.state.controller
+    assert controller is not None
+    spec = controller.books.spec(number)
+    assert (spec.min_gpus, spec.gpus, spec.max_gpus) == (1, 2, 4)
+    with pytest.raises(InputError, match=r"min_gpus, max_gpus is \(3, 2\), needs min <= gpus <= max"):
+        c.submit({"gpus": 2, "min_gpus": 3})
+    with pytest.raises(InputError, match="this one has 4"):
+        c.submit({"gpus": 1, "max_gpus": 4, "merge": True})

@@ -53,6 +53,8 @@ class JobIn(Model):
     workdir: Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00]*$")] | None = None
     env: Annotated[dict[Variable, Word], Field(max_length=1000)] = {}
     gpus: Annotated[int, Field(ge=1, le=100_000)] = 1
+    min_gpus: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    max_gpus: Annotated[int, Field(ge=1, le=100_000)] | None = None
     processes_per_gpu: Annotated[int, Field(ge=1, le=64)] = 1
     iterations: Annotated[float, Field(gt=0, le=1e15)] | None = None
     model: Text | None = None
@@ -76,7 +78,7 @@ class JobIn(Model):
             raise ValueError("the program's name is empty")
         return command
 
-    @field_validator("gpus", "processes_per_gpu", "retries", mode="before")
+    @field_validator("gpus", "min_gpus", "max_gpus", "processes_per_gpu", "retries", mode="before")
     @classmethod
     def _whole(cls, value: Any) -> Any:
         if isinstance(value, (bool, str)):

@@ -108,7 +108,7 @@ def whole_job(row: Mapping[str, Any], live: dict[str, Any], now_s: float, *, sec
     for name in ("workdir", "retries", "gpu_memory", "cpus", "memory", "deadline_s", "checkpoint_s", "priority"):
         if request.get(name) is not None:
             out[name] = request[name]
-    for name in ("profile", "skew", "merge"):
+    for name in ("min_gpus", "max_gpus", "profile", "skew", "merge"):
         if request.get(name) is not None:
             out[name] = request[name]
     if secrets and request.get("env"):

@@ -12,7 +12,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from plait.live.agent.logs import MOST_BYTES, read_part
 from plait.live.layout import job_name
-from plait.live.requests import processes_per_gpu
+from plait.live.requests import most_gpus, processes_per_gpu
 from plait.live.service import shapes
 from plait.live.service.api import Api, Json, api_of
 from plait.live.service.auth import Denied, owns
@@ -38,7 +38,7 @@ async def logs(
     api = api_of(request)
     token, row = api.who(request), await api.row(job)
     owns(token, job, row["owner"], change=False)
-    ranks = row["gpus"] * processes_per_gpu(row["request"])
+    ranks = most_gpus(row["request"]) * processes_per_gpu(row["request"])
     if rank >= ranks:
         raise LookupError(f"job {job} has ranks 0 to {ranks - 1}; there is no rank {rank}")
     if follow:
@@ -57,6 +57,9 @@ async def _part(
     attempt = tries.get(epoch if epoch is not None else max(tries))
     if attempt is None:
         raise LookupError(f"job {job_name(row['number'])} has no attempt {epoch}; it has {len(tries)}")
+    if rank >= len(attempt["ranks"]):
+        last = len(attempt["ranks"]) - 1
+        raise LookupError(f"attempt {attempt['epoch']} of job {job_name(row['number'])} has ranks 0 to {last}")
     node = attempt["ranks"][rank]["node"]
     reply = await _read(api, node, row["number"], attempt["epoch"], rank, offset, limit)
     if reply.error:
