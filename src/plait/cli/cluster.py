@@ -56,11 +56,12 @@ def up(
     plait up --backend ray --address 10.0.0.1:6379
     plait up --backend slurm -o partition=gpu -o max-nodes=8
     """
-    from plait.cli import keeper, starting
+    from plait.cli import keeper, keeping, starting
     from plait.cli.remembered import pairs
-    from plait.live.layout import Layout
+    from plait.live.layout import Layout, make_private
 
     layout = Layout.at(home)
+    make_private(layout.home)
     given: dict[str, Any] = {
         "nodes": nodes, "gpus-per-node": gpus_per_node, "policy": policy, "round": round_s, "port": port,
         "fake": fake or None, "db": db, "user-jobs": user_jobs, "project-jobs": project_jobs, "backend": backend,
@@ -72,7 +73,7 @@ def up(
         _stand_by(layout, given, name)
         return
     began = time.monotonic()
-    with starting.start(layout, given) as service:
+    with keeping.alone(layout), starting.start(layout, given) as service:
         keeper.spawn(layout)
         for line in starting.welcome(service, layout, home, time.monotonic() - began):
             typer.echo(line)
@@ -81,23 +82,34 @@ def up(
 
 
 def _stand_by(layout: Layout, given: dict[str, Any], name: str | None) -> None:
-    from plait.cli import standby
+    from plait.cli import keeping, standby
 
-    url = standby.start(layout, given, name or standby.SECOND)
+    with keeping.alone(layout):
+        url = standby.start(layout, given, name or standby.SECOND)
     typer.echo(f"a service stands by at {url}; it takes over when the one that leads dies")
 
 
 def _stay(layout: Layout) -> None:
     from plait.cli.services import service_process
-    from plait.cli.stopping import stop
 
     note("Ctrl-C stops it; jobs go on")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         while service_process(layout) is not None:
             time.sleep(0.2)
-    for line in stop(layout, stop_jobs=False):
-        typer.echo(line)
+    _end(layout, stop_jobs=False)
+
+
+def _end(layout: Layout, *, stop_jobs: bool) -> None:
+    from plait.cli import keeping
+    from plait.cli.stopping import stop
+
+    if not layout.home.is_dir():
+        typer.echo(f"nothing runs in {layout.home}")
+        return
+    with keeping.alone(layout):
+        for line in stop(layout, stop_jobs=stop_jobs):
+            typer.echo(line)
 
 
 def down(
@@ -105,8 +117,6 @@ def down(
     home: HomeOption = None,
 ) -> None:
     """Stop the service and its nodes. Jobs go on, and are taken back by the next `plait up`; or stop them too."""
-    from plait.cli.stopping import stop
     from plait.live.layout import Layout
 
-    for line in stop(Layout.at(home), stop_jobs=stop_jobs):
-        typer.echo(line)
+    _end(Layout.at(home), stop_jobs=stop_jobs)

@@ -17,7 +17,7 @@ from plait.live.backends.base import Backend
 from plait.live.client import Client
 from plait.live.layout import Layout
 
-NAME = "keeper"
+NAME = keeping.KEEPER
 
 
 def spawn(layout: Layout) -> None:
@@ -45,7 +45,10 @@ def keep_service(layout: Layout) -> list[str]:
     """Start the service again if it has died; what was done."""
     if service_process(layout) is not None:
         return []
-    restart_service(layout)
+    with keeping.alone(layout):
+        if service_process(layout) is not None:  # by somebody else, meanwhile
+            return []
+        restart_service(layout)
     return ["the service was started again"]
 
 

@@ -16,21 +16,62 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 
 from plait.cli.services import process_of
-from plait.core.errors import PlaitError
+from plait.core.errors import InputError, PlaitError
 from plait.live.agent import procs
 from plait.live.agent.procs import Process
+from plait.live.backends.host import Outliving
 from plait.live.layout import Layout
 
+#: The keeper of a home's first service and of its nodes.
+KEEPER = "keeper"
 LOOK_S = 1.0
 #: The pause after trouble, seconds; twice as long each time, up to the longest.
 FIRST_S, MOST_S = 1.0, 60.0
+#: So long somebody else may be at work on a home: longer than a service and its nodes get to come up.
+ALONE_S = 90.0
+_TURN_S = 0.02
+
+
+@contextlib.contextmanager
+def alone(layout: Layout, patience_s: float = ALONE_S) -> Iterator[None]:
+    """Nobody else starts or ends services of this home meanwhile: `plait up`, `plait down` and keepers take turns.
+
+    Who comes second looks again at what is there. Raises `InputError` if the other one does not come to an end.
+    """
+    with open(layout.home / "up.lock", "w") as lock:
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise InputError(
+                        f"another plait up or plait down has been at work in {layout.home} for {patience_s:g} s; end "
+                        "that one, then try again"
+                    ) from None
+            time.sleep(_TURN_S)
+        yield
 
 
 def spawn(layout: Layout, name: str, module: str, *words: str) -> None:
-    """Start a keeper in a session of its own, so that it outlives this terminal; it ends at once if there is one."""
+    """Start a keeper in a session of its own, so that it outlives this terminal; nothing happens if there is one.
+
+    It is known from now on, so that `plait down` finds it, however early that comes.
+    """
+    if running(layout, name) is not None:
+        return
     command = [sys.executable, "-m", module, "--home", str(layout.home), *words]
     with open(layout.home / f"{name}.log", "ab") as log:
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        child = Outliving(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    _record(layout, name, child.pid)
+
+
+def _record(layout: Layout, name: str, pid: int) -> None:
+    """Say who the keeper is."""
+    process = Process.of(pid)
+    if process is not None:
+        procs.write_json(layout.home / f"{name}.json", vars(process))
 
 
 @contextlib.contextmanager
@@ -42,12 +83,9 @@ def only_one(layout: Layout, name: str) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
-        me = Process.of(os.getpid())
-        assert me is not None
-        record = layout.home / f"{name}.json"
-        procs.write_json(record, {"pid": me.pid, "start_time": me.start_time, "boot": me.boot})
+        _record(layout, name, os.getpid())
         yield True
-        record.unlink(missing_ok=True)
+        (layout.home / f"{name}.json").unlink(missing_ok=True)
 
 
 def look_on(look: Callable[[], Sequence[str]], until: Callable[[], bool] = lambda: False) -> None:

@@ -57,19 +57,32 @@ def others_ready(layout: Layout) -> bool:
 
 def start_service(layout: Layout, options: dict[str, Any]) -> subprocess.Popen[bytes]:
     """The only service of a home, once it answers; `InputError` with its last words if it does not."""
-    layout.service_file.unlink(missing_ok=True)  # of a service that died
-    process = _spawn(layout, options, layout.home / "service.log")
+    process, log = _spawn(layout, options, layout.home / "service.log"), layout.home / "service.log"
     until = time.monotonic() + PATIENCE_S
-    while not layout.service_file.exists():
-        if process.poll() is not None:
-            raise InputError(
-                f"the service did not start: {last_line(layout)}; all of it: {layout.home / 'service.log'}"
-            )
-        if time.monotonic() > until:
-            process.terminate()
-            raise InputError(f"the service did not answer in {PATIENCE_S:g} s; look at {layout.home / 'service.log'}")
-        time.sleep(LOOK_S)
+    try:
+        while not _answers(layout, process.pid):
+            if process.poll() is not None:
+                raise InputError(f"the service did not start: {last_line(layout)}; all of it: {log}")
+            if time.monotonic() > until:
+                raise InputError(f"the service did not answer in {PATIENCE_S:g} s; look at {log}")
+            time.sleep(LOOK_S)
+    except BaseException:
+        end_child(process)
+        raise
     return process
+
+
+def _answers(layout: Layout, pid: int) -> bool:
+    """Whether this process leads. What another one left, or still says, in service.json is not ours to remove."""
+    said = read_service_file(layout) or {}
+    return said.get("pid") == pid and process_of(said) is not None
+
+
+def end_child(process: subprocess.Popen[bytes]) -> None:
+    """End a service that we have just started."""
+    found = Process.of(process.pid)
+    if found is not None:
+        end(found)
 
 
 def start_follower(layout: Layout, options: dict[str, Any], name: str) -> str:

@@ -59,7 +59,10 @@ def look(layout: Layout, name: str) -> list[str]:
     record = records(layout).get(name)
     if record is None or process_of(record) is not None:
         return []
-    url = start_follower(layout, _options(layout, remembered(layout, name)), name)
+    with keeping.alone(layout):
+        if name in processes(layout):  # by somebody else, meanwhile
+            return []
+        url = start_follower(layout, _options(layout, remembered(layout, name)), name)
     return [f"service {name} was started again at {url}"]
 
 

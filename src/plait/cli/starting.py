@@ -7,6 +7,7 @@ import subprocess
 import time
 from typing import Any
 
+from plait.cli import keeping
 from plait.cli.live import duration, note
 from plait.cli.remembered import remember, remembered, remembered_backend, was_up
 from plait.cli.services import (
@@ -50,10 +51,11 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     make_private(layout.home)
     options = {**remembered(layout), **given}
     backend = open_backend(layout, options)
+    keeping.stop(layout, keeping.KEEPER)  # it would go on with the options of before
     if others_ready(layout):
         return _rejoin(layout, options, backend)
+    process = start_service(layout, options)
     try:
-        process = start_service(layout, options)
         backend.start()
         remember(layout, options)
         service = Client.at(str(layout.home), url=service_url(layout), token=layout.token_file.read_text().strip())
@@ -90,6 +92,7 @@ def _mended(layout: Layout, given: dict[str, Any], pid: int) -> Client:
 def _rejoin(layout: Layout, options: dict[str, Any], backend: Backend) -> Client:
     """Where others stand ready one of them leads by now: the first service comes back to stand by for that one."""
     start_follower(layout, options, FIRST)
+    remember(layout, options)
     backend.start()
     service = Client.at(str(layout.home))
     service.status()

@@ -1,0 +1,141 @@
+"""`plait up`, `plait down` and the keeper take turns, and none of them harms what another one started."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra [live]")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
+
+from plait.cli import keeper, keeping, starting, stopping  # noqa: E402
+from plait.cli.services import start_service  # noqa: E402
+from plait.core.errors import InputError  # noqa: E402
+from plait.live.agent.procs import Process  # noqa: E402
+from plait.live.layout import Layout  # noqa: E402
+from plait.live.service.main import only_one  # noqa: E402
+
+#: Nothing here takes so long on any machine.
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout(tmp_path)
+
+
+class Nodes:
+    """A backend that writes down what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def start(self) -> list[str]:
+        self.asked.append("start")
+        return ["n0"]
+
+    def expected(self) -> int:
+        return 1
+
+    def stop(self, jobs: bool) -> None:
+        self.asked.append("stop")
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    found = Nodes()
+    monkeypatch.setattr(starting, "open_backend", lambda layout, options: found)
+    monkeypatch.setattr(stopping, "remembered_backend", lambda layout, patience_s: found)
+    return found
+
+
+@pytest.fixture
+def slow_keeper(layout: Layout) -> Iterator[str]:
+    """A module to be spawned as a keeper that never comes to write its own record."""
+    (layout.home / "slow_keeper.py").write_text("import time\ntime.sleep(600)\n")
+    environment = os.environ.get("PYTHONPATH", "")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(layout.home), environment]))
+        yield "slow_keeper"
+    keeping.stop(layout, "keeper")
+
+
+def test_they_wait_for_each_other(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, leave, restarted = threading.Event(), threading.Event(), threading.Event()
+    up: list[object] = []
+
+    def other() -> None:
+        with keeping.alone(layout):
+            entered.set()
+            assert leave.wait(PATIENCE_S)
+            up.append(object())  # the service that it starts
+
+    monkeypatch.setattr(keeper, "service_process", lambda layout: up[0] if up else None)
+    monkeypatch.setattr(keeper, "restart_service", lambda layout: restarted.set())
+    thread = threading.Thread(target=other)
+    thread.start()
+    try:
+        assert entered.wait(PATIENCE_S)
+        with pytest.raises(InputError, match=r"another plait up .* end that one"), keeping.alone(layout, 0.0):
+            pass
+        monkeypatch.setattr(keeping.time, "sleep", lambda _: leave.set())  # the keeper has looked, and waits
+        assert keeper.keep_service(layout) == []
+    finally:
+        leave.set()
+        thread.join(PATIENCE_S)
+    assert not restarted.is_set()
+
+
+def test_a_second_start_leaves_alone_what_runs(layout: Layout) -> None:
+    said = '{"url": "http://127.0.0.1:1", "pid": 1, "start_time": -1}'
+    layout.service_file.write_text(said)
+    with only_one(layout), pytest.raises(InputError, match=r"a service runs in .* already \(process \d+\)"):
+        start_service(layout, {})
+    assert layout.service_file.read_text() == said
+
+
+def test_up_ends_nothing_if_the_service_does_not_start(
+    layout: Layout, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start_service(layout: Layout, options: dict[str, Any]) -> None:
+        raise InputError("a service runs already")
+
+    (layout.home / "nodes").mkdir()
+    monkeypatch.setattr(starting, "start_service", start_service)
+    with pytest.raises(InputError, match="a service runs already"):
+        starting.start(layout, {})
+    assert nodes.asked == []
+
+
+def test_up_ends_the_keeper_that_has_the_options_of_before(
+    layout: Layout, nodes: Nodes, slow_keeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeping.spawn(layout, "keeper", slow_keeper)
+    seen = []
+
+    def start_service(layout: Layout, options: dict[str, Any]) -> SimpleNamespace:
+        seen.append(keeping.running(layout, "keeper"))
+        raise InputError("enough")
+
+    monkeypatch.setattr(starting, "start_service", start_service)
+    with pytest.raises(InputError, match="enough"):
+        starting.start(layout, {"nodes": 3})
+    assert seen == [None]
+
+
+def test_down_ends_a_keeper_that_has_hardly_begun(layout: Layout, nodes: Nodes, slow_keeper: str) -> None:
+    keeping.spawn(layout, "keeper", slow_keeper)
+    child = Process(**json.loads((layout.home / "keeper.json").read_text()))
+    assert child.alive
+    keeping.spawn(layout, "keeper", slow_keeper)  # there is one
+    assert keeping.running(layout, "keeper") == child
+    stopping.stop(layout, stop_jobs=False)
+    assert not child.alive
