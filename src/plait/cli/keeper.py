@@ -11,10 +11,9 @@ from collections.abc import Callable
 
 from plait.cli import keeping
 from plait.cli.remembered import remembered_backend
-from plait.cli.services import service_process
+from plait.cli.services import own_client, service_process
 from plait.cli.starting import restart_service
 from plait.live.backends.base import Backend
-from plait.live.client import Client
 from plait.live.layout import Layout
 
 NAME = keeping.KEEPER
@@ -56,7 +55,7 @@ def tend_nodes(layout: Layout, backend: Backend) -> list[str]:
     """One look of the backend, while there is a service; what was done."""
     if service_process(layout) is None:
         return []
-    with Client.at(str(layout.home)) as service:
+    with own_client(layout) as service:
         return backend.tend(service)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from plait.core.errors import InputError
 from plait.live.agent.procs import Process, boot_id
-from plait.live.client import read_service_file
+from plait.live.client import Client, read_service_file, service_url
 from plait.live.layout import Layout
 from plait.live.service.facts import FIRST, file_of, records
 
@@ -48,6 +48,12 @@ def service_process(layout: Layout) -> Process | None:
     ready = records(layout)
     data = ready.get(FIRST) if ready else read_service_file(layout)
     return None if data is None else process_of(data)
+
+
+def own_client(layout: Layout) -> Client:
+    """The service of this home, as its administrator, whatever cluster the environment names (PLAIT_URL)."""
+    url = service_url(layout)
+    return Client.at(str(layout.home), url=url, token=layout.token_file.read_text(encoding="ascii").strip())
 
 
 def others_ready(layout: Layout) -> bool:

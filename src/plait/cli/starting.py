@@ -15,6 +15,7 @@ from plait.cli.services import (
     PATIENCE_S,
     last_line,
     others_ready,
+    own_client,
     refuse_taken_port,
     service_process,
     start_follower,
@@ -23,7 +24,7 @@ from plait.cli.services import (
 from plait.cli.stopping import stop
 from plait.core.errors import InputError, MissingExtra
 from plait.live.backends.base import Backend, open_backend
-from plait.live.client import Client, service_url
+from plait.live.client import Client
 from plait.live.layout import Layout, make_private
 from plait.live.service.facts import FIRST
 
@@ -58,7 +59,7 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     try:
         backend.start()
         remember(layout, options)
-        service = Client.at(str(layout.home), url=service_url(layout), token=layout.token_file.read_text().strip())
+        service = own_client(layout)
         _await_nodes(service, layout, process, backend.expected())
     except BaseException:
         stop(layout, stop_jobs=False)
@@ -86,7 +87,7 @@ def _mended(layout: Layout, given: dict[str, Any], pid: int) -> Client:
             "stop it with: plait down"
         )
     note(f"the service runs; started again the agents of {', '.join(started)}")
-    return Client.at(str(layout.home))
+    return own_client(layout)
 
 
 def _rejoin(layout: Layout, options: dict[str, Any], backend: Backend) -> Client:
@@ -94,7 +95,7 @@ def _rejoin(layout: Layout, options: dict[str, Any], backend: Backend) -> Client
     start_follower(layout, options, FIRST)
     remember(layout, options)
     backend.start()
-    service = Client.at(str(layout.home))
+    service = own_client(layout)
     service.status()
     return service
 

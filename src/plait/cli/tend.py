@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 
 from plait.cli import keeping
 from plait.cli.remembered import pairs
+from plait.cli.services import own_client
 from plait.core.errors import PlaitError
 from plait.live.backends.base import Backend, open_backend
-from plait.live.client import Client
 from plait.live.layout import Layout
 
 
@@ -53,7 +53,7 @@ class Nodes:
 
     def look(self) -> list[str]:
         """Start agents where none run, then do what the backend does at each look; what was done."""
-        with Client.at(str(self.layout.home)) as service:
+        with own_client(self.layout) as service:
             service.status()  # agents without a service would find nobody to report to
             first = [] if self.started else [f"started the agent of {name}" for name in self.backend.start()]
             said = first + self.backend.tend(service)

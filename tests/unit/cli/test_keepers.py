@@ -97,7 +97,7 @@ def test_a_service_is_started_again_while_the_backend_hangs(layout: Layout, monk
     monkeypatch.setattr(keeper, "remembered_backend", lambda layout: Backend())
     monkeypatch.setattr(keeper, "service_process", lambda layout: None if died.is_set() else object())
     monkeypatch.setattr(keeper, "restart_service", restart)
-    monkeypatch.setattr(keeper.Client, "at", lambda home: nullcontext())
+    monkeypatch.setattr(keeper, "own_client", lambda layout: nullcontext())
     stop = threading.Event()
     thread = threading.Thread(target=keeper.keep, args=(layout, stop.is_set))
     thread.start()

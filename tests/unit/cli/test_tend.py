@@ -36,7 +36,7 @@ def looks(monkeypatch, tmp_path, capsys):
     def run(nodes, looks, services=()):
         services, pauses = list(services), []
 
-        def at(home):
+        def own_client(layout):
             trouble = services.pop(0) if services else None
             if trouble:
                 raise trouble
@@ -46,7 +46,7 @@ def looks(monkeypatch, tmp_path, capsys):
             assert options == {"backend": "ray", "address": "a:1", "x": "y=z"}
             return nodes
 
-        monkeypatch.setattr("plait.live.client.Client.at", at)
+        monkeypatch.setattr(tend, "own_client", own_client)
         monkeypatch.setattr(tend, "open_backend", open_backend)
         monkeypatch.setattr(keeping.time, "sleep", pauses.append)
         words = ["--home", str(tmp_path), "--backend", "ray", "--address", "a:1", "-o", "x=y=z"]

@@ -16,10 +16,11 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra [live]")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
 
-from plait.cli import keeper, keeping, starting, stopping  # noqa: E402
+from plait.cli import keeper, keeping, starting, stopping, tend  # noqa: E402
 from plait.cli.services import start_service  # noqa: E402
 from plait.core.errors import InputError  # noqa: E402
 from plait.live.agent.procs import Process  # noqa: E402
+from plait.live.client import Client  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
 from plait.live.service.main import only_one  # noqa: E402
 
@@ -139,3 +140,22 @@ def test_down_ends_a_keeper_that_has_hardly_begun(layout: Layout, nodes: Nodes, 
     assert keeping.running(layout, "keeper") == child
     stopping.stop(layout, stop_jobs=False)
     assert not child.alive
+
+
+def test_the_environment_names_no_other_cluster(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[str, str]] = []
+
+    class Backend(Nodes):
+        def tend(self, service: Client) -> list[str]:
+            heard.append((service.url, service._http.headers["Authorization"]))
+            return []
+
+    monkeypatch.setenv("PLAIT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("PLAIT_TOKEN", "plait_of_another_cluster")
+    monkeypatch.setattr(keeper, "service_process", lambda layout: object())
+    monkeypatch.setattr(Client, "status", lambda self: {})
+    layout.service_file.write_text('{"url": "http://127.0.0.1:2"}')
+    layout.token_file.write_text("plait_ours\n")
+    keeper.tend_nodes(layout, Backend())  # type: ignore[arg-type]
+    tend.Nodes(layout, Backend()).look()  # type: ignore[arg-type]
+    assert heard == [("http://127.0.0.1:2", "Bearer plait_ours")] * 2
