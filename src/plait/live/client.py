@@ -26,7 +26,7 @@ except ImportError:  # the extra is not there; say so when somebody wants to tal
 from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.live.layout import Layout
 
-#: Seconds to connect and to wait for an answer. Logs that are followed wait without limit between lines.
+#: Seconds to connect, and to wait for an answer or for more of one; of a log that is quiet something comes each 10 s.
 CONNECT_S, ANSWER_S = 3.0, 30.0
 #: Asked again after these pauses, seconds, with up to as much again at random.
 PAUSES_S = (0.1, 0.3, 1.0)
@@ -164,12 +164,8 @@ class Client:
         failed, heard = 0, time.monotonic()
         while True:
             try:
-                with self._http.stream(
-                    "GET",
-                    path,
-                    params={"rank": rank, "offset": offset, "follow": 1},
-                    timeout=httpx.Timeout(None, connect=CONNECT_S),
-                ) as answer:
+                query = {"rank": rank, "offset": offset, "follow": 1}
+                with self._http.stream("GET", path, params=query) as answer:
                     if answer.status_code >= 400:
                         answer.read()
                         if self._follows(answer, heard):
@@ -186,7 +182,7 @@ class Client:
                         if text:
                             yield text
             except httpx.HTTPError as error:
-                if self._follows(error, heard):
+                if self._follows(error, heard) or self._moves():
                     continue
                 failed, heard = failed + 1, time.monotonic()
                 if failed > len(PAUSES_S):
@@ -309,7 +305,7 @@ class Client:
             try:
                 answer = self._http.request(method, path, json=body, params=params)
             except httpx.HTTPError as error:
-                if self._follows(error, began):
+                if self._follows(error, began) or (repeat and self._moves()):
                     continue
                 if last:
                     raise self._gone(error) from error
@@ -333,12 +329,18 @@ class Client:
             return False
         if time.monotonic() > began + LEAD_S:
             return False
+        self._moves(named)
+        time.sleep(LOOK_S)
+        return True
+
+    def _moves(self, named: object = None) -> bool:
+        """Go where the home folder says that the leader is, else where `named` is; whether that is elsewhere."""
         if self._found_in is not None:
             named = (read_service_file(self._found_in) or {}).get("url") or named
-        if isinstance(named, str) and named.rstrip("/") != self.url and _no_worse(self.url, named):
-            self.url = named.rstrip("/")
-            self._http.base_url = httpx.URL(self.url)
-        time.sleep(LOOK_S)
+        if not isinstance(named, str) or named.rstrip("/") == self.url or not _no_worse(self.url, named):
+            return False
+        self.url = named.rstrip("/")
+        self._http.base_url = httpx.URL(self.url)
         return True
 
     def _others(self) -> bool:

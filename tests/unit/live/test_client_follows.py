@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -83,3 +84,81 @@ def test_a_dead_leader_is_looked_for_in_the_home_folder(tmp_path: Path, others: 
             with pytest.raises(NotRunning):
                 client.submit([{"command": ["x"]}])
             assert asked == ["a"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "service.json").write_text(json.dumps({"url": A, "pid": 1}))
+    (tmp_path / "token").write_text("x")
+    return tmp_path
+
+
+def test_a_question_to_a_leader_that_sleeps_is_asked_where_the_next_one_is(home: Path) -> None:
+    asked = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(f"{request.method} {request.url.host}")
+        if request.url.host == "b":
+            return httpx.Response(200, json={"term": 2})
+        (home / "service.json").write_text(json.dumps({"url": B, "pid": 2}))
+        raise httpx.ReadTimeout("asleep", request=request)
+
+    for method in ("GET", "POST"):
+        (home / "service.json").write_text(json.dumps({"url": A, "pid": 1}))
+        with Client.at(str(home)) as client:
+            client._http = httpx.Client(base_url=A, transport=httpx.MockTransport(answer))
+            if method == "GET":
+                assert client.status() == {"term": 2}
+            else:
+                with pytest.raises(NotRunning, match="does not answer"):
+                    client.submit([{"command": ["x"]}])  # it may have been taken in
+    assert asked == ["GET a", "GET b", "POST a"]
+
+
+class Broken(httpx.SyncByteStream):
+    """Some of a log, then nothing for longer than a client waits."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = texts
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from map(str.encode, self.texts)
+        raise httpx.ReadTimeout("nothing more")
+
+
+def test_a_log_is_followed_where_the_next_leader_is(home: Path) -> None:
+    asked = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append((request.url.host, request.url.params["offset"]))
+        if request.url.host == "a":
+            (home / "service.json").write_text(json.dumps({"url": B, "pid": 2}))
+            return httpx.Response(200, stream=Broken('data: {"text": "one ", "next": 4}\n\n'))
+        return httpx.Response(200, text='data: {"text": "two", "next": 7}\n\nevent: end\ndata: {}\n\n')
+
+    with Client.at(str(home)) as client:
+        client._http = httpx.Client(base_url=A, transport=httpx.MockTransport(answer))
+        assert "".join(client.follow("j-0")) == "one two"
+        assert asked == [("a", "0"), ("b", "4")]
+
+
+def test_a_log_of_a_service_that_sleeps_is_not_waited_for_without_end(home: Path) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("asleep", request=request)
+
+    with Client.at(str(home)) as client:
+        client._http = httpx.Client(base_url=A, transport=httpx.MockTransport(answer))
+        with pytest.raises(NotRunning, match="does not answer"):
+            list(client.follow("j-0"))
+
+
+def test_a_log_that_is_followed_is_not_waited_for_without_end(home: Path) -> None:
+    waits = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        waits.append(request.extensions["timeout"]["read"])
+        return httpx.Response(200, text="event: end\ndata: {}\n\n")
+
+    with Client(A, "x", transport=httpx.MockTransport(answer)) as client:
+        assert list(client.follow("j-0")) == []
+    assert waits == [client_module.ANSWER_S]

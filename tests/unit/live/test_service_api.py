@@ -351,6 +351,22 @@ def test_logs_come_from_the_agent(service: Service) -> None:
         assert asked.result().json() == {"text": "llo", "offset": 2, "next": 5, "size": 12, "epoch": 1, "rank": 0}
 
 
+def test_who_follows_a_log_hears_something_while_its_agent_is_silent(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plait.live.service.logs.PATIENCE_S", 0.02)
+    monkeypatch.setattr("plait.live.service.routes.logs.FOLLOW_S", 0.001)
+    monkeypatch.setattr("plait.live.service.routes.logs.QUIET_S", 0.01)
+    service.sync()
+    service.submit("ann")
+    deadline = time.monotonic() + 20
+    while not service.sync(wait_s=0.2)["attempts"]:
+        assert time.monotonic() < deadline
+    answer = service.ask("GET", "/v1/jobs/j-0/logs?follow=1", "ann")
+    assert answer.text.startswith(": still here")
+    assert "the agent of node n0 does not answer" in answer.text
+
+
 def test_a_followed_log_ends_when_the_token_is_revoked(service: Service) -> None:
     service.submit("ann")
     mine = next(t["id"] for t in service.ask("GET", "/v1/tokens").json() if t["user"] == "ann")

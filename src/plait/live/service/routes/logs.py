@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -19,9 +20,10 @@ from plait.live.service.auth import Denied, owns
 from plait.live.service.logs import NoAnswer
 from plait.live.wire import Reply
 
-#: Parts of a log: default, at most; and how often a log is looked at that does not grow.
+#: Parts of a log: default, at most.
 PART, LARGEST_PART = 65_536, 1_000_000
-FOLLOW_S = 0.3
+#: How often a log is looked at that does not grow, and after how long something is sent anyway: clients wait 30 s.
+FOLLOW_S, QUIET_S = 0.3, 10.0
 
 router = APIRouter()
 
@@ -92,7 +94,7 @@ async def _follow(
 
     `may` raises `Denied` once the token was revoked: a stream that is open is no way around that.
     """
-    epoch, quiet, patience = 0, 0.0, 0
+    epoch, said, patience = 0, time.monotonic(), 0
     while not api.closing.is_set():
         try:
             may()
@@ -114,7 +116,7 @@ async def _follow(
                     yield _event({"message": str(error.args[0])}, "error")
                     return
         if part and part["text"]:
-            offset, quiet = part["next"], 0.0
+            offset, said = part["next"], time.monotonic()
             yield _event(part)
         elif newest > epoch:
             epoch, offset = newest, 0
@@ -122,9 +124,8 @@ async def _follow(
             yield _event({"state": row["state"]}, "end")
             return
         else:
-            quiet += FOLLOW_S
-            if quiet > 10:
-                quiet = 0.0
+            if time.monotonic() - said > QUIET_S:
+                said = time.monotonic()
                 yield ": still here\n\n"
             await asyncio.sleep(FOLLOW_S)
 
