@@ -15,6 +15,7 @@ from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.live.backends import ray
 from plait.live.backends.base import COMING, DEAD, UP
 from plait.live.backends.ray_nodes import name_nodes
+from plait.live.client import NotRunning, Refused
 from plait.live.layout import Layout
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
@@ -60,13 +61,31 @@ class Cluster:
 
 
 class Service:
-    """Notes which nodes it is told to be dead."""
+    """Notes which nodes it is told to be dead, and which to forget; `down`: it does not answer."""
 
     def __init__(self) -> None:
         self.gone: list[tuple[str, str]] = []
+        self.states = {f"n{i}": "ready" for i in range(3)}
+        self.busy: set[str] = set()
+        self.drained: set[str] = set()
+        self.down = False
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [
+            {"id": name, "state": state, "drained": name in self.drained, "gpus_used": int(name in self.busy)}
+            for name, state in self.states.items()
+        ]
 
     def node_gone(self, node: str, why: str) -> None:
+        if self.down:
+            raise NotRunning("no service answers")
         self.gone.append((node, why))
+
+    def forget_node(self, node: str) -> None:
+        assert node not in self.busy
+        if self.states[node] != "lost":
+            raise Refused("its agent still reports", 409)
+        del self.states[node]
 
 
 @pytest.fixture
@@ -154,6 +173,57 @@ def test_only_a_death_that_ray_tells_of_is_passed_on(layout: Layout, monkeypatch
     assert len(service.gone) == 1
 
 
+def test_a_death_is_told_again_until_the_service_has_taken_it_in(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, service = Cluster(raylet("n0"), raylet("n1")), Service()
+    backend = backend_of(cluster, layout, monkeypatch)
+    backend.tend(service)
+    cluster.nodes[1], service.down = raylet("n1", alive=False), True
+    for _ in range(2):
+        with pytest.raises(NotRunning):
+            backend.tend(service)
+    service.down = False
+    assert backend.tend(service) == ["Ray says that n1 is dead"]
+    assert backend.tend(service) == []  # its agent may still speak
+    service.states["n1"] = "suspect"  # to the leader that took over, which nobody has told
+    assert backend.tend(service) == []
+    assert service.gone == [("n1", "Ray: the node is dead")] * 2
+
+
+def test_another_keeper_tells_of_the_deaths_before_its_time(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(raylet("n0"), raylet("n1", alive=False), raylet("of old", alive=False))
+    service = Service()
+    assert backend_of(cluster, layout, monkeypatch).tend(service) == ["attached: n0", "Ray says that n1 is dead"]
+    assert service.gone == [("n1", "Ray: the node is dead")]
+
+
+def test_the_service_forgets_nodes_that_are_lost_and_gone(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, service = Cluster(raylet("n0"), raylet("n1"), raylet("n2")), Service()
+    backend = backend_of(cluster, layout, monkeypatch)
+    backend.tend(service)
+    service.states |= {"by-hand": "lost", "n0": "lost"}
+    cluster.nodes = [raylet("n0"), raylet("n1", alive=False)]  # of n2 the head knows nothing any more
+    assert backend.tend(service) == ["Ray says that n1 is dead"]
+    service.states |= {"n1": "lost", "n2": "lost"}
+    service.busy = {"n1"}
+    assert backend.tend(service) == ["node n2 is gone"]
+    service.busy = set()
+    assert backend.tend(service) == ["node n1 is gone"]
+    assert backend.tend(service) == []
+    assert sorted(service.states) == ["by-hand", "n0"]  # not Ray's; there, and late
+
+
+def test_a_node_that_somebody_drained_stays_drained(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, service = Cluster(raylet("n0"), raylet("n1", alive=False)), Service()
+    service.drained = {"n1"}
+    backend = backend_of(cluster, layout, monkeypatch)
+    assert backend.tend(service) == ["attached: n0", "Ray says that n1 is dead"]
+    service.states["n1"] = "lost"
+    assert (backend.tend(service), backend.tend(service)) == ([], [])
+    assert "n1" in service.states
+
+
 def test_that_the_head_is_gone_and_back_is_said_once_and_who_is_attached(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,17 +285,26 @@ def test_an_end_without_a_head_names_the_agents_that_run_on(layout: Layout, monk
     assert not backend.word_file.exists()  # executors stop keeping agents by themselves
 
 
-def test_names_stay_with_their_nodes() -> None:
+def test_names_are_the_same_for_every_keeper(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     plain: dict[str, Any] = {"labels": {}, "host": "gpu box", "gpus": 2}
-    nodes = [raylet("x", number="aaaaaaaaa1") | plain, raylet("x", number="bbbbbbbbb2") | plain]
-    named = name_nodes(nodes[:1], {}, None)
-    assert list(named) == ["gpu-box"]
-    taken = {node.id: node.name for node in named.values()}
-    again = name_nodes(nodes, taken, None)  # another on the same machine: the first keeps its name
-    assert {name: node.id for name, node in again.items()} == {
-        "gpu-box": "aaaaaaaaa1",
-        "gpu-box-bbbbbbbb": "bbbbbbbbb2",
-    }
+    first, second = (raylet("x", number=number) | plain for number in ("bbbbbbbbb2", "aaaaaaaaa1"))
+    cluster, service = Cluster(first), Service()
+    keeper = backend_of(cluster, layout, monkeypatch)
+    assert keeper.tend(service) == ["attached: gpu-box"]
+    cluster.nodes = [first, second]  # another on the same machine, or the one that was started again
+    (line,) = keeper.tend(service)
+    assert line.startswith("the raylet aaaaaaaa at 10.0.0.7 is not used, since another one is gpu-box already; give it")
+    assert keeper.tend(service) == []
+    again = backend_of(cluster, layout, monkeypatch)
+    again.start()
+    assert [place.name for place in again.list_nodes()] == ["gpu-box"]  # one machine, one agent
+    assert "the raylet bbbbbbbb at 10.0.0.7 is not used" in capsys.readouterr().err
+    cluster.nodes = [first | {"alive": False}, second]
+    assert keeper.tend(service) == []
+    assert [order["id"] for order in cluster.asked[-1]["orders"]] == ["aaaaaaaaa1"]
+    assert service.gone == []
 
 
 def test_of_two_that_claim_one_label_the_one_that_has_it_keeps_it_until_it_is_dead() -> None:

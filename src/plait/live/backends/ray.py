@@ -27,7 +27,8 @@ from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.live.agent import procs
 from plait.live.backends.base import COMING, DEAD, UP, Place, whole
 from plait.live.backends.host import AgentHost
-from plait.live.backends.ray_nodes import RayNode, name_nodes
+from plait.live.backends.ray_gone import Gone
+from plait.live.backends.ray_nodes import RayNode, name_nodes, passed_over
 from plait.live.layout import Layout, make_private, write_secret
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ class RayBackend:
         self.namespace = "plait-" + hashlib.sha256(str(layout.home).encode()).hexdigest()[:12]
         self._bridge: _Bridge | None = None
         self._nodes: dict[str, RayNode] = {}
-        self._dead: dict[str, str] = {}
+        self._gone = Gone()
+        self._passed_over: list[str] = []
         self._agents: dict[str, int | None] = {}
         self._problems: dict[str, str] = {}
         self._attached: set[str] = set()  # those whose executor has answered since the head did
@@ -93,6 +95,7 @@ class RayBackend:
             while True:
                 started += self._look()
                 if self._nodes and set(self._nodes) <= {n for n, pid in self._agents.items() if pid}:
+                    print(*self._passed_over, sep="\n", end="\n" * bool(self._passed_over), file=sys.stderr)
                     return sorted(set(started))
                 problem = next((f"node {n}: {why}" for n, why in sorted(self._problems.items())), None)
                 if problem and time.monotonic() > until - START_S + CALL_S:
@@ -113,7 +116,7 @@ class RayBackend:
         """One look. Without a head nothing is done, and jobs go on; that it is gone and back is said once."""
         if time.monotonic() < self._again_s:
             return []
-        before, attached = self._nodes, self._attached
+        attached, passed_over = self._attached, self._passed_over
         try:
             started = self._look()
         except NoHead as error:
@@ -126,12 +129,8 @@ class RayBackend:
             said.append(f"the head at {self.address} is back")  # its nodes come one by one
         if new := sorted(self._attached - attached):
             said.append(f"attached: {', '.join(new)}")
-        for name, node in before.items():
-            why = self._dead.get(node.id)  # a head that was started anew knows nothing of it, which proves nothing
-            if name not in self._nodes and why is not None:
-                service.node_gone(name, f"Ray: {why or 'the node is dead'}")
-                said.append(f"Ray says that {name} is dead")
-        return said
+        said += [line for line in self._passed_over if line not in passed_over]
+        return said + self._gone.tell(service)
 
     def list_nodes(self) -> list[Place]:
         """Nodes as Ray knows them, and what keeps them from work."""
@@ -181,8 +180,9 @@ class RayBackend:
         """The usable nodes that are alive, by name."""
         found = self._ask({"do": "nodes"}, CALL_S)["nodes"]
         taken = {node.id: node.name for node in self._nodes.values()}
-        self._dead = {item["id"]: item["why"] for item in found if not item["alive"]}
         self._nodes = name_nodes(found, taken, self.slots)
+        self._gone.note(found, taken.values(), self._nodes)
+        self._passed_over = passed_over(found, self._nodes, self.slots)
         self._agents = {name: pid for name, pid in self._agents.items() if name in self._nodes}
 
     def _look(self) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,24 +32,23 @@ class RayNode:
 def name_nodes(found: Sequence[Mapping[str, Any]], taken: Mapping[str, str], slots: int | None) -> dict[str, RayNode]:
     """The living nodes that have something to give, by name.
 
-    `found` as the bridge gives them, `taken` the names that nodes of Ray (by id) have already and keep, `slots` those
-    of nodes that neither have GPUs nor say how many. The name is the label plait/node, else the host's name, with the
-    beginning of its id if two nodes share it. Of two that claim one label, the one that has it keeps it until it is
-    dead: so a raylet that was started again takes over once Ray has noticed.
+    `found` as the bridge gives them, `taken` the names that nodes of Ray (by id) have already, `slots` those of nodes
+    that neither have GPUs nor say how many. Of two that claim one name, the one that has it keeps it until it is dead:
+    so a raylet that was started again takes over once Ray has noticed. The other one is not used: under a name made up
+    for it, which the next look may give differently, there would be two agents on the same GPUs.
 
     >>> node = {"id": "ab12cd34ef", "alive": True, "host": "box", "address": "1.2.3.4", "gpus": 2, "kind": None}
     >>> name_nodes([node | {"labels": {}}], {}, None)["box"].executor
     'executor-box-ab12cd34'
-    >>> list(name_nodes([node | {"labels": {}}, node | {"id": "99zz88yy", "labels": {}}], {}, None))
-    ['box-99zz88yy', 'box-ab12cd34']
+    >>> second = node | {"id": "99zz88yy77"}
+    >>> list(name_nodes([node | {"labels": {}}, second | {"labels": {"plait/node": "box-2"}}], {}, None))
+    ['box-2', 'box']
     """
-    usable = [(item, size) for item in found if item["alive"] and (size := _size(item, slots))[0] > 0]
-    hosts = Counter(str(item["host"]) for item, _ in usable if not _label(item))
     named: dict[str, RayNode] = {}
     # whoever has a name already comes first; then by id, so that every look gives the same
-    for item, (gpus, real) in sorted(usable, key=lambda pair: (pair[0]["id"] not in taken, pair[0]["id"])):
-        name = taken.get(item["id"]) or _label(item) or _plain(item, hosts)
-        if name in named:
+    for item in sorted(found, key=lambda item: (item["id"] not in taken, item["id"])):
+        name, (gpus, real) = name_of(item), _size(item, slots)
+        if name in named or not item["alive"] or gpus == 0:
             continue
         rack = str(item["labels"].get(RACK, "0"))
         kind = item["kind"] if item["kind"] and _NAME.fullmatch(item["kind"]) else None
@@ -60,14 +58,27 @@ def name_nodes(found: Sequence[Mapping[str, Any]], taken: Mapping[str, str], slo
     return named
 
 
-def _label(item: Mapping[str, Any]) -> str | None:
-    name = item["labels"].get(NAME)
-    return str(name) if name and _NAME.fullmatch(str(name)) else None
+def passed_over(found: Sequence[Mapping[str, Any]], named: Mapping[str, RayNode], slots: int | None) -> list[str]:
+    """A sentence for each living node that has something to give, but whose name is that of another."""
+    used = {node.id for node in named.values()}
+    return [
+        f"the raylet {item['id'][:8]} at {item['address']} is not used, since another one is {name_of(item)} already; "
+        "give it a name of its own: ray start --labels plait/node=NAME"
+        for item in found
+        if item["alive"] and item["id"] not in used and _size(item, slots)[0] > 0
+    ]
 
 
-def _plain(item: Mapping[str, Any], hosts: Counter[str]) -> str:
-    host = re.sub(r"[^A-Za-z0-9._-]", "-", str(item["host"]))[:50].lstrip("._-") or "node"
-    return host if hosts[str(item["host"])] == 1 else f"{host}-{item['id'][:8]}"
+def name_of(item: Mapping[str, Any]) -> str:
+    """The label plait/node, else the host's name: what a node that comes back is called again, whoever looks.
+
+    >>> name_of({"labels": {"plait/node": "n7"}, "host": "gpu box"}), name_of({"labels": {}, "host": "gpu box"})
+    ('n7', 'gpu-box')
+    """
+    label = str(item["labels"].get(NAME) or "")
+    if _NAME.fullmatch(label):
+        return label
+    return re.sub(r"[^A-Za-z0-9._-]", "-", str(item["host"]))[:63].lstrip("._-") or "node"
 
 
 def _size(item: Mapping[str, Any], slots: int | None) -> tuple[int, bool]:
