@@ -41,7 +41,7 @@ def remember(layout: Layout, options: dict[str, Any], name: str = FIRST) -> None
 
 
 def was_up(layout: Layout) -> bool:
-    """Whether a `plait up` has ever come to its end here."""
+    """Whether a `plait up` has come to its end here, or was killed before."""
     return options_file(layout).exists()
 
 

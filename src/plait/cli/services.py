@@ -14,6 +14,7 @@ from typing import Any
 
 from plait.core.errors import InputError
 from plait.live.agent.procs import Process, boot_id
+from plait.live.backends.host import Outliving
 from plait.live.client import Client, read_service_file, service_url
 from plait.live.layout import Layout
 from plait.live.service.facts import FIRST, file_of, records
@@ -112,7 +113,7 @@ def _spawn(layout: Layout, options: dict[str, Any], log_file: Path) -> subproces
     words = [word for name in SERVICE_OPTIONS if name in options for word in _words(name, options[name])]
     command = [sys.executable, "-m", "plait.live.service", "--home", str(layout.home), *words]
     with open(log_file, "ab") as log:
-        return subprocess.Popen(
+        return Outliving(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=layout.home
         )
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from plait.cli import keeping
 from plait.cli.live import duration, note
-from plait.cli.remembered import remember, remembered, remembered_backend, was_up
+from plait.cli.remembered import options_file, remember, remembered, remembered_backend, was_up
 from plait.cli.services import (
     LOOK_S,
     PATIENCE_S,
+    end_child,
     last_line,
     others_ready,
     own_client,
@@ -22,7 +23,7 @@ from plait.cli.services import (
     start_service,
 )
 from plait.cli.stopping import stop
-from plait.core.errors import InputError, MissingExtra
+from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.live.backends.base import Backend, open_backend
 from plait.live.client import Client
 from plait.live.layout import Layout, make_private
@@ -55,16 +56,34 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     keeping.stop(layout, keeping.KEEPER)  # it would go on with the options of before
     if others_ready(layout):
         return _rejoin(layout, options, backend)
+    before = remembered(layout) if was_up(layout) else None
     process = start_service(layout, options)
     try:
+        remember(layout, options)  # so that `plait down` finds what is begun now
         backend.start()
-        remember(layout, options)
         service = own_client(layout)
         _await_nodes(service, layout, process, backend.expected())
-    except BaseException:
-        stop(layout, stop_jobs=False)
+    except BaseException as error:
+        if isinstance(error, PlaitError) and before == remembered(layout) and process.poll() is None:
+            # Agents and jobs of before are not to lose their service because of it.
+            note(f"{error}; the service runs, and its nodes are tried again until they come")
+            return own_client(layout)
+        _undo(layout, process, before)
         raise
     return service
+
+
+def _undo(layout: Layout, process: subprocess.Popen[bytes], before: dict[str, Any] | None) -> None:
+    """End what a start began that failed; agents of before go on as they do without a service."""
+    if before is not None:
+        end_child(process)
+        remember(layout, before)
+        return
+    try:
+        stop(layout, stop_jobs=False)
+    except PlaitError as error:  # the same trouble again, likely
+        note(str(error))
+    options_file(layout).unlink()
 
 
 def restart_service(layout: Layout) -> None:
@@ -79,7 +98,7 @@ def restart_service(layout: Layout) -> None:
 def _mended(layout: Layout, given: dict[str, Any], pid: int) -> Client:
     """The service that runs, with agents that have died started again; `InputError` if nothing is to be done."""
     backend = remembered_backend(layout)
-    # Nodes are remembered once a cluster is up: until then another `plait up` is at work on it.
+    # A service that was started by itself has no nodes of ours.
     started = [] if given or not was_up(layout) else backend.start()
     if not started:
         raise InputError(

@@ -17,7 +17,8 @@ pytest.importorskip("fastapi", reason="needs the extra [live]")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
 
 from plait.cli import keeper, keeping, starting, stopping, tend  # noqa: E402
-from plait.cli.services import start_service  # noqa: E402
+from plait.cli.remembered import remember, remembered, was_up  # noqa: E402
+from plait.cli.services import process_of, start_service  # noqa: E402
 from plait.core.errors import InputError  # noqa: E402
 from plait.live.agent.procs import Process  # noqa: E402
 from plait.live.client import Client  # noqa: E402
@@ -159,3 +160,51 @@ def test_the_environment_names_no_other_cluster(layout: Layout, monkeypatch: pyt
     keeper.tend_nodes(layout, Backend())  # type: ignore[arg-type]
     tend.Nodes(layout, Backend()).look()  # type: ignore[arg-type]
     assert heard == [("http://127.0.0.1:2", "Bearer plait_ours")] * 2
+
+
+@pytest.fixture
+def no_engine(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes cannot be started, as where no head of Ray answers."""
+
+    def start() -> list[str]:
+        nodes.asked.append("start")
+        raise InputError("no head answers")
+
+    monkeypatch.setattr(nodes, "start", start)
+
+
+def service_of(layout: Layout) -> Process | None:
+    return process_of(json.loads(layout.service_file.read_text())) if layout.service_file.exists() else None
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_a_home_that_was_up_has_its_service_though_the_engine_is_away(
+    layout: Layout, nodes: Nodes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (layout.home / "nodes").mkdir()  # there are agents
+    remember(layout, {"backend": "ray", "address": "a:1", "nodes": 2})
+    try:
+        with starting.start(layout, {"nodes": 2, "policy": "fifo"}) as service:
+            assert service.status()["policy"] == "fifo"
+        assert "no head answers; the service runs, and its nodes are tried again" in capsys.readouterr().err
+        assert nodes.asked == ["start"]
+    finally:
+        stopping.stop(layout, stop_jobs=False)
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_other_options_that_fail_are_undone_and_agents_of_before_go_on(layout: Layout, nodes: Nodes) -> None:
+    (layout.home / "nodes").mkdir()
+    before = {"backend": "ray", "address": "a:1"}
+    remember(layout, before)
+    with pytest.raises(InputError, match="no head answers"):
+        starting.start(layout, {"address": "a:2"})
+    assert (nodes.asked, service_of(layout), remembered(layout)) == (["start"], None, before)
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_a_first_start_that_fails_leaves_nothing(layout: Layout, nodes: Nodes) -> None:
+    (layout.home / "nodes").mkdir()
+    with pytest.raises(InputError, match="no head answers"):
+        starting.start(layout, {"backend": "ray"})
+    assert (nodes.asked, service_of(layout), was_up(layout)) == (["start", "stop"], None, False)
