@@ -36,6 +36,7 @@ VERSION = "1.31"
 #: What is not in the tree, and who makes it: Secrets with their keys (None: read as a whole), Services.
 FROM_OUTSIDE = {
     "Secret": {"plait-postgres": None, "plait-metrics": {"token"}, "plait-ray": {"auth_token"}},
+    "ConfigMap": {"plait-postgres-ca": {"ca.crt"}},
 }
 #: Programs of the image that are not plait.
 SHELLS = {"/bin/sh", "/bin/bash"}
@@ -210,6 +211,8 @@ def check_names(objects: list[dict]) -> None:
         for volume in volumes.values():
             if "persistentVolumeClaim" in volume:
                 need("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"])
+            if "configMap" in volume:
+                need("ConfigMap", volume["configMap"]["name"])
         for container in containers(pod):
             _check_container(container, volumes, need)
     for item in objects:
@@ -274,7 +277,8 @@ def test_every_name_leads_somewhere(objects):
     ("old", "new"),
     [
         ("claimName: plait-home", "claimName: plait-hom"),
-        ("name: plait-postgres", "name: plait-postgre"),
+        ("name: plait-postgres\n", "name: plait-postgre\n"),
+        ("name: plait-postgres-ca", "name: plait-postgres-cert"),
         ("key: auth_token", "key: auth-token"),
         ("serviceAccountName: plait", "serviceAccountName: plaid"),
         ("mountPath: /srv/plait\n          name: home", "mountPath: /srv/plait\n          name: hom"),
