@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import sqlalchemy as sa
 from plait.live.engine import Engine
 from plait.live.layout import Layout
 from plait.live.store import Entry, Replaced, Store, StoreError
-from plait.live.store.seat import Seat, is_dead, this_process
+from plait.live.store import seat as seat_module
+from plait.live.store.holders import is_dead, this_process
+from plait.live.store.seat import Seat
 from plait.live.store.store import parse_url
 
 
@@ -47,10 +50,16 @@ class Services:
         store.next_term()
         return store
 
-    def run_out(self) -> None:
-        """The lease is over, by the database's clock: what happens to a leader that renews it no more."""
+    def run_out(self, *followers: Seat) -> None:
+        """Followers look, and nobody renews the lease for as long as it lasts: its holder is paused."""
+        for follower in followers:
+            assert not follower.try_take()
+        self.now_s += 60.0
+
+    def write(self, statement: str, **values: object) -> None:
+        """Change the tables behind everybody's back."""
         with sa.create_engine(parse_url(self.url), poolclass=sa.NullPool).begin() as connection:
-            connection.execute(sa.text("UPDATE lease SET until_s = extract(epoch from clock_timestamp()) - 0.001"))
+            connection.execute(sa.text(statement), values)
 
 
 @pytest.fixture
@@ -75,7 +84,7 @@ def test_one_leads_and_the_others_know_who(services: Services) -> None:
     leader = b.leader()
     assert leader is not None
     assert (leader.url, leader.term) == ("http://a", 1)
-    assert 50 < leader.left_s <= 60
+    assert 50 < leader.until_s - b.now_s() <= 60
 
 
 def test_a_place_given_away_is_taken_at_once(services: Services) -> None:
@@ -92,9 +101,7 @@ def test_a_lock_that_is_free_is_not_enough_while_the_holder_may_live(services: S
     a, b = services.seat("a"), services.seat("b")
     services.lead(a)
     a._drop()  # the session is broken; the process on the other machine goes on
-    assert not b.try_take()
-    assert not b.try_take()
-    services.run_out()
+    services.run_out(b)
     assert b.try_take()
 
 
@@ -104,6 +111,118 @@ def test_the_lease_of_a_dead_process_is_not_waited_for(services: Services) -> No
     services.lead(a)
     a._drop()
     assert b.try_take()
+
+
+def test_a_place_given_away_before_the_first_term_is_taken_at_once(services: Services) -> None:
+    a, b, c = (services.seat(name) for name in "abc")
+    services.lead(a)
+    a.close()
+    assert b.try_take()  # it cannot open the store then, or is told to end
+    b.close()
+    assert c.try_take()
+
+
+def test_whoever_takes_the_place_renews_the_lease_before_its_first_term_too(services: Services) -> None:
+    a, b, c = services.seat("a"), services.seat("b", lease_s=0.2), services.seat("c")
+    services.lead(a)
+    a.close()
+    assert b.try_take()
+    first = c.leader()
+    assert first is not None
+    assert first.until_s - c.now_s() <= 0.2
+    until = time.monotonic() + 20
+    while c.leader() == first:
+        assert time.monotonic() < until
+
+
+def test_one_that_was_replaced_before_its_first_term_gets_none(services: Services) -> None:
+    a, b, c = (services.seat(name) for name in "abc")
+    services.lead(a)
+    a.close()
+    assert b.try_take()
+    store = services.store(b)
+    services.run_out(c)
+    assert c.try_take()
+    with pytest.raises(Replaced, match="before it began"):
+        store.next_term()
+    assert services.store(c).next_term() == 2
+
+
+def test_no_term_is_given_twice(services: Services) -> None:
+    services.store(None).close()
+    stores, terms, done = [services.store(None) for _ in range(2)], [], threading.Event()
+
+    def second() -> None:
+        terms.append(stores[1].next_term())
+        done.set()
+
+    other = threading.Thread(target=second)
+
+    def before(connection: object, cursor: object, statement: str, *rest: object) -> None:
+        if statement.startswith("UPDATE meta"):
+            other.start()
+            done.wait(0.5)  # it has to wait for us
+
+    sa.event.listen(stores[0]._engine, "before_cursor_execute", before)
+    terms.append(stores[0].next_term())
+    other.join()
+    assert sorted(terms) == [1, 2]
+
+
+def test_dates_that_are_set_neither_depose_a_leader_nor_keep_a_dead_one(services: Services) -> None:
+    a, b = services.seat("a"), services.seat("b")
+    services.lead(a)
+    assert not b.try_take()
+    services.write("UPDATE lease SET until_s = until_s - 3600")  # the date was set forward
+    assert not b.try_take()
+    services.now_s += 59.0
+    assert not b.try_take()
+    assert a.renew()
+    services.now_s += 59.0
+    assert not b.try_take()
+    a._drop()  # its machine is dead
+    services.write("UPDATE lease SET until_s = until_s + 3600")  # the date was set back
+    services.run_out(b)
+    assert b.try_take()
+
+
+def test_a_follower_waits_for_as_long_as_the_leader_takes_its_lease_to_last(services: Services) -> None:
+    here = json.loads(this_process(60.0)) | {"boot": "another machine"}
+    a, b = services.seat("a", holder=json.dumps(here)), services.seat("b", lease_s=1.0)
+    services.lead(a)
+    assert not b.try_take()
+    services.now_s += 59.0
+    assert not b.try_take()
+    services.now_s += 1.0
+    assert b.try_take()
+
+
+def test_a_lease_that_cannot_be_renewed_for_any_reason_is_lost(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = services.seat("a", lease_s=0.2)
+    heard = threading.Event()
+    a.lost = lambda why: heard.set()
+
+    def renew() -> bool:
+        raise MemoryError
+
+    monkeypatch.setattr(a, "renew", renew)
+    services.lead(a)
+    assert heard.wait(20)
+    assert not a.holds()
+    assert a.why == "the lease cannot be renewed: MemoryError "
+
+
+def test_a_leader_that_hangs_leads_no_more(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seat_module, "HUNG_S", 0.4)
+    a, heard = services.seat("a", lease_s=0.2), threading.Event()
+    a.lost = lambda why: heard.set()
+    a.pulse = lambda: 7
+    services.lead(a)
+    assert heard.wait(20)
+    assert not a.holds()
+    assert a.why == "the engine has done nothing for 0.4 s"
 
 
 def test_who_is_dead() -> None:
@@ -119,8 +238,7 @@ def test_a_leader_that_sleeps_past_its_lease_is_replaced_and_its_commits_are_ref
     a, b = services.seat("a"), services.seat("b")
     old = services.lead(a)
     old.commit([note(1)])
-    assert not b.try_take()
-    services.run_out()  # a holds the lock still
+    services.run_out(b)  # a holds the lock still
     new = services.lead(b)
     new.commit([note(2)])
     with pytest.raises(Replaced, match="of term 1, was replaced by a leader of term 2"):
@@ -128,7 +246,7 @@ def test_a_leader_that_sleeps_past_its_lease_is_replaced_and_its_commits_are_ref
     with pytest.raises(Replaced):
         old.set_fact("x", "y")
     assert [e.seq for e in new.entries()] == [1, 2]
-    # Its own renewals fail, as the session with the lock was ended; by its own clock the lease goes on until then.
+    # Its own renewals fail, as the session with the lock was ended.
     with pytest.raises(sa.exc.SQLAlchemyError):
         a.renew()
 
@@ -136,7 +254,7 @@ def test_a_leader_that_sleeps_past_its_lease_is_replaced_and_its_commits_are_ref
 def test_a_renewal_after_another_has_begun_takes_nothing_back(services: Services) -> None:
     a, b = services.seat("a"), services.seat("b")
     services.lead(a)
-    services.run_out()
+    services.run_out(b)
     services.lead(b)
     a._connection = a._engine.connect()
     assert not a.renew()
@@ -175,7 +293,7 @@ def test_a_transaction_under_way_is_in_the_log_that_the_new_leader_reads(service
     """Or is refused: nothing is added between reading and the first commit."""
     a, b = services.seat("a"), services.seat("b")
     old = services.lead(a)
-    services.run_out()
+    services.run_out(b)
     writing = old._writing()
     connection = writing.__enter__()
     new = services.lead(b)  # ends the sessions of the old leader, or its open transaction would hold up the term
@@ -205,7 +323,7 @@ def test_an_engine_that_was_replaced_is_broken_and_the_new_one_goes_on(services:
     assert a.try_take()
     old = Engine(services.store(a), Layout.at(tmp_path), now=5.0, policy="fifo")
     assert old.submit([{"command": ["a"]}], owner="ann", now=6.0) == [0]
-    services.run_out()
+    services.run_out(b)
     assert b.try_take()
     new = Engine(services.store(b), Layout.at(tmp_path), now=0.0)
     assert new.begin_s == 6.0

@@ -115,10 +115,11 @@ def _seat(args: argparse.Namespace, address: str) -> Seat | None:
     if not (args.db or "").startswith("postgres"):
         return None
     try:
-        from plait.live.store.seat import Seat, this_process
+        from plait.live.store.holders import this_process
+        from plait.live.store.seat import Seat
         from plait.live.store.store import parse_url
 
-        return Seat(parse_url(args.db), holder=this_process(), address=address, lease_s=args.lead_lease)
+        return Seat(parse_url(args.db), holder=this_process(args.lead_lease), address=address, lease_s=args.lead_lease)
     except ImportError as error:
         from plait.core.errors import MissingExtra
 

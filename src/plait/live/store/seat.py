@@ -1,22 +1,22 @@
 """Who leads, where several services stand ready on one PostgreSQL: an advisory lock, and a lease with a term.
 
-    seat = Seat(url, holder=this_process(), address="http://a:8642")
+    seat = Seat(url, holder=holders.this_process(), address="http://a:8642")
     while not seat.try_take():          # a follower, every 0.3 s
         time.sleep(0.3)
-    store = Store.open(url, seat=seat)  # from `store.next_term()` on the lease is renewed
+    store = Store.open(url, seat=seat)  # the lease is renewed meanwhile, and `store.next_term()` gives it a term
     seat.holds()                        # asked before anybody is told anything
 
-The lock names the leader; the lease, by the database's clock, tells whether it still lives where the lock cannot: a
-paused process or one behind a broken network keeps its session. Once the lease is over a follower ends all sessions of
-its holder and takes the lock. The old leader has stopped answering by then, by its own clock, which began to count
-before the database's did; and its commits are refused, since each checks the term (`Store`).
+The lock names the leader; the lease tells whether it still lives where the lock cannot: a paused process or one behind
+a broken network keeps its session. It is over when a follower, by its own clock, has seen nobody renew it for as long
+as it lasts: dates, the database's too, may be set. Then the follower ends all sessions of its holder and takes the
+lock. The old leader has stopped answering by then, by its own clock, which began to count before the follower's did;
+and its commits are refused, since each checks the term (`Store`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import threading
 import time
@@ -28,11 +28,12 @@ import sqlalchemy as sa
 
 from plait.live.agent import procs
 from plait.live.store import schema
+from plait.live.store.holders import LEASE_S, is_dead, lasts_s
 
-#: Seconds that a lease lasts, how often in that time it is renewed, and how often a follower looks.
-LEASE_S, RENEWALS, LOOK_S = 3.0, 4, 0.3
-#: A new leader gets so many seconds for what it does before its first term: bringing the tables to its version.
-_BEGIN_S = 60.0
+#: How often a lease is renewed while it lasts, and after how many seconds a follower looks again.
+RENEWALS, LOOK_S = 4, 0.3
+#: A leader whose engine has not turned for so many seconds hangs, and leads no more. Decisions take less.
+HUNG_S = 120.0
 #: Seconds until sessions that are told to end have ended.
 _END_S = 1.0
 _LOCK_KEY = 0x706C616974  # "plait"
@@ -56,38 +57,12 @@ _END = sa.text(
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The lease: whose it is, where that one answers, its term, and for how many seconds it is still good."""
+    """The lease: whose it is, where that one answers, its term, and until when it was made, by the database's clock."""
 
     holder: str
     url: str
     term: int
-    left_s: float
-
-
-def this_process() -> str:
-    """How the lease names the process that asks: another one on the same machine can see whether it is dead."""
-    me = procs.Process.of(os.getpid())
-    assert me is not None
-    return json.dumps({"pid": me.pid, "start_time": me.start_time, "boot": me.boot, "space": _space()})
-
-
-def is_dead(holder: str) -> bool:
-    """Whether a holder is known to be dead; False for one of another machine or container: nobody here can tell."""
-    try:
-        said = json.loads(holder)
-        if said["boot"] != procs.boot_id() or said["space"] != _space() or not said["space"]:
-            return False
-        return not procs.Process(said["pid"], said["start_time"], said["boot"]).alive
-    except (ValueError, KeyError, TypeError, OSError):
-        return False
-
-
-def _space() -> str:
-    """The pid namespace: pids of other containers say nothing here."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
+    until_s: float
 
 
 class Seat:
@@ -104,7 +79,13 @@ class Seat:
         self.term = 0
         #: The lease as it was seen last.
         self.seen: Leader | None = None
+        self._watched: tuple[Leader, float] | None = None
         self.lost: Callable[[str], object] = lambda why: None
+        #: Why it leads no more.
+        self.why = ""
+        #: Gives another value each time as long as whoever leads does not hang.
+        self.pulse: Callable[[], object] = object
+        self._beat: tuple[object, int] = (None, 0)
         self._engine = sa.create_engine(
             url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT", connect_args=self.options()
         )
@@ -136,7 +117,8 @@ class Seat:
 
     def now_s(self) -> float:
         """Seconds since 1970 by the database's clock, which all services share."""
-        return float(self._session().execute(sa.select(_NOW)).scalar_one())
+        with self._engine.connect() as connection:  # the session with the lock is busy with the lease
+            return float(connection.execute(sa.select(_NOW)).scalar_one())
 
     def try_take(self) -> bool:
         """Take the lock if it is free or its holder's lease is over; True once we lead. Raises SQLAlchemyError."""
@@ -153,18 +135,24 @@ class Seat:
         self.seen = lease = _lease(connection)
         if lease is None:
             return True
-        if lease.left_s > 0 and lease.holder != self.holder and not is_dead(lease.holder):
+        if lease.holder != self.holder and not is_dead(lease.holder) and not self._is_over(lease):
             return False  # it lost its session, and may live: until the lease is over it may answer
         # Whoever looks from now on sees somebody at work, not a lease that is over. Renewals of the old one miss it.
         table = schema.lease
-        connection.execute(
-            sa.update(table).values(holder=self.holder, url=self.address, until_s=_NOW + max(_BEGIN_S, self.lease_s))
-        )
+        connection.execute(sa.update(table).values(holder=self.holder, url=self.address, until_s=_NOW + self.lease_s))
+        self.keep()
         return True
+
+    def _is_over(self, lease: Leader) -> bool:
+        """Given away, or not renewed for as long as it lasts since we look."""
+        now_s = self._clock()
+        if self._watched is None or self._watched[0] != lease:
+            self._watched = lease, now_s
+        return lease.until_s <= 0 or now_s - self._watched[1] >= lasts_s(lease.holder, self.lease_s)
 
     def _depose(self, connection: sa.Connection) -> bool:
         self.seen = lease = _lease(connection)
-        if lease is None or lease.left_s > 0:
+        if lease is None or not self._is_over(lease):
             return False
         for mark in connection.execute(_HOLDERS).scalars().all():
             if mark.startswith("plait-"):
@@ -195,13 +183,16 @@ class Seat:
 
     # -- the leader -----------------------------------------------------------------------------------
 
-    def begin(self, connection: sa.Connection, term: int) -> None:
-        """In the transaction that raises the term: the lease is ours from now on, of this term."""
+    def begin(self, connection: sa.Connection, term: int) -> bool:
+        """In the transaction that raises the term: the lease is of this term. False if another has taken it."""
         table, began_s = schema.lease, self._clock()
-        connection.execute(sa.delete(table))
-        row = {"id": 1, "holder": self.holder, "url": self.address, "term": term}
-        connection.execute(sa.insert(table).values(**row, until_s=_NOW + self.lease_s))
+        row = {"holder": self.holder, "url": self.address, "term": term, "until_s": _NOW + self.lease_s}
+        if connection.execute(sa.update(table).where(table.c.holder == self.holder).values(**row)).rowcount != 1:
+            if connection.execute(sa.select(table.c.id)).first() is not None:
+                return False
+            connection.execute(sa.insert(table).values(id=1, **row))
         self.term, self._until_s = term, began_s + self.lease_s
+        return True
 
     def keep(self) -> None:
         """Renew the lease from now on, in a thread of its own."""
@@ -217,7 +208,7 @@ class Seat:
         """Once; False if another has taken the place. Raises SQLAlchemyError if the session with the lock is gone."""
         assert self._connection is not None
         table, began_s = schema.lease, self._clock()
-        mine = sa.update(table).where(table.c.term == self.term, table.c.holder == self.holder)
+        mine = sa.update(table).where(table.c.holder == self.holder)
         if self._connection.execute(mine.values(until_s=_NOW + self.lease_s)).rowcount != 1:
             return False
         self._until_s = began_s + self.lease_s
@@ -225,16 +216,28 @@ class Seat:
 
     def _renew(self) -> None:
         why = "another service has taken the lease"
-        while not self._closed.wait(self.lease_s / RENEWALS):
-            try:
-                if self.renew():
-                    continue
-            except (sa.exc.SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error) as error:
-                why = f"the session that holds the lock is gone: {str(error).strip().splitlines()[0]}"
-            self._until_s = 0.0
-            if not self._closed.is_set():
-                self.lost(why)
-            return
+        try:
+            while not self._closed.wait(self.lease_s / RENEWALS):
+                if self._hangs():
+                    why = f"the engine has done nothing for {HUNG_S:g} s"
+                    break
+                if not self.renew():
+                    break
+            else:
+                return
+        except (sa.exc.SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error) as error:
+            why = f"the session that holds the lock is gone: {str(error).strip().splitlines()[0]}"
+        except BaseException as error:  # whatever it is: nobody renews the lease any more
+            why = f"the lease cannot be renewed: {type(error).__name__} {error}"
+        self._until_s, self.why = 0.0, why
+        if not self._closed.is_set():
+            self.lost(why)
+
+    def _hangs(self) -> bool:
+        """Counts renewals, not seconds: after a pause of the whole process the engine gets its time."""
+        beat, (last, same) = self.pulse(), self._beat
+        self._beat = (beat, same + 1 if beat == last else 0)
+        return self._beat[1] * self.lease_s / RENEWALS >= HUNG_S
 
     def close(self) -> None:
         """Give the place away at once: the lease is over, the lock is free."""
@@ -242,9 +245,9 @@ class Seat:
         if self._thread is not None:
             self._thread.join(2 * self.lease_s)
         self._until_s = 0.0
-        if self._connection is not None and self._locked and self.term:
+        if self._connection is not None and self._locked:
             table = schema.lease
-            mine = sa.update(table).where(table.c.term == self.term, table.c.holder == self.holder)
+            mine = sa.update(table).where(table.c.holder == self.holder)
             with contextlib.suppress(sa.exc.SQLAlchemyError):  # without us it ends by itself
                 self._connection.execute(mine.values(until_s=0.0))
         self._drop()
@@ -259,6 +262,6 @@ def _lease(connection: sa.Connection) -> Leader | None:
     if not connection.execute(sa.text("SELECT to_regclass('lease') IS NOT NULL")).scalar():
         return None
     table = schema.lease
-    query = sa.select(table.c.holder, table.c.url, table.c.term, table.c.until_s - _NOW)
+    query = sa.select(table.c.holder, table.c.url, table.c.term, table.c.until_s)
     row = connection.execute(query).first()
     return None if row is None else Leader(row[0], row[1], int(row[2]), float(row[3]))

@@ -175,10 +175,11 @@ class Store:
         table = schema.meta
         self.term = None
         with self._writing() as connection:
-            term = int(connection.execute(sa.select(table.c.value).where(table.c.key == "term")).scalar() or 0) + 1
+            last = sa.select(table.c.value).where(table.c.key == "term").with_for_update()
+            term = int(connection.execute(last).scalar() or 0) + 1
             connection.execute(sa.update(table).where(table.c.key == "term").values(value=str(term)))
-            if self._seat is not None:
-                self._seat.begin(connection, term)
+            if self._seat is not None and not self._seat.begin(connection, term):
+                raise Replaced("another service has taken the place of this one before it began")
         self.term = term
         if self._seat is not None:
             self._seat.keep()
