@@ -7,6 +7,7 @@ import json
 import sqlite3
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -244,6 +245,31 @@ def test_whoever_asks_a_worker_that_ends_gets_an_answer(cluster: Make) -> None:
     for answer in answers:
         error = answer.exception(timeout=20)
         assert error is None or isinstance(error, Stopped)
+
+
+def test_a_worker_does_nothing_while_another_service_may_lead(cluster: Make) -> None:
+    c = cluster((1,))
+    leads = threading.Event()
+    leads.set()
+    worker = Worker(c.engine, lambda: c.now, lambda versions: None, lambda error: None, leads.is_set)
+    worker.start()
+    assert worker.submit(lambda engine, now: "done").result(20) == "done"
+    leads.clear()
+    late = worker.submit(lambda engine, now: "done")
+    commits, turns = worker.commits, worker.turns
+    while worker.turns < turns + 5:  # it waits, and does not hang
+        time.sleep(0.01)
+    assert not late.done()
+    leads.set()
+    assert late.result(20) == "done"
+    assert worker.commits > commits
+    leads.clear()
+    refused = worker.submit(lambda engine, now: "done")
+    worker.stop()
+    with pytest.raises(Stopped):
+        refused.result(20)
+    worker.join(20)
+    assert not worker.is_alive()
 
 
 def test_what_the_driver_says_itself_becomes_an_error_of_the_store(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ class Service:
         self.front = Front(seat)
         self._code = 0
         self._api: Api | None = None
+        self._worker: Worker | None = None
         self._warm: str | None = None
         self._error: PlaitError | None = None
 
@@ -67,7 +68,10 @@ class Service:
             self._loop.add_signal_handler(number, self.stop)
         if self.seat is not None:
             self.seat.lost = lambda why: self._loop.call_soon_threadsafe(self._step_down, why)
-        worker = None if lead is None else self._begin(lead)
+        if lead is not None:
+            self._begin(lead)
+            if self.seat is not None and self.seat.why:  # before anybody listened
+                self._step_down(self.seat.why)
         serving = asyncio.ensure_future(self._server._serve(sockets=[self._listener]))
         try:
             await asyncio.wait(
@@ -78,15 +82,15 @@ class Service:
             if serving.done():
                 self.stop()
             if lead is None and (lead := await self._follow()) is not None:
-                worker = self._begin(lead)
-            if worker is not None and not self._told.is_set():
+                self._begin(lead)
+            if self._worker is not None and not self._told.is_set():
                 self._announce()
                 await self._stay()
             await serving
-            if worker is not None and self._api is not None:
+            if self._worker is not None and self._api is not None:
                 self._api.asker.close()
-                worker.stop()
-                await asyncio.to_thread(worker.join, 10.0)
+                self._worker.stop()
+                await asyncio.to_thread(self._worker.join, 10.0)
         finally:
             self.stop()
             if lead is not None:
@@ -154,7 +158,7 @@ class Service:
 
     # -- leading --------------------------------------------------------------------------------------
 
-    def _begin(self, lead: Lead) -> Worker:
+    def _begin(self, lead: Lead) -> None:
         """Answer as the leader from now on."""
         from plait.live.service.api import Api
         from plait.live.service.app import make_app
@@ -167,8 +171,11 @@ class Service:
         tokens.at_home(self.layout)
         worker = Worker(
             engine, lead.clock, lambda versions: self._loop.call_soon_threadsafe(mailbox.published, versions),
-            self._failed,
+            self._failed, (lambda: True) if self.seat is None else self.seat.holds,
         )  # fmt: skip
+        if self.seat is not None:
+            self.seat.pulse = lambda: worker.turns
+        self._worker = worker
         self._api = Api(store, worker, tokens, mailbox, self.begin)
         self.front.app = make_app(self._api)
         # What is loaded stays; and a long listing need not be stopped to look through it.
@@ -179,7 +186,6 @@ class Service:
         worker.start()
         if not engine.ready:
             threading.Thread(target=get_ready, args=(worker, policy), name="warm-up", daemon=True).start()
-        return worker
 
     def _failed(self, error: BaseException) -> None:
         """The engine has ended, in its thread."""
@@ -194,6 +200,8 @@ class Service:
         if not self._told.is_set():
             _LOG.warning("leads no more", extra={"facts": {"why": why}})
             self._code = STAND_BY
+            if self._worker is not None:
+                self._worker.stop()  # open requests may take their time; nothing is done meanwhile
             self.stop()
 
     def _facts(self) -> dict[str, Any]:

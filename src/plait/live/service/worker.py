@@ -38,7 +38,8 @@ class Worker(threading.Thread):
     """Runs an engine. `published` is called after each commit with the versions of all nodes' assignments.
 
     When the engine breaks (the disk is full, the database gone), everything that waits gets the error, `failed` is
-    called and the thread ends: what is true is in the store, and a new service starts from there.
+    called and the thread ends: what is true is in the store, and a new service starts from there. Nothing is done while
+    `leads` says no: another service may be at it.
     """
 
     def __init__(
@@ -47,13 +48,16 @@ class Worker(threading.Thread):
         clock: Callable[[], float],
         published: Callable[[dict[str, int]], object],
         failed: Callable[[BaseException], None],
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
         """Nothing runs before `start`."""
         super().__init__(name="engine", daemon=True)
         self.engine, self.clock = engine, clock
-        self._published, self._failed = published, failed
+        self._published, self._failed, self._leads = published, failed, leads
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        self._stopped = False
+        self._stopped, self._ending = False, threading.Event()
+        #: Grows as long as the thread does not hang.
+        self.turns = 0
         #: Nothing is put into the queue any more; what is there gets an answer. Both under the lock.
         self._closed, self._lock = False, threading.Lock()
         #: Called in this thread after each commit, to count what happened.
@@ -79,7 +83,8 @@ class Worker(threading.Thread):
         return await asyncio.wrap_future(self.submit(work, after))
 
     def stop(self) -> None:
-        """Finish what is queued, then end."""
+        """Finish what is queued, then end; what is queued gets an error if another service may lead."""
+        self._ending.set()
         self._queue.put(None)
 
     def run(self) -> None:
@@ -88,7 +93,12 @@ class Worker(threading.Thread):
         try:
             while not self._stopped:
                 items = self._next(wake_s)
-                wake_s = self._round(items)
+                if self._may_go_on():
+                    wake_s = self._round(items)
+                else:
+                    self._stopped = True
+                    self._fail(items, Stopped("another service may lead by now"))
+                self.turns += 1
         except BaseException as error:
             self._stopped = True
             self._refuse(error)
@@ -112,6 +122,14 @@ class Worker(threading.Thread):
             pass
         return items
 
+    def _may_go_on(self) -> bool:
+        """Wait while this service may not lead: the lease is renewed in a moment, or is known to be lost."""
+        while not self._leads():
+            if self._ending.wait(0.02):
+                return False
+            self.turns += 1
+        return True
+
     def _round(self, items: list[_Item]) -> float:
         engine, begin = self.engine, time.perf_counter()
         before = engine.state.decision_seq
@@ -126,9 +144,7 @@ class Worker(threading.Thread):
                             raise
                 wake_s = engine.step(self.clock())
         except BaseException as error:
-            for item in items:
-                item.error = error
-                self._answer(item)
+            self._fail(items, error)
             raise
         self.commits += 1
         taken_s = time.perf_counter() - begin
@@ -146,6 +162,11 @@ class Worker(threading.Thread):
                 self._versions = versions
                 self._published(versions)
         return wake_s
+
+    def _fail(self, items: list[_Item], error: BaseException) -> None:
+        for item in items:
+            item.error = error
+            self._answer(item)
 
     def _answer(self, item: _Item) -> None:
         if item.future.cancelled():
