@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -12,11 +14,12 @@ from typing import Any
 import pytest
 
 from plait.core.errors import InputError, MissingExtra, PlaitError
+from plait.live.agent import procs
 from plait.live.backends import ray
 from plait.live.backends.base import COMING, DEAD, UP
 from plait.live.backends.ray_nodes import name_nodes
 from plait.live.client import NotRunning, Refused
-from plait.live.layout import Layout
+from plait.live.layout import Layout, make_private
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
 
@@ -49,7 +52,7 @@ class Cluster:
         if request["do"] == "nodes":
             return {"nodes": self.nodes}
         if request["do"] == "tell":
-            here = {"agent": 4000, "started": False, "problem": None}
+            here = {"agent": 4000 if request["orders"][0]["do"] == "keep" else None, "started": False, "problem": None}
             return {"answers": {order["node"]: self.said.get(order["node"], here) for order in request["orders"]}}
         return {"removed": request["executors"]}
 
@@ -275,14 +278,54 @@ def test_an_end_tells_all_executors_and_takes_them_away(layout: Layout, monkeypa
     assert cluster.killed == 1
 
 
-def test_an_end_without_a_head_names_the_agents_that_run_on(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def elsewhere(layout: Layout) -> Iterator[Callable[..., None]]:
+    """Makes the agent of a node run on another machine: its record, and its lock unless it has ended."""
+    with contextlib.ExitStack() as locks:
+
+        def runs(name: str, *, lock: bool = True) -> None:
+            make_private(layout.node(name))
+            record = {"pid": 1, "start_time": 1, "boot": "of another machine"}
+            procs.write_json(layout.node(name) / "agent.json", record)
+            file = locks.enter_context(open(layout.node(name) / "agent.lock", "w"))
+            if lock:
+                fcntl.flock(file, fcntl.LOCK_EX)
+
+        yield runs
+
+
+def test_an_end_without_a_head_names_the_agents_that_run_on(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch, elsewhere: Callable[..., None]
+) -> None:
     cluster = Cluster(raylet("n0"), raylet("n1"))
-    backend = backend_of(cluster, layout, monkeypatch)
-    backend.start()
+    backend_of(cluster, layout, monkeypatch).start()
+    elsewhere("n0")
+    elsewhere("n1")
+    elsewhere("n2", lock=False)  # its machine died
     cluster.up = False
-    with pytest.raises(PlaitError, match="it did not answer; the agents of n0, n1 run on, end them there"):
+    backend = backend_of(cluster, layout, monkeypatch)  # `plait down` is a process of its own
+    with pytest.raises(PlaitError, match="no head answers; the agents of n0, n1 run on: end them there"):
         backend.stop(jobs=False)
     assert not backend.word_file.exists()  # executors stop keeping agents by themselves
+
+
+@pytest.mark.parametrize("answer", [{"late": True}, {"problem": "its executor does not answer"}, {"agent": 4000}])
+def test_an_end_names_the_agents_that_it_did_not_reach_and_leaves_their_executors(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch, elsewhere: Callable[..., None], answer: dict[str, Any]
+) -> None:
+    cluster = Cluster(raylet("n0"), raylet("n1"), raylet("n2", alive=False))
+    backend_of(cluster, layout, monkeypatch).start()
+    elsewhere("n0", lock=False)  # was killed: its record stays
+    elsewhere("n1", lock=False)  # where locks are not seen by all nodes, the answer counts
+    elsewhere("n2")  # its raylet is dead, and it goes on
+    cluster.said["n1"] = answer
+    with pytest.raises(PlaitError, match="Ray reaches no executor that ends them; the agents of n1, n2 run on: end"):
+        backend_of(cluster, layout, monkeypatch).stop(jobs=True)
+    assert cluster.asked[-1] == {"do": "remove", "executors": ["executor-n0-id-of-n0"]}
+    del cluster.said["n1"]
+    with pytest.raises(PlaitError, match="the agents of n2 run on"):
+        backend_of(cluster, layout, monkeypatch).stop(jobs=True)
+    assert cluster.orders("end") == ["n0", "n1", "n0", "n1"]
 
 
 def test_names_are_the_same_for_every_keeper(

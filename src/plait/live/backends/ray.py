@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,20 +153,28 @@ class RayBackend:
 
     def stop(self, jobs: bool) -> None:
         """End agents and executors. Raises PlaitError if some are on machines that cannot be reached."""
-        problem = ""
+        problem, told, ended = "", set[str](), set[str]()
         try:
             self._find()
-            self._tell([{**self._order(node), "do": "end", "jobs": jobs} for node in self._nodes.values()], jobs)
-            self._ask({"do": "remove", "executors": [node.executor for node in self._nodes.values()]}, CALL_S)
+            told = set(self._nodes)
+            orders = [{**self._order(node), "do": "end", "jobs": jobs} for node in self._nodes.values()]
+            ended = {name for name, answer in self._tell(orders, jobs).items() if answer.get("agent", 0) is None}
+            # those elsewhere that have not ended their agent stay, for the next who tells them
+            done = [node.executor for name, node in self._nodes.items() if name in ended or self._on_this_machine(name)]
+            self._ask({"do": "remove", "executors": done}, CALL_S)
         except NoHead as error:
             problem = str(error)
         finally:
             self.word_file.unlink(missing_ok=True)  # executors that were not told stop keeping their agents
             self.close()
         self._end_here(jobs)
-        left = [name for name in self._nodes if problem and not self._on_this_machine(name)]
+        left = self._left(told, ended)
         if left:
-            raise PlaitError(f"{problem}; the agents of {', '.join(sorted(left))} run on, end them there")
+            problem = problem or "Ray reaches no executor that ends them"
+            raise PlaitError(
+                f"{problem}; the agents of {', '.join(left)} run on: end them there, or by plait down when "
+                "Ray reaches them again"
+            )
 
     def close(self) -> None:
         """Let go of the cluster; what runs there runs on."""
@@ -243,11 +251,20 @@ class RayBackend:
 
     def _end_here(self, jobs: bool) -> None:
         """Agents on this machine that no executor ended: of a dead raylet, of a head that is gone."""
-        folder = self.layout.home / "nodes"
         host = AgentHost(self.layout, self.stop_grace_s, detached=True)
-        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-        mine = [n for n in names if self._on_this_machine(n) and (host.runs(n) or (jobs and host.has_jobs(n)))]
-        host.end(sorted(mine), jobs, lambda name: ["--gpus", "1"])
+        mine = [n for n in self._named() if self._on_this_machine(n) and (host.runs(n) or (jobs and host.has_jobs(n)))]
+        host.end(mine, jobs, lambda name: ["--gpus", "1"])
+
+    def _left(self, told: Collection[str], ended: Collection[str]) -> list[str]:
+        """Nodes whose agent runs on elsewhere: its record is there, and it was told in vain or has its lock."""
+        host = AgentHost(self.layout, self.stop_grace_s)
+        names = [n for n in self._named() if n not in ended and (self.layout.node(n) / "agent.json").exists()]
+        return [n for n in names if not self._on_this_machine(n) and (n in told or host.runs(n))]
+
+    def _named(self) -> list[str]:
+        """All nodes that ever had an agent, of dead raylets and of a head that is gone too."""
+        folder = self.layout.home / "nodes"
+        return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 
 class _Bridge:
