@@ -377,10 +377,18 @@ def test_ports_and_folders_are_the_same_everywhere(objects):
 def test_only_who_leads_is_ready(objects):
     spec = one(objects, "Deployment")["spec"]
     assert spec["replicas"] == 2
-    assert spec["strategy"]["rollingUpdate"]["maxUnavailable"] == spec["replicas"], "the follower is never ready"
     (container,) = spec["template"]["spec"]["containers"]
     assert container["readinessProbe"]["httpGet"]["path"] == HEALTH
     assert "httpGet" not in container["livenessProbe"], "who stands by answers 503, and must not be killed for it"
+
+
+def test_a_rollout_replaces_the_follower_and_leaves_the_leader(objects):
+    spec = one(objects, "Deployment")["spec"]
+    how = spec["strategy"]["rollingUpdate"]
+    assert spec["replicas"] - how["maxUnavailable"] == 1, "all that are ready: the leader goes when somebody deletes it"
+    assert how["maxSurge"] == 1
+    (container,) = spec["template"]["spec"]["containers"]
+    assert "preStop" not in container.get("lifecycle", {}), "nobody is reached while a leader that ends waits"
 
 
 # -- what must hold for Ray, for jobs and for security --------------------------------------------------------------
