@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -71,7 +72,7 @@ def _record(layout: Layout, name: str, pid: int) -> None:
     """Say who the keeper is."""
     process = Process.of(pid)
     if process is not None:
-        procs.write_json(layout.home / f"{name}.json", vars(process))
+        procs.write_json(layout.home / f"{name}.json", {**vars(process), "host": socket.gethostname()})
 
 
 @contextlib.contextmanager
@@ -115,18 +116,19 @@ def running(layout: Layout, name: str) -> Process | None:
     return process_of(procs.read_json(layout.home / f"{name}.json") or {})
 
 
-def stop(layout: Layout, name: str) -> None:
-    """End a keeper of this machine, so that it does not start again what is about to be stopped."""
+def stop(layout: Layout, name: str) -> bool:
+    """End a keeper of this machine, so that it does not start again what is about to be stopped; whether it ran."""
     process = running(layout, name)
     if process is None:
-        return
+        return False
     process.send(signal.SIGKILL)  # it has nothing to put in order
     while process.alive:
         time.sleep(0.01)
     (layout.home / f"{name}.json").unlink(missing_ok=True)
+    return True
 
 
-def stop_all(layout: Layout) -> None:
-    """End all keepers of a home on this machine."""
-    for path in layout.home.glob("keeper*.json"):
-        stop(layout, path.stem)
+def stop_all(layout: Layout) -> bool:
+    """End all keepers of a home on this machine; whether there were any."""
+    ended = [stop(layout, path.stem) for path in layout.home.glob("keeper*.json")]
+    return any(ended)

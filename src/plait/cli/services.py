@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.errors import InputError
+from plait.live.agent import procs
 from plait.live.agent.procs import Process, boot_id
 from plait.live.backends.host import Outliving
 from plait.live.client import Client, read_service_file, service_url
 from plait.live.layout import Layout
-from plait.live.service.facts import FIRST, file_of, records
+from plait.live.service.facts import FIRST, file_of, record_file, records
 
 #: A service gets so many seconds to come up; one that was told to stop is killed after so many.
 PATIENCE_S, STOP_S = 30.0, 10.0
@@ -36,6 +37,30 @@ def process_of(record: dict[str, Any]) -> Process | None:
     if process is None or record.get("start_time") not in (None, process.start_time):
         return None
     return process
+
+
+def elsewhere(layout: Layout, name: str = FIRST) -> dict[Path, str]:
+    """Files that say that this service, or its keeper, is on another machine, and which machine that is.
+
+    A machine that was started anew has another boot and the same name: what it ran before is dead.
+    """
+    files = [record_file(layout, name), layout.home / ("keeper.json" if name == FIRST else f"keeper-{name}.json")]
+    if name == FIRST and not records(layout):
+        files.append(layout.service_file)
+    said = {path: procs.read_json(path) or {} for path in files}
+    here = (None, socket.gethostname())
+    return {p: str(r["host"]) for p, r in said.items() if r.get("host") not in here and r.get("boot") != boot_id()}
+
+
+def refuse_elsewhere(layout: Layout, name: str = FIRST) -> None:
+    """`InputError` for a service that another machine has: from here nobody sees whether it lives."""
+    found = elsewhere(layout, name)
+    if found:
+        what = f"the cluster of {layout.home}" if name == FIRST else f"service {name} of {layout.home}"
+        raise InputError(
+            f"{what} is kept on {', '.join(sorted(set(found.values())))}: say plait up and plait down there; if that "
+            f"machine is gone for good, say here: rm {' '.join(map(str, found))}"
+        )
 
 
 def processes(layout: Layout) -> dict[str, Process]:

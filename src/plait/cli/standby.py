@@ -7,7 +7,7 @@ from typing import Any
 
 from plait.cli import keeping
 from plait.cli.remembered import remember, remembered
-from plait.cli.services import process_of, processes, refuse_taken_port, start_follower
+from plait.cli.services import process_of, processes, refuse_elsewhere, refuse_taken_port, start_follower
 from plait.core.errors import InputError
 from plait.live.layout import Layout
 from plait.live.service.facts import records
@@ -35,6 +35,7 @@ def start(layout: Layout, given: dict[str, Any], name: str = SECOND) -> str:
         raise InputError(
             f"service {name} of {layout.home} runs already (process {here[name].pid}); give another --name"
         )
+    refuse_elsewhere(layout, name)
     refuse_taken_port(options.get("port"), options.get("host"))
     url = start_follower(layout, options, name)
     remember(layout, own, name)

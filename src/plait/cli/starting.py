@@ -17,6 +17,7 @@ from plait.cli.services import (
     last_line,
     others_ready,
     own_client,
+    refuse_elsewhere,
     refuse_taken_port,
     service_process,
     start_follower,
@@ -40,6 +41,7 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     ]
     if missing:
         raise MissingExtra(", ".join(missing), "live", "running a cluster")
+    refuse_elsewhere(layout)
     running = service_process(layout)
     if running is not None:
         return _mended(layout, given, running.pid)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from plait.cli import keeping
 from plait.cli.remembered import remembered_backend
-from plait.cli.services import STOP_S, end, processes, service_process
+from plait.cli.services import STOP_S, elsewhere, end, processes, refuse_elsewhere, service_process
 from plait.live.agent import procs
 from plait.live.layout import Layout
 from plait.live.service.facts import record_file, records
@@ -18,13 +18,21 @@ from plait.live.service.facts import record_file, records
 def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S) -> list[str]:
     """End all processes of a cluster on this machine; returns what was done and what is left, for people.
 
-    Jobs get `patience_s` for a checkpoint. The store, logs and checkpoints stay where they are.
+    Jobs get `patience_s` for a checkpoint. The store, logs and checkpoints stay where they are. Nodes are ended where
+    their keeper is. Raises `InputError` if that is another machine, and nothing of the home runs here.
     """
-    keeping.stop_all(layout)
+    kept = keeping.stop_all(layout)
     said = _end_services(layout)
-    elsewhere = records(layout)
-    if elsewhere:
-        said.append(f"other services of this home go on: {', '.join(str(r['url']) for r in elsewhere.values())}")
+    if away := elsewhere(layout):
+        if not (said or kept):
+            refuse_elsewhere(layout)
+        return [
+            *said,
+            f"nodes and jobs are kept on {', '.join(sorted(set(away.values())))}; to end them say plait down there",
+        ]
+    others = records(layout)
+    if others:
+        said.append(f"other services of this home go on: {', '.join(str(r['url']) for r in others.values())}")
     else:  # agents are not to look for a service that was killed
         layout.service_file.unlink(missing_ok=True)
     before = job_processes(layout)

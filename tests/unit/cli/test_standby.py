@@ -98,3 +98,12 @@ def test_what_cannot_be_is_refused_in_words(
             standby.start(layout, {"db": DB, "port": taken.getsockname()[1]})
     assert started == []
     assert remembered(layout, "2") == {}
+
+
+def test_one_of_another_machine_is_left_to_it(layout: Layout, started: list[dict[str, Any]]) -> None:
+    record = layout.home / "service-2.json"
+    record.write_text('{"url": "http://b", "pid": 1, "boot": "another", "host": "login2"}')
+    with pytest.raises(InputError, match=f"service 2 of .* is kept on login2: .* rm {record}"):
+        standby.start(layout, {})
+    standby.start(layout, {}, "3")
+    assert [options["name"] for options in started] == ["3"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pr
 
 from plait.cli import keeper, keeping, starting, stopping, tend  # noqa: E402
 from plait.cli.remembered import remember, remembered, was_up  # noqa: E402
-from plait.cli.services import process_of, start_service  # noqa: E402
+from plait.cli.services import elsewhere, process_of, start_service  # noqa: E402
 from plait.core.errors import InputError  # noqa: E402
 from plait.live.agent.procs import Process  # noqa: E402
 from plait.live.client import Client  # noqa: E402
@@ -135,8 +136,8 @@ def test_up_ends_the_keeper_that_has_the_options_of_before(
 
 def test_down_ends_a_keeper_that_has_hardly_begun(layout: Layout, nodes: Nodes, slow_keeper: str) -> None:
     keeping.spawn(layout, "keeper", slow_keeper)
-    child = Process(**json.loads((layout.home / "keeper.json").read_text()))
-    assert child.alive
+    child = keeping.running(layout, "keeper")
+    assert child is not None
     keeping.spawn(layout, "keeper", slow_keeper)  # there is one
     assert keeping.running(layout, "keeper") == child
     stopping.stop(layout, stop_jobs=False)
@@ -208,3 +209,48 @@ def test_a_first_start_that_fails_leaves_nothing(layout: Layout, nodes: Nodes) -
     with pytest.raises(InputError, match="no head answers"):
         starting.start(layout, {"backend": "ray"})
     assert (nodes.asked, service_of(layout), was_up(layout)) == (["start", "stop"], None, False)
+
+
+def of_another_machine(layout: Layout, file: str, **more: object) -> Path:
+    """What a process that lives on another machine says of itself, in a file of the home."""
+    path = layout.home / file
+    path.write_text(json.dumps({"url": "http://a", "pid": os.getpid(), "boot": "another", "host": "login1", **more}))
+    return path
+
+
+@pytest.mark.parametrize("file", ["service.json", "keeper.json", "service-1.json"])
+def test_what_another_machine_keeps_is_left_to_it(layout: Layout, nodes: Nodes, file: str) -> None:
+    path = of_another_machine(layout, file)
+    (layout.home / "nodes").mkdir()
+    for begin in (lambda: starting.start(layout, {}), lambda: stopping.stop(layout, stop_jobs=True)):
+        with pytest.raises(InputError, match=rf"is kept on login1: .* down there; .* rm {path}"):
+            begin()
+    assert path.exists()
+    assert nodes.asked == []
+
+
+def test_a_standby_is_ended_without_nodes_of_another_machine(
+    layout: Layout, nodes: Nodes, slow_keeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (layout.home / "nodes").mkdir()
+    of_another_machine(layout, "service-1.json", role="leader")
+    of_another_machine(layout, "service.json")
+    keeping.spawn(layout, "keeper-2", slow_keeper)
+    child = keeping.running(layout, "keeper-2")
+    assert child is not None
+    assert stopping.stop(layout, stop_jobs=True) == [
+        "nodes and jobs are kept on login1; to end them say plait down there"
+    ]
+    assert not child.alive
+    assert layout.service_file.exists()
+    assert nodes.asked == []
+
+
+def test_what_ran_before_this_machine_was_started_anew_is_dead(layout: Layout) -> None:
+    with keeping.only_one(layout, "keeper"):
+        said = json.loads((layout.home / "keeper.json").read_text())
+    assert said["host"] == socket.gethostname()
+    for file in ("service.json", "keeper.json"):
+        of_another_machine(layout, file, host=socket.gethostname())
+    assert elsewhere(layout) == {}
+    assert stopping.stop(layout, stop_jobs=False) == [f"nothing runs in {layout.home}"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,9 @@ def records(layout: Layout) -> dict[str, dict[str, Any]]:
 
 
 def me() -> dict[str, Any]:
-    """What names the process that asks."""
+    """What names the process that asks, and its machine."""
     process = procs.Process.of(os.getpid())
-    return {} if process is None else {"pid": process.pid, "start_time": process.start_time, "boot": process.boot}
+    return {} if process is None else {**vars(process), "host": socket.gethostname()}
 
 
 def is_mine(path: Path) -> bool:
