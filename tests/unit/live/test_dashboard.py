@@ -42,3 +42,9 @@ def test_every_figure_that_is_shown_is_there(tmp_path: Path) -> None:
     assert 'plait_attempts_total{outcome="finished"} 1.0' in text
     for state in ("waiting", "running", "held", "total", "lost", "suspect"):
         assert f'state="{state}"' in text
+
+
+def test_changes_of_gauges_are_those_of_all_services_together() -> None:
+    """Who leads has a series of its own, which ends when another one leads: nothing that changes then is in it."""
+    for words in expressions():
+        assert not re.search(r"\b(delta|idelta|deriv|changes)\(plait_\w+[\[{]", words), words
