@@ -24,6 +24,7 @@ pytest.importorskip("fastapi", reason="needs the extra [live]")
 from plait.cli import keeper, keeping
 from plait.cli.services import service_process
 from plait.cli.stopping import job_processes, kill_jobs
+from plait.live.client import Client
 from plait.live.layout import Layout
 
 pytestmark = [
@@ -61,10 +62,12 @@ class Cluster:
         return json.loads(self("submit", "--json", *words))[0]["id"]
 
     def job(self, job: str) -> dict:
-        return json.loads(self("show", job, "--json"))
+        with Client.at(str(self.layout.home)) as client:  # asked often: a command would take a second
+            return client.job(job)
 
     def nodes(self) -> list[dict]:
-        return json.loads(self("nodes", "--json"))
+        with Client.at(str(self.layout.home)) as client:
+            return client.nodes()
 
     def queue(self) -> list[str]:
         """Our allocations in Slurm, as `id name state node`."""
@@ -128,9 +131,9 @@ def undisturbed(tmp_path_factory):
 
 
 def test_allocations_grow_with_the_queue_and_go_when_idle(plait):
-    plait.up(max_nodes=3, idle=3)
+    plait.up(max_nodes=3, idle=2)
     assert plait.queue() == []
-    shown = "import os, time; time.sleep(6); print('gpu', os.environ['CUDA_VISIBLE_DEVICES'])"
+    shown = "import os, time; time.sleep(4); print('gpu', os.environ['CUDA_VISIBLE_DEVICES'])"
     jobs = [plait.submit("--", sys.executable, "-c", shown) for _ in range(7)]  # more than three nodes hold
     wide = plait.submit("--gpus", 4, "--", sys.executable, "-c", "import os; print(os.environ['WORLD_SIZE'])")
     plait.comes(lambda: len(plait.allocations()) == 3, "the third allocation")
@@ -146,7 +149,7 @@ def test_allocations_grow_with_the_queue_and_go_when_idle(plait):
 
 
 def test_a_job_moves_before_the_time_limit_of_its_allocation(plait, undisturbed, tmp_path):
-    plait.up(max_nodes=1, time_limit="2", replace=60)
+    plait.up(max_nodes=1, time_limit="1", replace=30)
     job = plait.submit("--", sys.executable, SCRIPT, tmp_path)
     plait.comes(lambda: plait.job(job)["state"] == "running", "a running job")
     first = plait.allocations()

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from plait.training import attach
 
-EPOCHS, BATCHES, BATCH = 40, 10, 4
+EPOCHS, BATCHES, BATCH = 20, 10, 4
 out = Path(sys.argv[1])
 torch.set_num_threads(1)
 torch.manual_seed(7)
@@ -32,7 +32,7 @@ for epoch in job.epochs(EPOCHS):
         optimizer.step()
         (out / "steps").write_text(f"{epoch} {i}")
         if not (out / "hurry").exists():
-            time.sleep(0.5)
+            time.sleep(1.0)
 
 part = out / f".{os.getpid()}"
 part.write_bytes(b"".join(p.detach().numpy().tobytes() for p in model.parameters()))
