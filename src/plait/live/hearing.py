@@ -20,6 +20,7 @@ from plait.core.jobs import Phase
 from plait.live.attempts import NOT_STARTED, JobRecord, NodeRecord, Rank
 from plait.live.errors import Conflict
 from plait.live.layout import NODE_NAME
+from plait.live.reconcile import ask_stop
 from plait.live.requests import profile_key
 from plait.live.sane import check_node, sane_notice, sane_profile, sane_seen
 from plait.live.wire import ENDED, STARTING, STATES, Observed, Profile, Seen
@@ -156,6 +157,9 @@ def _see(engine: Engine, node: NodeRecord, seen: Seen, now: float) -> None:
     rank = attempt.ranks[seen.rank]
     if rank.node != node.id or rank.ended or seen.state not in STATES:
         return
+    if seen.job in engine.unfenced:  # an agent has it, so it was fenced before a restart, whatever the disk says now
+        engine.unfenced.discard(seen.job)
+        engine.assigner.changed()
     seen = sane_seen(seen)
     before = rank.seen
     if before is not None:
@@ -168,6 +172,8 @@ def _see(engine: Engine, node: NodeRecord, seen: Seen, now: float) -> None:
     if seen.rank == 0:
         _learn(engine, job, attempt.ranks[0], seen, now)
     if seen.state == ENDED:
+        if node.leaving and attempt.stop is None:  # its agent did not wait to be told
+            ask_stop(engine, attempt, "leaving", now)
         started = seen.pid != 0 or seen.exit_code not in NOT_STARTED
         _ended(engine, seen.job, seen.epoch, seen.rank, seen.exit_code, seen.reason, started, now, seen.merged)
 

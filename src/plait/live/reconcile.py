@@ -42,7 +42,7 @@ def reconcile(engine: Engine, now: float) -> None:
             if why in ROOM and _begins(engine, attempt):
                 engine.deferred = True
             elif why:
-                _ask_stop(engine, attempt, why, now)
+                ask_stop(engine, attempt, why, now)
         if _may_close(engine, job, attempt, wanted):
             _close(engine, job, attempt, now)
     ports: set[int] | None = None
@@ -71,7 +71,7 @@ def _why_stop(engine: Engine, job: JobRecord, attempt: Attempt, wanted: tuple[in
     return "drained" if any(n.drained for n in nodes) else "preempted"
 
 
-def _ask_stop(engine: Engine, attempt: Attempt, why: str, now: float) -> None:
+def ask_stop(engine: Engine, attempt: Attempt, why: str, now: float) -> None:
     """Tell an attempt to stop; one whose node is about to go has no longer for its checkpoint than the node has."""
     note = {"type": "StopAsked", "at_s": now, "job": attempt.job, "epoch": attempt.epoch, "why": why}
     if why == "leaving":

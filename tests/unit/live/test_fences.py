@@ -91,3 +91,27 @@ def test_a_folder_of_another_job_is_put_aside_even_if_the_first_attempt_ended_be
     (layout.job(0) / "checkpoints").mkdir()
     fences.write(0, 10)
     assert (layout.job(0) / "checkpoints").is_dir()
+
+
+def test_a_disk_that_fails_at_a_restart_stops_no_job_that_runs(cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    c = cluster((2,))
+    (job,) = c.submit({})
+    c.pass_s(2)
+    assert c.nodes[0].jobs() == {job}
+
+    full, write = True, Fences.write
+
+    def fence(self: Fences, number: int, epoch: int) -> None:
+        if full:
+            raise OSError("no space left on device")
+        write(self, number, epoch)
+
+    monkeypatch.setattr(Fences, "write", fence)
+    c.restart()
+    (other,) = c.submit({})
+    c.pass_s(3)
+    assert c.nodes[0].jobs() == {job}  # the new one is not begun before its fence is up
+    full = False
+    c.pass_s(3)
+    assert c.nodes[0].jobs() == {job, other}
+    assert c.engine.state.jobs[job].epoch == 1

@@ -18,7 +18,7 @@ from plait.core.cluster import Node as Machine
 from plait.forecast.replayed import replay, stored_rows
 from plait.live.errors import Conflict
 from plait.live.state import State, entry_from_json
-from plait.live.wire import RUNNING, Assignment, Observed
+from plait.live.wire import PREEMPTED, RUNNING, Assignment, Observed
 
 
 class Leaver(Node):
@@ -89,6 +89,34 @@ def test_a_notice_moves_jobs_with_a_checkpoint_within_it_and_without_charge(clus
     row = cluster.store.job(job)
     assert row is not None
     assert (row["failures"], row["attempts"][0]["outcome"]) == (0, "preempted")
+
+
+@pytest.mark.parametrize("pid", [100, 0], ids=["a process that stopped at once", "an attempt that was declined"])
+def test_a_notice_that_comes_with_the_ends_of_processes_charges_nobody(cluster: Cluster, pid: int) -> None:
+    (job,) = cluster.submit({"retries": 0})
+    cluster.pass_s(1.1)
+    node = place(cluster, job)
+    node.end(job, PREEMPTED, pid=pid, reason="the node leaves")
+    node.leaving_s = 20.0
+    node.sync()
+    cluster.pass_s(2.2)
+    assert place(cluster, job) is other(cluster, node)
+    record = cluster.engine.state.jobs[job]
+    assert (record.requeues, record.launch_failures) == (0, 0)
+    row = cluster.store.job(job)
+    assert row is not None
+    assert (row["state"], row["failures"], row["attempts"][0]["outcome"]) == ("running", 0, "preempted")
+
+
+def test_a_failure_that_comes_with_a_notice_stays_one(cluster: Cluster) -> None:
+    (job,) = cluster.submit({"retries": 0})
+    cluster.pass_s(1.1)
+    node = place(cluster, job)
+    node.end(job, 1)
+    node.leaving_s = 20.0
+    node.sync()
+    cluster.pass_s(2.2)
+    assert cluster.state(job) == "failed"
 
 
 def test_the_usual_grace_is_not_made_longer_by_a_long_notice(cluster: Cluster) -> None:
