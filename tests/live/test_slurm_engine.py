@@ -234,3 +234,27 @@ def test_down_leaves_allocations_or_gives_them_back(plait):
     plait("down", "--stop-jobs")
     assert plait.queue() == []
     assert job_processes(plait.layout) == {}
+
+
+def test_a_job_too_large_for_the_allocations_there_are_waits_for_more_until_slurm_has_room(plait):
+    plait.up(max_nodes=3, min_nodes=1, idle=600)
+    plait.comes(lambda: len(plait.nodes()) == 1, "the node that is always there")
+    (first,) = [line.split()[-1] for line in plait.queue()]
+    others = [name for name in plait.slurm.names if name != first]
+    plait.slurm.command("scontrol", "update", f"nodename={','.join(others)}", "state=drain", "reason=busy")
+    try:
+        time.sleep(11)  # longer than the service waits for more nodes to join
+        wide = plait.submit("--gpus", 4, "--", "sleep", 1)
+        plait.comes(lambda: plait.allocations("PENDING"), "an allocation that Slurm has no room for")
+        shown = plait.job(wide)
+        assert (shown["state"], shown["reason"]) == (
+            "waiting",
+            "waits for more nodes: needs 4 GPUs; the nodes that are there have 2",
+        )
+        (wider,) = plait.ended(plait.submit("--gpus", 7, "--", "true"))
+        assert wider["state"] == "failed"
+        assert "largest gang that fits this cluster is 6" in wider["reason"]
+    finally:
+        plait.slurm.command("scontrol", "update", f"nodename={','.join(others)}", "state=resume")
+    (end,) = plait.ended(wide)
+    assert end["state"] == "finished"

@@ -56,6 +56,7 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     options = {**remembered(layout), **given}
     backend = open_backend(layout, options)
     keeping.stop(layout, keeping.KEEPER)  # it would go on with the options of before
+    options["most-gpus"] = backend.most_gpus()
     if others_ready(layout):
         return _rejoin(layout, options, backend)
     before = remembered(layout) if was_up(layout) else None

@@ -296,13 +296,18 @@ def _runs(numbers: IntArray, batch: JobBatch) -> list[tuple[int, JobBatch]]:
     return [(int(numbers[lo]), batch[lo:hi]) for lo, hi in pairwise(cuts)]
 
 
-def refusal(spec: JobSpec, cluster: Cluster) -> str | None:
-    """Why a job can never run on this cluster, or None if it can."""
+def refusal(spec: JobSpec, cluster: Cluster, room: int = 0) -> str | None:
+    """Why a job can never run on this cluster, or None if it can.
+
+    `room`: the cluster may grow so far that gangs of so many GPUs fit, of kinds and sizes that nobody knows yet.
+    """
+    if spec.min_gpus <= room:
+        return None
     kinds = cluster.kinds if spec.gpu_kinds is None else spec.gpu_kinds
     known = [k for k in kinds if k in cluster.kinds]
     if not known:
         return f"wants GPU kinds {', '.join(kinds)}; this cluster has {', '.join(cluster.kinds)}"
-    best = 0
+    best = room
     for kind in known:
         fits = (
             count * _fits(spec, gpus, cpus, memory_bytes)

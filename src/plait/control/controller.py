@@ -160,7 +160,7 @@ class Controller:
         if event.first != self.books.count:
             raise PlaitError(f"submission starts at number {event.first}, expected {self.books.count}")
         numbers = self.books.append(event.jobs, self.competing)
-        refused = self._refusals(numbers)
+        refused = self._refusals(numbers, event.room)
         if refused:
             jobs = np.array(list(refused), dtype=np.int64)
             for job, reason in refused.items():
@@ -171,7 +171,7 @@ class Controller:
         self.changed = True
         return (Refuse(self.events, jobs, tuple(refused.values())),) if refused else ()
 
-    def _refusals(self, numbers: IntArray) -> dict[int, str]:
+    def _refusals(self, numbers: IntArray, room: int) -> dict[int, str]:
         columns = self.books.columns
         simple = not (columns["has_demands"][0] or columns["has_kinds"][0])
         if simple and len(self.cluster.kinds) == 1:
@@ -181,7 +181,7 @@ class Controller:
             suspects = numbers[needs > self.cluster.gpus]
         else:
             suspects = numbers
-        reasons = {int(n): refusal(self.books.spec(int(n)), self.cluster) for n in suspects}
+        reasons = {int(n): refusal(self.books.spec(int(n)), self.cluster, room) for n in suspects}
         return {n: reason for n, reason in reasons.items() if reason is not None}
 
     def _progress(self, event: ProgressReported) -> Sequence[Command]:

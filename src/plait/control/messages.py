@@ -23,11 +23,15 @@ from plait.core.resources import Resource, StageProfile
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobSubmitted:
-    """New jobs; they get the numbers `first`, `first + 1`, ..."""
+    """New jobs; they get the numbers `first`, `first + 1`, ...
+
+    `room`: the cluster may grow so far that gangs of so many GPUs fit; 0 = it stays as it is.
+    """
 
     at_s: float
     first: int
     jobs: JobBatch
+    room: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,6 +199,10 @@ _TYPES: dict[str, type[Any]] = {
 }
 
 
+#: Fields that logs of before do not have: they are written where they say something.
+_LATER = {"room": 0}
+
+
 def to_json(message: Event | Command) -> dict[str, Any]:
     """A JSON object with a `type` and the fields; unknown numbers are null.
 
@@ -203,7 +211,9 @@ def to_json(message: Event | Command) -> dict[str, Any]:
     """
     out: dict[str, Any] = {"type": type(message).__name__}
     for f in fields(message):
-        out[f.name] = _plain(getattr(message, f.name))
+        value = getattr(message, f.name)
+        if f.name not in _LATER or value != _LATER[f.name]:
+            out[f.name] = _plain(value)
     return out
 
 
@@ -211,7 +221,8 @@ def from_json(data: Mapping[str, Any]) -> Event | Command:
     """The message that `to_json` wrote; `InputError` for anything else."""
     try:
         kind = _TYPES[data["type"]]
-        values = {f.name: _parse(str(f.type), data[f.name]) for f in fields(kind)}
+        row = {**_LATER, **data}
+        values = {f.name: _parse(str(f.type), row[f.name]) for f in fields(kind)}
         if "stage_s" in values:
             values["stage_s"] = values["stage_s"].reshape(-1, len(Resource))
     except (KeyError, TypeError, ValueError) as error:

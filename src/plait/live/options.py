@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: GPUs of a cluster that grows without a limit that anybody knows.
+ANY_SIZE = 10**9
+
 
 @dataclass(frozen=True)
 class Options:
@@ -18,6 +21,8 @@ class Options:
     first_step_s    an attempt gets so long for its first step before it makes room for others: else jobs that take
                     long to begin would be started for ever and never trained
     settle_s        a job too large for the cluster waits so long for more nodes before it is refused
+    most_gpus       the nodes may become so many that they have so many GPUs: a job that is too large for those there
+                    are, but not for that, waits for them; 0 = they are what they are
     progress_s      note progress at least this often while jobs run
     grace_s         for a checkpoint when a job is preempted
     kill_grace_s    ... when it is cancelled or has failed
@@ -36,6 +41,7 @@ class Options:
     lease_s: float = 600.0
     first_step_s: float = 0.0
     settle_s: float = 10.0
+    most_gpus: int = 0
     progress_s: float = 10.0
     grace_s: float = 60.0
     kill_grace_s: float = 10.0

@@ -131,17 +131,17 @@ class Rounds:
         if controller is None:
             return
         specs: list[JobSpec] = []
-        waits = now < self.settle_s
+        waits, room = now < self.settle_s, engine.options.most_gpus
         for number in state.pending:
             job = state.jobs[number]
             spec = engine.spec(number, job.request, job.owner, job.project, job.created_s)
-            if waits and not job.cancelled and refusal(spec, controller.cluster) is not None:
+            if waits and not job.cancelled and refusal(spec, controller.cluster, room) is not None:
                 break
             specs.append(spec)
         if not specs:
             return
         first = controller.books.count
-        engine.do(JobSubmitted(now, first, JobBatch.of(specs)))
+        engine.do(JobSubmitted(now, first, JobBatch.of(specs), room))
         for number in range(first, first + len(specs)):
             job = state.jobs[number]
             if job.cancelled and state.phase(job) <= Phase.RUNNING:

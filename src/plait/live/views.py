@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from plait.control.books import refusal
 from plait.control.snapshot import of_active, snapshot
 from plait.core.jobs import Phase
 from plait.live.attempts import NODE_STATES, Attempt, JobRecord, NodeRecord
@@ -19,6 +20,7 @@ from plait.live.store.schema import Views
 from plait.live.wire import RUNNING
 
 if TYPE_CHECKING:
+    from plait.control.controller import Controller
     from plait.live.engine import Engine
 
 #: All states a job is shown in.
@@ -50,10 +52,23 @@ def waiting_reason(engine: Engine, job: JobRecord) -> str:
         return "no node has joined yet"
     if not job.admitted:
         return f"does not fit the nodes there are; more may join until {engine.options.settle_s:.0f} s after the last"
-    reason = controller.plan.reasons.get(job.number)
+    reason = _too_large(engine, controller, job) or controller.plan.reasons.get(job.number)
     if reason:
         return str(reason)
     return "the next decision will place it" if controller.changed else "the policy did not choose it"
+
+
+def _too_large(engine: Engine, controller: Controller, job: JobRecord) -> str | None:
+    """That a waiting job needs more than the nodes have that are there now, if so."""
+    columns, most = controller.books.columns, engine.options.most_gpus
+    needs, up = int(columns["min_gpus"][job.number]), controller.cluster.gpus_up
+    if needs > up:
+        why = f"needs {needs} GPUs; the nodes that are there have {up}"
+    elif most and (columns["has_demands"][0] or len(controller.cluster.kinds) > 1):
+        why = refusal(controller.books.spec(job.number), controller.cluster) or ""
+    else:
+        return None
+    return why and (f"waits for more nodes: {why}" if most else why)
 
 
 def _number(value: Any) -> float | None:

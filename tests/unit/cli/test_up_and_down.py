@@ -48,6 +48,9 @@ class Nodes:
     def expected(self) -> int:
         return 1
 
+    def most_gpus(self) -> int:
+        return 0
+
     def stop(self, jobs: bool) -> None:
         self.asked.append("stop")
 

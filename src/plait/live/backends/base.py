@@ -59,6 +59,12 @@ class Backend(Protocol):
     def expected(self) -> int:
         """How many nodes join soon after `start`, for whoever waits for them."""
 
+    def most_gpus(self) -> int:
+        """How many GPUs its nodes may have one day: jobs that need more are refused, others wait for nodes.
+
+        `ANY_SIZE` if it cannot tell; 0 if there are never more nodes than those that `start` brings.
+        """
+
     def stop(self, jobs: bool) -> None:
         """Take the agents away; with `jobs` their jobs too (gracefully), else those go on to be taken back."""
 

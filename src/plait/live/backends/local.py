@@ -166,6 +166,10 @@ class LocalBackend:
         """All of them."""
         return len(self.nodes)
 
+    def most_gpus(self) -> int:
+        """No more than its nodes have, which are there from the start."""
+        return 0
+
     def list_nodes(self) -> list[Place]:
         """All nodes, with the pid of the agent where there is one."""
         agents = {name: self._agent(name) for name in self.nodes}

@@ -30,6 +30,7 @@ from plait.live.backends.host import AgentHost
 from plait.live.backends.ray_gone import Gone
 from plait.live.backends.ray_nodes import RayNode, name_nodes, passed_over
 from plait.live.layout import Layout, make_private, write_secret
+from plait.live.options import ANY_SIZE
 
 if TYPE_CHECKING:
     from plait.live.client import Client
@@ -150,6 +151,10 @@ class RayBackend:
     def expected(self) -> int:
         """Nodes that were found at the last look."""
         return len(self._nodes)
+
+    def most_gpus(self) -> int:
+        """Anybody may add nodes to a Ray cluster, its autoscaler too."""
+        return ANY_SIZE
 
     def stop(self, jobs: bool) -> None:
         """End agents and executors. Raises PlaitError if some are on machines that cannot be reached."""

@@ -42,7 +42,7 @@ OPTIONS = frozenset(
 )  # fmt: skip
 OTHERS = frozenset(
     ("backend", "policy", "round", "port", "db", "user-jobs", "project-jobs", "host", "tls-cert", "tls-key", "insecure",
-     "lost", "lease", "nodes", "address")
+     "lost", "lease", "nodes", "address", "most-gpus")
 )  # fmt: skip
 
 
@@ -127,6 +127,10 @@ class SlurmBackend:
     def expected(self) -> int:
         """None: allocations come when Slurm has room, and nobody should wait for that."""
         return 0
+
+    def most_gpus(self) -> int:
+        """Those of all allocations that there may be."""
+        return self.options.gpus * self.options.max_nodes
 
     def tend(self, service: Client) -> list[str]:
         """Every few seconds: see which allocations there are, bury the dead, and do what the plan says."""

@@ -44,16 +44,17 @@ class Lead:
 def open_lead(args: argparse.Namespace, layout: Layout, seat: Seat | None) -> Lead:
     """Open the store and go on from it."""
     from plait.live.engine import Engine
-    from plait.live.options import Options
+    from plait.live.options import ANY_SIZE, Options
     from plait.live.store import Store
 
     store = Store.open(args.db or layout.database, seat=seat)
     try:
         clock = Clock(store.made_at, None if seat is None else seat.now_s())
+        most_gpus = (0 if args.backend == "local" else ANY_SIZE) if args.most_gpus is None else args.most_gpus
         options = Options(
             round_s=args.round, lost_s=args.lost, lease_s=args.lease, settle_s=args.settle, grace_s=args.grace,
             first_step_s=args.first_step, user_jobs=args.user_jobs, project_jobs=args.project_jobs,
-            suspect_s=min(3.0, args.lost / 2),
+            suspect_s=min(3.0, args.lost / 2), most_gpus=most_gpus,
         )  # fmt: skip
         beside = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
         engine = Engine(store, layout, now=clock(), policy=args.policy, options=options, later=beside.submit)

@@ -74,6 +74,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tls-key", help="key file")
     parser.add_argument("--insecure", action="store_true", help="listen beyond this machine without TLS")
     parser.add_argument("--backend", default="local", help="noted in service.json")
+    parser.add_argument(
+        "--most-gpus",
+        type=int,
+        help="larger jobs are refused, others wait for nodes; default: as many as there are, "
+        "or, with a backend other than local, any number",
+    )
     parser.add_argument("--standby", action="store_true", help="wait until no other service leads, then lead")
     parser.add_argument("--name", help="of this service, where a home has several; default: 1, with --standby 2")
     args = parser.parse_args(argv)

@@ -1,0 +1,84 @@
+"""A job that is too large for the nodes there are now waits if more may come, and says so; else it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from live_cases import Cluster, Node
+
+from plait.live.backends.base import open_backend
+from plait.live.layout import Layout
+from plait.live.options import ANY_SIZE
+from plait.live.service.lead import open_lead
+from plait.live.service.main import _arguments
+from plait.policies.catalog import CATALOG
+
+Make = Callable[..., Cluster]
+
+
+@pytest.mark.parametrize("policy", sorted(CATALOG))
+def test_a_wide_gang_waits_for_nodes_that_may_come_and_one_beyond_the_limit_is_refused(
+    cluster: Make, policy: str
+) -> None:
+    c = cluster((2,), policy=policy, most_gpus=6)
+    c.pass_s(12.0)  # nobody else has joined for long
+    wide, wider = c.submit({"gpus": 4}, {"gpus": 7})
+    c.pass_s(12.0)
+    assert c.state(wide) == "waiting"
+    said = c.engine.explain(wide, c.now)["summary"]
+    assert said == "waits for more nodes: needs 4 GPUs; the nodes that are there have 2"
+    assert c.state(wider) == "failed"
+    assert "largest gang that fits this cluster is 6" in str(c.store.job(wider))
+    c.restart()
+    c.pass_s(12.0)
+    assert c.state(wide) == "waiting"
+    c.nodes.append(Node(c, "n1", 2))
+    c.pass_s(3.0)
+    assert c.state(wide) == "running"
+
+
+def test_small_jobs_behind_a_wide_one_need_not_wait_for_nodes_to_settle(cluster: Make) -> None:
+    c = cluster((2,), policy="fifo-backfill", most_gpus=4)
+    wide, small = c.submit({"gpus": 4}, {"gpus": 1})
+    c.pass_s(2.0)  # far less than settle_s
+    assert (c.state(wide), c.state(small)) == ("waiting", "running")
+    assert c.engine.status(c.now)["gpus"]["wanted"] == 5  # by which the backend asks for nodes
+
+
+def test_a_job_that_wants_more_memory_than_nodes_have_waits_with_the_reason(cluster: Make) -> None:
+    c = cluster((), most_gpus=4)
+    node = Node(c, "n0", 2)
+    node.info = replace(node.info, memory_bytes=8e9)
+    c.nodes.append(node)
+    c.pass_s(12.0)
+    (job,) = c.submit({"gpus": 1, "memory": 16e9})
+    c.pass_s(3.0)
+    assert c.state(job) == "waiting"
+    assert "GPUs with its CPUs and memory" in c.engine.fields([job])[job]["reason"]
+
+
+def test_without_a_backend_that_grows_a_wide_gang_is_refused(cluster: Make) -> None:
+    c = cluster((2,))
+    c.pass_s(12.0)
+    (wide,) = c.submit({"gpus": 4})
+    c.pass_s(1.1)
+    assert c.state(wide) == "failed"
+
+
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [([], 0), (["--backend", "ray"], ANY_SIZE), (["--backend", "slurm", "--most-gpus", "6"], 6)],
+)
+def test_the_service_goes_by_its_backend(tmp_path: Any, words: list[str], most: int) -> None:
+    lead = open_lead(_arguments(["--home", str(tmp_path), *words]), Layout(tmp_path), None)
+    lead.store.close()
+    assert lead.engine.options.most_gpus == most
+
+
+def test_a_backend_says_how_far_it_can_grow(tmp_path: Any) -> None:
+    slurm = {"backend": "slurm", "gpus-per-node": 2, "max-nodes": 3, "fake": True, "most-gpus": 2}  # 2: of last time
+    assert open_backend(Layout(tmp_path), slurm).most_gpus() == 6
+    assert open_backend(Layout(tmp_path), {"nodes": 2, "gpus-per-node": 4, "fake": True}).most_gpus() == 0
