@@ -445,6 +445,10 @@ def test_who_reaches_whom(objects):
     (ray,) = policies["plait-ray"]["ingress"]
     assert all(set(peer) == {"podSelector"} for peer in ray["from"]), "nobody of another namespace"
     (api,) = policies["plait-api"]["ingress"]
+    others = [peer["namespaceSelector"] for peer in api["from"] if "namespaceSelector" in peer]
+    assert others == [{"matchLabels": {"plait/client": "true"}}], (
+        "a namespace that nobody names may be called otherwise"
+    )
     (agents,) = [peer["podSelector"] for peer in api["from"] if "podSelector" in peer]
     assert chosen(objects, agents) == [pod for pod in everyone if pod["metadata"]["name"] == "plait-ray"]
     assert chosen(objects, policies["plait-ray"]["podSelector"]) == chosen(objects, agents)
