@@ -34,10 +34,10 @@ def raylet(name: str, *, number: str = "", alive: bool = True, why: str = "", **
 
 
 class Cluster:
-    """A Ray cluster as its bridge tells of it; `up` False: no head answers."""
+    """A Ray cluster as its bridge tells of it; `up` False: no head answers; `hangs`: it does, and no more."""
 
     def __init__(self, *nodes: dict[str, Any]) -> None:
-        self.nodes, self.up, self.said = list(nodes), True, {}
+        self.nodes, self.up, self.hangs, self.said = list(nodes), True, False, {}
         self.bridges = self.killed = 0
         self.asked: list[dict[str, Any]] = []
 
@@ -47,7 +47,7 @@ class Cluster:
 
     def ask(self, request: dict[str, Any], wait_s: float) -> dict[str, Any]:
         self.asked.append(request)
-        if not self.up:
+        if self.hangs:
             raise ray.NoHead("it did not answer")
         if request["do"] == "nodes":
             return {"nodes": self.nodes}
@@ -157,7 +157,7 @@ def test_a_start_says_why_the_cluster_cannot_be_used(layout: Layout, monkeypatch
     cluster.said["n0"] = {"late": True}
     with pytest.raises(InputError, match="no executor on n0 in"):
         backend.start()
-    cluster.up = False
+    cluster.hangs = True
     with pytest.raises(InputError, match="did not answer"):
         backend.start()
 
@@ -234,7 +234,7 @@ def test_that_the_head_is_gone_and_back_is_said_once_and_who_is_attached(
     backend = backend_of(cluster, layout, monkeypatch)
     backend.tend(service)
     cluster.up = False
-    assert backend.tend(service) == ["it did not answer; jobs go on, and nodes are attached again when it is back"]
+    assert backend.tend(service) == ["no head answers; jobs go on, and nodes are attached again when it is back"]
     assert (cluster.bridges, cluster.killed) == (1, 1)
     assert backend.tend(service) == []
     assert {place.state for place in backend.list_nodes()} == {DEAD}

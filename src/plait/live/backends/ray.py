@@ -231,8 +231,8 @@ class RayBackend:
     def _ask(self, request: dict[str, Any], wait_s: float) -> dict[str, Any]:
         """An answer of the bridge, which is started if there is none and killed if it does not answer."""
         try:
+            self._probe()  # Ray's client would wait long for a head that is dead
             if self._bridge is None:
-                self._probe()
                 self._bridge = _Bridge(self.address, self.namespace, self.token, self.layout.home / "ray")
             return self._bridge.ask(request, wait_s)
         except NoHead:
