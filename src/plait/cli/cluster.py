@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -69,6 +70,7 @@ def up(
         "lost": lost, "lease": lease, **pairs(option or []),
     }  # fmt: skip
     given = {key: value for key, value in given.items() if value is not None}
+    given |= {key: os.path.abspath(given[key]) for key in ("tls-cert", "tls-key") if key in given}
     if standby:
         _stand_by(layout, given, name)
         return

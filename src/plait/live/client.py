@@ -24,6 +24,7 @@ except ImportError:  # the extra is not there; say so when somebody wants to tal
     httpx = None  # type: ignore[assignment]
 
 from plait.core.errors import InputError, MissingExtra, PlaitError
+from plait.live import tls
 from plait.live.layout import Layout
 
 #: Seconds to connect, and to wait for an answer or for more of one; of a log that is quiet something comes each 10 s.
@@ -77,13 +78,17 @@ class Client:
         #: The file that says where the leader is, if that is where the URL came from.
         self._found_in: Layout | None = None
         try:
+            self._trust = tls.context(home, self.url)
             self._http = httpx.Client(
                 base_url=self.url,
                 headers={"Authorization": f"Bearer {token}"} if token else {},
                 timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
                 transport=transport,
+                verify=self._trust,
                 trust_env=False,
             )
+        except OSError as error:
+            raise InputError(f"PLAIT_CA is {os.environ.get('PLAIT_CA')!r}, and cannot be read: {error}") from error
         except (httpx.InvalidURL, ValueError, TypeError) as error:
             raise InputError(f"PLAIT_URL is {url!r}: {error}; write e.g. http://127.0.0.1:8642") from error
 
@@ -340,6 +345,7 @@ class Client:
         if not isinstance(named, str) or named.rstrip("/") == self.url or not _no_worse(self.url, named):
             return False
         self.url = named.rstrip("/")
+        tls.trust(self._trust, self._home, self.url)
         self._http.base_url = httpx.URL(self.url)
         return True
 

@@ -19,9 +19,11 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from plait.core.errors import InputError
+from plait.live import tls
 from plait.live.agent import journal, launch, procs
 from plait.live.agent.attempt import Attempt
 from plait.live.agent.gates import Gates
@@ -86,7 +88,8 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.selector.register(self._wake_read, selectors.EVENT_READ)
-        self.link = Link(self._address, self.observe, self.obey, self._unsent, self.log)
+        trust = partial(tls.context, self.layout)
+        self.link = Link(self._address, self.observe, self.obey, self._unsent, self.log, trust)
         self._leaving = self._stop_jobs = False
         #: When the node goes, of the monotonic clock, once it was told to go with its jobs; then whether it has.
         self._leave_at, self._left = math.inf, False

@@ -48,7 +48,7 @@ class Link:
 
     `address()` gives URL and token or raises OSError or ValueError; `observe(wait_s)` what to tell;
     `obey(answer, told)` takes in an answer and says whether it was accepted (one of
-    a leader of the past is not, and does not count as contact).
+    a leader of the past is not, and does not count as contact); `trust(url)` which certificates are right there.
     """
 
     def __init__(
@@ -58,9 +58,11 @@ class Link:
         obey: Callable[[Assignment, Observed], bool],
         lost: Callable[[Observed], None],
         log: Callable[..., None],
+        trust: Callable[[str], ssl.SSLContext],
     ) -> None:
         """Nothing is sent before `start`."""
         self._address, self._observe, self._obey, self._lost, self._log = address, observe, obey, lost, log
+        self._trust = trust
         #: Monotonic times: of the last good answer, and of the beginning of the last try that failed.
         self.contact = time.monotonic()
         self.failed = 0.0
@@ -68,7 +70,7 @@ class Link:
         self._good = threading.Event()
         self._changed = threading.Event()
         self._moved = threading.Event()
-        self._connections = [_Connection(address), _Connection(address)]
+        self._connections = [_Connection(address, trust), _Connection(address, trust)]
         self._closed = threading.Event()
         self._threads = [
             threading.Thread(target=self._guard, args=(body,), name=body.__name__, daemon=True)
@@ -95,7 +97,7 @@ class Link:
 
         What it says nobody else can say: if another service takes the lead just now, it has to hear it too.
         """
-        connection, said = _Connection(self._address, _LAST_READ_S), ""
+        connection, said = _Connection(self._address, self._trust, _LAST_READ_S), ""
         while True:
             try:
                 self._exchange(connection, 0.0)
@@ -195,8 +197,10 @@ class Link:
 class _Connection:
     """A kept-open HTTP connection, made again after any trouble."""
 
-    def __init__(self, address: Callable[[], tuple[str, str]], read_s: float = _READ_S) -> None:
-        self._address, self._read_s = address, read_s
+    def __init__(
+        self, address: Callable[[], tuple[str, str]], trust: Callable[[str], ssl.SSLContext], read_s: float = _READ_S
+    ) -> None:
+        self._address, self._trust, self._read_s = address, trust, read_s
         self._http: http.client.HTTPConnection | None = None
         self._token = ""
         self._prefix = ""
@@ -252,9 +256,8 @@ class _Connection:
             parts = urlsplit(url)
             host, self._prefix = parts.hostname or "127.0.0.1", parts.path.rstrip("/")
             if parts.scheme == "https":
-                context = ssl.create_default_context(cafile=os.environ.get("PLAIT_CA") or None)
                 link: http.client.HTTPConnection = http.client.HTTPSConnection(
-                    host, parts.port, timeout=_CONNECT_S, context=context
+                    host, parts.port, timeout=_CONNECT_S, context=self._trust(url)
                 )
             elif parts.scheme == "http":
                 link = http.client.HTTPConnection(host, parts.port, timeout=_CONNECT_S)

@@ -175,6 +175,14 @@ def _check(args: argparse.Namespace) -> None:
         )
 
 
+def _is_number(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def _loopback(host: str) -> bool:
     if host == "localhost":
         return True
@@ -218,5 +226,10 @@ def _listen(host: str, port: int) -> socket.socket:
 def _address(args: argparse.Namespace, listener: socket.socket) -> str:
     """Where agents and clients find this service."""
     host, port = listener.getsockname()[:2]
-    name = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    if host in ("0.0.0.0", "::"):
+        name = socket.gethostname()
+    elif not _is_number(args.host):
+        name = args.host  # what its certificate says
+    else:
+        name = f"[{host}]" if ":" in host else host
     return f"{'https' if args.tls_cert else 'http'}://{name}:{port}"

@@ -18,6 +18,7 @@ from plait.live.service import facts
 from plait.live.service.front import Front
 from plait.live.service.lead import Lead, open_lead
 from plait.live.service.warm import get_ready, warm_up
+from plait.live.tls import certificates
 
 if TYPE_CHECKING:
     import uvicorn
@@ -208,6 +209,7 @@ class Service:
         return {
             "url": self.address, **facts.me(), "backend": self.args.backend,
             "admin_token_file": str(self.layout.token_file),
+            **({"certificate": certificates(self.args.tls_cert)} if self.args.tls_cert else {}),
         }  # fmt: skip
 
     def _announce(self) -> None:
