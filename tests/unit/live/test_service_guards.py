@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,6 +22,7 @@ from plait.live import jobfile
 from plait.live.backends.local import LocalBackend
 from plait.live.errors import Conflict
 from plait.live.layout import Layout, make_private, write_secret
+from plait.live.service import auth
 from plait.live.service.auth import HOME_TOKEN, Denied, Tokens, hashed, speaks_for
 from plait.live.service.logs import Mailbox, NoAnswer
 from plait.live.service.models import Invalid, JobIn, parse
@@ -32,7 +33,8 @@ Make = Callable[..., Cluster]
 
 
 @pytest.fixture
-def tokens(tmp_path: Path) -> Any:
+def tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(auth, "REST", 0.0)
     store = Store.open(tmp_path / "plait.db")
     now = [100.0]
     found = Tokens(store, lambda: now[0], Layout(tmp_path))
@@ -80,6 +82,34 @@ def test_nodes_of_this_machine_are_known_by_their_files(tokens: Any, tmp_path: P
     with pytest.raises(Denied, match="revoked") as caught:
         known.agent("Bearer " + "s" * 50)
     assert caught.value.next_step == "plait nodes enrol NODE"
+
+
+def test_secrets_nobody_knows_do_not_make_the_service_read_files_all_the_time(
+    tokens: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, _, _ = tokens
+    for number in range(3):
+        write_secret(make_private(tmp_path / "nodes" / f"n{number}") / "enrol", f"{number}" * 50)
+    plain, read = auth._read, []
+    monkeypatch.setattr(auth, "_read", lambda path: read.append(path) or plain(path))
+    monkeypatch.setattr(auth, "REST", 1e9)
+    for number in range(100):
+        with pytest.raises(Denied):
+            known.agent(f"Bearer guess{number:050}")
+    assert len(read) == 3
+    assert known.agent("Bearer " + "1" * 50).node == "n1"
+    write_secret(tmp_path / "nodes" / "n2" / "enrol", "x" * 50)
+    with pytest.raises(Denied):
+        known.agent("Bearer " + "2" * 50)  # what counts is what is there now
+
+
+def test_a_node_that_asks_twice_at_once_is_enrolled_once(tokens: Any, tmp_path: Path) -> None:
+    known, _, store = tokens
+    write_secret(make_private(tmp_path / "nodes" / "n0") / "enrol", "s" * 50)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(known.agent, ["Bearer " + "s" * 50] * 8))
+    assert {token.id for token in found} == {token.id for token in store.tokens()}
+    assert len(store.tokens()) == 1
 
 
 def test_tokens_come_and_go_at_the_same_time() -> None:

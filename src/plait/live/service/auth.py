@@ -9,10 +9,10 @@ agent    reports its node, nothing else
 from __future__ import annotations
 
 import hashlib
-import hmac
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +24,8 @@ ROLES = ("admin", "user", "viewer", "agent")
 HOME_TOKEN = "home_token"
 #: Secrets of nodes are not shorter, so that an empty or cut-off file lets nobody in.
 SECRET_LENGTH = 40
+#: The files of nodes are read again after so many times as long as that took: anybody can send secrets nobody knows.
+REST = 10.0
 
 
 class Denied(Exception):
@@ -48,6 +50,10 @@ class Tokens:
         self._store, self._clock, self._layout = store, clock, layout
         self._known = {token.hash: token for token in store.tokens()}
         self._lock = threading.Lock()  # they are made and revoked in threads
+        self._enrolling = threading.Lock()  # an agent asks on two connections at once
+        #: Nodes by the hashes of the secrets in their files, and from when on those may be read again.
+        self._found: dict[str, str] = {}
+        self._look_at = 0.0
 
     def make(
         self, user: str, role: str, project: str = "default", now_s: float = 0.0, *, expires_s: float | None = None,
@@ -91,27 +97,52 @@ class Tokens:
         return token
 
     def agent(self, header: str | None) -> Token:
-        """An agent's token; raises `Denied`. For which node it may speak is in it: see `speaks_for`."""
+        """An agent's token; raises `Denied`. For which node it may speak is in it: see `speaks_for`.
+
+        One that is not known is looked for in files: call it in a thread unless `knows` says yes.
+        """
         try:
             token = self.who(header)
         except Denied as error:
-            found = self._enrolled_here(_secret(header))
+            found = self._enrolled_here(header)
             if found is None:
                 raise Denied(error.status, str(error), "plait nodes enrol NODE") from None
             token = found
         need(token, "agent")
         return token
 
-    def _enrolled_here(self, secret: str) -> Token | None:
+    def knows(self, header: str | None) -> bool:
+        """Whether a request carries a token that is valid."""
+        try:
+            self.who(header)
+        except Denied:
+            return False
+        return True
+
+    def _enrolled_here(self, header: str | None) -> Token | None:
         """A node of this machine: its secret lies in the home folder, which only our own user can write to."""
-        folder = None if self._layout is None else self._layout.home / "nodes"
-        if folder is None or len(secret) < SECRET_LENGTH or not folder.is_dir():
+        secret = _secret(header)
+        if self._layout is None or len(secret) < SECRET_LENGTH:
             return None
-        for node in sorted(path.name for path in folder.iterdir() if NODE_NAME.fullmatch(path.name)):
-            if hmac.compare_digest(_read(folder / node / "enrol").encode(), secret.encode()):
-                revoked = self._store.knows_token(hashed(secret))
-                return None if revoked else self._add(secret, node, "agent", "-", self._clock(), None, node)
-        return None
+        with self._enrolling:
+            if self.knows(header):
+                return self.who(header)
+            node = self._node_of(hashed(secret), self._layout.home / "nodes")
+            if node is None or self._store.knows_token(hashed(secret)):  # revoked
+                return None
+            return self._add(secret, node, "agent", "-", self._clock(), None, node)
+
+    def _node_of(self, key: str, folder: Path) -> str | None:
+        """The node whose file has the secret of this hash."""
+        began = time.monotonic()
+        if key not in self._found and began >= self._look_at:
+            names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+            self._found = {}
+            for name in filter(NODE_NAME.fullmatch, names):
+                self._found.setdefault(hashed(_read(folder / name / "enrol")), name)
+            self._look_at = time.monotonic() + REST * (time.monotonic() - began)
+        node = self._found.get(key)
+        return node if node is not None and hashed(_read(folder / node / "enrol")) == key else None
 
     def at_home(self, layout: Layout) -> None:
         """The administrator's token is in a file of the home folder; if that is lost a new one takes its place."""
