@@ -39,7 +39,10 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         packed = subprocess.run(command, capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip(f"commit {VERSION_1[:7]}, which spoke version 1, is not here: needs a clone with its history")
+        pytest.skip(
+            f"the sources that spoke version 1 (commit {VERSION_1[:7]}) are not here; in a shallow clone get them by "
+            f"`git fetch --depth 1 origin {VERSION_1}` or `git fetch --unshallow`"
+        )
     folder = tmp_path_factory.mktemp("version-1")
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         archive.extractall(folder, filter="data")
