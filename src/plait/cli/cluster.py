@@ -20,6 +20,9 @@ BackendOption = Annotated[
     list[str] | None, typer.Option("--option", "-o", help="NAME=VALUE for the backend; may be repeated.")
 ]
 CertOption = Annotated[str | None, typer.Option(help="Certificate file; with --tls-key the service has HTTPS.")]
+StoreOption = Annotated[
+    str | None, typer.Option(envvar="PLAIT_DB", help="postgresql://host/name; default: SQLite in the home folder.")
+]
 StandbyFlag = Annotated[
     bool, typer.Option("--standby", help="Start another service, that takes over when the first one dies.")
 ]
@@ -32,7 +35,7 @@ def up(
     round_s: Annotated[float | None, typer.Option("--round", min=0.01, help="Least seconds between decisions.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; default: a free one.")] = None,
     fake: Annotated[bool, typer.Option("--fake", help="CPU slots even where there are GPUs.")] = False,
-    db: Annotated[str | None, typer.Option(help="postgresql://host/name; default: SQLite in the home folder.")] = None,
+    db: StoreOption = None,
     user_jobs: Annotated[int | None, typer.Option(min=0, help="Jobs a user may have open; default: 10000.")] = None,
     project_jobs: Annotated[int | None, typer.Option(min=0, help="... and a project; default: 50000.")] = None,
     backend: Annotated[str | None, typer.Option(help="Who starts the nodes: local (default), ray, slurm.")] = None,

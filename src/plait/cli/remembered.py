@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,8 +35,8 @@ def pairs(words: Sequence[str]) -> dict[str, str]:
 
 
 def remember(layout: Layout, options: dict[str, Any], name: str = FIRST) -> None:
-    """These are the options from now on."""
-    options_file(layout, name).write_text(json.dumps(options) + "\n", encoding="utf-8")
+    """These are the options from now on; for the owner of the home alone, for a store may have a password."""
+    procs.write_json(options_file(layout, name), options)
 
 
 def was_up(layout: Layout) -> bool:

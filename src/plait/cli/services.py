@@ -18,7 +18,7 @@ from plait.live.agent.procs import Process, boot_id
 from plait.live.backends.host import Outliving
 from plait.live.client import Client, read_service_file, service_url
 from plait.live.layout import Layout
-from plait.live.service.facts import FIRST, file_of, record_file, records
+from plait.live.service.facts import FIRST, STORE_VARIABLE, file_of, record_file, records
 
 #: A service gets so many seconds to come up; one that was told to stop is killed after so many.
 PATIENCE_S, STOP_S = 30.0, 10.0
@@ -134,13 +134,20 @@ def start_follower(layout: Layout, options: dict[str, Any], name: str) -> str:
 
 
 def _spawn(layout: Layout, options: dict[str, Any], log_file: Path) -> subprocess.Popen[bytes]:
-    """A service in a session of its own, so that it outlives this terminal."""
-    words = [word for name in SERVICE_OPTIONS if name in options for word in _words(name, options[name])]
+    """A service in a session of its own, so that it outlives this terminal.
+
+    Where its store is may hold a password, and everybody sees the words of commands, so that goes by the environment.
+    """
+    words = [word for k in SERVICE_OPTIONS if k in options and k != "db" for word in _words(k, options[k])]
     command = [sys.executable, "-m", "plait.live.service", "--home", str(layout.home), *words]
-    with open(log_file, "ab") as log:
+    environment = {name: value for name, value in os.environ.items() if name != STORE_VARIABLE}
+    if "db" in options:
+        environment[STORE_VARIABLE] = str(options["db"])
+    with open(log_file, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as log:
         return Outliving(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=layout.home
-        )
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=layout.home,
+            env=environment,
+        )  # fmt: skip
 
 
 def _words(name: str, value: Any) -> list[str]:

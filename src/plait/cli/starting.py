@@ -52,7 +52,8 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
         import_from_here()
         make_policy(given["policy"])  # a typing mistake is found here, with a suggestion
     refuse_taken_port(given.get("port"), given.get("host"))
-    make_private(layout.home)
+    if make_private(layout.home).stat().st_mode & 0o077:
+        note(f"other users can look into {layout.home}; close it with: chmod 700 {layout.home}")
     options = {**remembered(layout), **given}
     backend = open_backend(layout, options)
     keeping.stop(layout, keeping.KEEPER)  # it would go on with the options of before
@@ -60,6 +61,7 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     if others_ready(layout):
         return _rejoin(layout, options, backend)
     before = remembered(layout) if was_up(layout) else None
+    again = before is not None and {k: v for k, v in given.items() if k != "policy"}.items() <= before.items()
     process = start_service(layout, options)
     try:
         remember(layout, options)  # so that `plait down` finds what is begun now
@@ -67,7 +69,7 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
         service = own_client(layout)
         _await_nodes(service, layout, process, backend.expected())
     except BaseException as error:
-        if isinstance(error, PlaitError) and before == remembered(layout) and process.poll() is None:
+        if isinstance(error, PlaitError) and again and process.poll() is None:
             # Agents and jobs of before are not to lose their service because of it.
             note(f"{error}; the service runs, and its nodes are tried again until they come")
             return own_client(layout)
@@ -102,7 +104,8 @@ def _mended(layout: Layout, given: dict[str, Any], pid: int) -> Client:
     """The service that runs, with agents that have died started again; `InputError` if nothing is to be done."""
     backend = remembered_backend(layout)
     # A service that was started by itself has no nodes of ours.
-    started = [] if given or not was_up(layout) else backend.start()
+    same = was_up(layout) and given.items() <= remembered(layout).items()
+    started = backend.start() if same else []
     if not started:
         raise InputError(
             f"a service runs in {layout.home} already (process {pid}); look at it with: plait status, "

@@ -22,8 +22,8 @@ from plait.training.page import Page
 _PLAIT = Path(__file__).resolve().parents[2]
 #: A folder whose sitecustomize hooks torch when a job imports it.
 HOOK = _PLAIT / "training" / "hook"
-#: Of the agent's own environment, not for jobs.
-_PRIVATE = ("PLAIT_TOKEN", "PLAIT_URL", "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID")
+#: Of the environment of who started the agent, not for jobs.
+_PRIVATE = ("PLAIT_TOKEN", "PLAIT_URL", "PLAIT_DB", "PGPASSWORD", "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID")
 #: Of one job among those that share a process.
 _OF_ONE = ("PLAIT_JOB", "PLAIT_EPOCH", "PLAIT_RUN_DIR", "PLAIT_JOB_DIR", "PLAIT_CHECKPOINT_S", "MASTER_PORT")
 

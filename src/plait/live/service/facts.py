@@ -19,6 +19,8 @@ from plait.live.layout import Layout
 
 #: The name of a home's first service, whose log and lock are service.log and service.lock.
 FIRST = "1"
+#: Where the store is, for a service that was started without --db.
+STORE_VARIABLE = "PLAIT_DB"
 
 
 def file_of(layout: Layout, name: str, kind: str) -> Path:

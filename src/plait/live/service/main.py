@@ -59,7 +59,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=0, help="0: any that is free")
     parser.add_argument("--policy", help="as in plait policies; default: the last one, at first muri-l")
     parser.add_argument("--round", type=float, default=1.0, help="decide at most this often, seconds")
-    parser.add_argument("--db", help="sqlite:///file or postgresql://host/db; default: plait.db in the home folder")
+    parser.add_argument(
+        "--db",
+        default=os.environ.get(facts.STORE_VARIABLE) or None,
+        help="sqlite:///file or postgresql://host/db (PLAIT_DB, for one with a password); default: HOME/plait.db",
+    )
     parser.add_argument("--lost", type=float, default=15.0, help="a node silent for so many seconds is lost")
     parser.add_argument("--lease", type=float, default=600.0, help="agents work so many seconds without a service")
     parser.add_argument("--lead-lease", type=float, default=3.0, help="seconds a silent leader keeps its place")
