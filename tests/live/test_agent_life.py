@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_world import World, group, until
+from agent_world import DEADLINE_S, World, group, until
 
 from plait.live.agent import journal, procs
 from plait.live.agent.journal import Journal
@@ -255,6 +255,20 @@ def test_without_contact_for_the_lease_work_is_stopped_gracefully(world: World) 
     assert (seen.exit_code, seen.reason) == (75, "no contact with the service for 0.5 s")
 
 
+def test_a_node_on_loan_is_given_back_when_the_lease_is_over_and_its_jobs_have_stopped(world: World) -> None:
+    agent = world.start("--on-loan").agent
+    assert agent is not None
+    world.service.lease_s = 0.5
+    leave = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n" + PATIENT
+    world.service.want(world.python(1, leave))
+    world.said(1, "ready")
+    world.layout.service_file.unlink(missing_ok=True)
+    world.service.quiet = True
+    until(lambda: agent.poll() is not None, "the end of the agent")
+    assert agent.returncode == 0  # which is the end of the allocation
+    assert json.loads((world.folder(1) / "exit.json").read_text())["exit_code"] == 75
+
+
 def test_ended_by_the_lease_is_no_failure_of_the_job(world: World) -> None:
     world.start()
     world.service.lease_s = 0.5
@@ -287,6 +301,30 @@ def test_an_agent_told_to_stop_jobs_ends_them_and_tells(world: World) -> None:
     world.service.want(world.python(1, PATIENT))
     world.said(1, "ready")
     assert world.end_agent(signal.SIGTERM) == 0
+    seen = world.service.seen(1)
+    assert seen is not None
+    assert (seen.state, seen.exit_code) == ("ended", 75)
+
+
+@pytest.mark.parametrize("moment", ["death", "pause"])
+def test_a_notice_while_an_agent_is_being_started_again_costs_no_checkpoint(world: World, moment: str) -> None:
+    agent = [sys.executable, "-m", "plait.live.agent", "--home", str(world.layout.home), "--gpus", "4", "--stop-jobs"]
+    keep = f"from plait.live.backends.slurm_node import Keeper; raise SystemExit(Keeper({agent!r}).run())"
+    keeper = subprocess.Popen([sys.executable, "-c", keep], start_new_session=True)
+    try:
+        leave = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n" + PATIENT
+        world.service.want(world.python(1, leave))
+        world.said(1, "ready")
+        record = world.layout.node("n0") / "agent.json"
+        pid = json.loads(record.read_text())["pid"]
+        os.kill(pid, signal.SIGKILL)
+        if moment == "pause":
+            until(lambda: not Path(f"/proc/{pid}").exists(), "the keeper to take note of the agent's death")
+        keeper.send_signal(signal.SIGTERM)
+        assert keeper.wait(DEADLINE_S) == 0
+    finally:
+        keeper.kill()
+        keeper.wait()
     seen = world.service.seen(1)
     assert seen is not None
     assert (seen.state, seen.exit_code) == ("ended", 75)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 
-from plait.live.agent.agent import Agent, AlreadyRuns, Settings
+from plait.live.agent.agent import HELD_BACK, Agent, AlreadyRuns, Settings
 from plait.live.layout import Layout
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -30,6 +31,10 @@ def main(args: Sequence[str] | None = None) -> int:
         "--stop-jobs", action="store_true",
         help="at SIGTERM the node goes: jobs are checkpointed and go on elsewhere; else they stay here",
     )  # fmt: skip
+    parser.add_argument(
+        "--on-loan", action="store_true",
+        help="end when the service was not there for the lease, so that whoever lent the node gets it back",
+    )  # fmt: skip
     parser.add_argument("--stop-grace", type=float, default=10.0, help="most seconds for jobs that the agent stops")
     options = parser.parse_args(args)
     if not _NAME.fullmatch(options.node):
@@ -50,9 +55,11 @@ def main(args: Sequence[str] | None = None) -> int:
         url=options.url,
         stop_jobs=options.stop_jobs,
         stop_grace_s=options.stop_grace,
+        on_loan=options.on_loan,
         rack=options.rack,
         gpu_kind=options.gpu_kind,
     )
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)  # who reads agent.json may tell it to end before `run`
     try:
         agent = Agent(Layout.at(options.home), settings)
     except AlreadyRuns as error:

@@ -45,13 +45,21 @@ _LAST_WORD_S = 5.0  # another service takes the lead within so many seconds
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
+#: What tells an agent to end: held back from the start of its process until it is ready to obey.
+HELD_BACK = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGUSR1))
+
+
 class AlreadyRuns(Exception):
     """Another agent has the node."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What an agent is told when it starts. `cuda`: the machine's numbers of its GPUs, None for CPU slots."""
+    """What an agent is told when it starts.
+
+    `cuda`: the machine's numbers of its GPUs, None for CPU slots. `on_loan`: whoever lent the node
+    gets it back when the agent ends, so it ends when it has lost the service for good.
+    """
 
     node: str
     gpus: int
@@ -59,6 +67,7 @@ class Settings:
     url: str | None = None
     stop_jobs: bool = False
     stop_grace_s: float = 10.0
+    on_loan: bool = False
     rack: int = 0
     gpu_kind: str | None = None
 
@@ -311,6 +320,9 @@ class Agent:
                 if attempt.state in (STARTING, RUNNING):
                     self.log("lease expired", key=attempt.key)
                     attempt.stop(attempt.run.grace_s, f"no contact with the service for {self.lease_s:g} s", own=True)
+            if self.settings.on_loan and not self._leaving and not any(a.alive for a in self.attempts.values()):
+                self.log("gives the node back", why=f"no contact with the service for {self.lease_s:g} s")
+                self._leaving = self._stop_jobs = True
         for attempt in self.attempts.values():
             if attempt.gone:
                 self._collect(attempt)
@@ -474,8 +486,9 @@ class Agent:
     def run(self) -> None:
         """Until SIGTERM (jobs go on, to be taken back) or SIGUSR1 (the node goes: jobs are stopped first)."""
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        for number in HELD_BACK:
             signal.signal(number, self._told_to_leave)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
         self.log(
             "agent", pid=os.getpid(), gpus=self.settings.gpus, cuda=self.settings.cuda, attempts=len(self.attempts)
         )

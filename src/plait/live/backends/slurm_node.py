@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 
 from plait.live.agent import procs
+from plait.live.agent.agent import HELD_BACK
 from plait.live.layout import Layout, make_private, write_secret
 
 #: Kept of Slurm's variables. The others describe a job of one task, which libraries of training believe at once.
@@ -53,14 +54,15 @@ class Keeper:
         soon = 0
         while True:
             began = time.monotonic()
-            self.pid = os.posix_spawn(self.command[0], self.command, os.environ)
+            self.pid = os.posix_spawn(self.command[0], self.command, os.environ, setsigmask=HELD_BACK)
             if self.leaving:
                 self._tell()
             code = self._wait()
             soon = soon + 1 if time.monotonic() - began < self.SOON_S else 0
-            if self.leaving or code in (0, 2, 3) or soon >= self.MOST:
+            if code in (0, 2, 3) or soon >= self.MOST:
                 return code
-            time.sleep(min(soon, 3))
+            if not self.leaving:  # else the jobs that it left are stopped by the next one, at once
+                time.sleep(min(soon, 3))
 
     def _wait(self) -> int:
         """The exit code of the agent, and an end to all orphans meanwhile."""
@@ -107,7 +109,14 @@ def main() -> None:
     for variable in [key for key in os.environ if key.startswith("SLURM") and key not in _KEPT]:
         del os.environ[variable]
     command = [sys.executable, "-m", "plait.live.agent", "--home", str(layout.home), "--node", name]
-    command += ["--gpus" if options.slots else "--cuda", words[1], "--stop-jobs", "--stop-grace", options.stop_grace]
+    command += [
+        "--gpus" if options.slots else "--cuda",
+        words[1],
+        "--stop-jobs",
+        "--stop-grace",
+        options.stop_grace,
+        "--on-loan",
+    ]
     sys.exit(Keeper(command).run())
 
 
