@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import socket
 import sqlite3
 import subprocess
@@ -33,7 +32,6 @@ from plait.live.store import Store  # noqa: E402
 from plait.testing import Chaos, Cluster, plan_faults, remains  # noqa: E402
 
 SCRIPT = Path(__file__).parent / "scripts" / "chaos_job.py"
-ALONE = SCRIPT.parent / "alone.py"
 #: A line about how far it is so often, seconds.
 SAY_S = 15.0
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
@@ -50,7 +48,7 @@ class Undisturbed:
     """What a training gives when nothing happens to it, by number of ranks and seed; each is run once."""
 
     folder: Path
-    running: dict[tuple[int, int], subprocess.Popen] = field(default_factory=dict)
+    running: dict[tuple[int, int], list[subprocess.Popen]] = field(default_factory=dict)
 
     def start(self, world: int, seed: int) -> None:
         out = self.folder / f"{world}-{seed}"
@@ -60,22 +58,21 @@ class Undisturbed:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        env = {k: v for k, v in os.environ.items() if not k.startswith("PLAIT_")}
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(ALONE), str(world), str(SCRIPT), str(out), str(seed), "0"]
-        self.running[world, seed] = subprocess.Popen(
-            command, env=env, stdout=subprocess.DEVNULL, start_new_session=True
-        )
+        base = {k: v for k, v in os.environ.items() if not k.startswith("PLAIT_")}
+        base |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(SCRIPT), str(out), str(seed), "0"]
+        self.running[world, seed] = [
+            subprocess.Popen(command, env=base | {"RANK": str(r)}, stdout=subprocess.DEVNULL) for r in range(world)
+        ]
 
     def weights(self, world: int, seed: int) -> list[bytes]:
-        assert self.running[world, seed].wait(120) == 0
+        assert [process.wait(120) for process in self.running[world, seed]] == [0] * world
         out = self.folder / f"{world}-{seed}"
         return [(out / f"alone-e0-r{rank}.bin").read_bytes() for rank in range(world)]
 
     def close(self) -> None:
-        for process in self.running.values():
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+        for process in (p for group in self.running.values() for p in group):
+            process.kill()
             process.wait()
 
 
