@@ -11,7 +11,7 @@ from plait.control.messages import JobSubmitted, NodeJoined, ReplanDue
 from plait.core.cluster import Node
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec
-from plait.live import client as client_module
+from plait.live import calling
 from plait.live.client import Client, NotRunning, Refused, ServiceError
 from plait.live.jobfile import check, parse_bytes, read_jobs, schema
 from plait.live.state import State
@@ -40,7 +40,7 @@ def fake(monkeypatch, tmp_path):
     monkeypatch.setenv("PLAIT_URL", service.url)
     monkeypatch.setenv("PLAIT_TOKEN", TOKEN)
     monkeypatch.setenv("PLAIT_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(client_module, "PAUSES_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(calling, "PAUSES_S", (0.0, 0.0, 0.0))
     monkeypatch.setattr("plait.cli.jobs.LOOK_S", 0.0)
     yield service
     server.shutdown()
@@ -397,7 +397,7 @@ def test_questions_are_asked_again_when_the_service_is_busy(fake):
 def test_no_service_says_how_to_start_one(plait, monkeypatch, tmp_path):
     for name in ("PLAIT_URL", "PLAIT_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(client_module, "PAUSES_S", (0.0,))
+    monkeypatch.setattr(calling, "PAUSES_S", (0.0,))
     monkeypatch.setenv("PLAIT_HOME", str(tmp_path))
     for command in (["ls"], ["status"], ["submit", "--", "a"], ["top"], ["nodes"], ["explain", "j-1"], ["fidelity"]):
         answer = plait(*command)

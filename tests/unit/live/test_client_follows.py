@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from plait.live import client as client_module
+from plait.live import calling
 from plait.live.client import Client, NotRunning, ServiceError
 
 A, B = "http://a:1", "http://b:1"
@@ -17,9 +17,9 @@ A, B = "http://a:1", "http://b:1"
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "PAUSES_S", (0.0, 0.0, 0.0))
-    monkeypatch.setattr(client_module, "LOOK_S", 0.0)
-    monkeypatch.setattr(client_module, "LEAD_S", 0.2)
+    monkeypatch.setattr(calling, "PAUSES_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(calling, "LOOK_S", 0.0)
+    monkeypatch.setattr(calling, "LEAD_S", 0.2)
 
 
 def standby(leader: str | None) -> httpx.Response:
@@ -161,4 +161,4 @@ def test_a_log_that_is_followed_is_not_waited_for_without_end(home: Path) -> Non
 
     with Client(A, "x", transport=httpx.MockTransport(answer)) as client:
         assert list(client.follow("j-0")) == []
-    assert waits == [client_module.ANSWER_S]
+    assert waits == [calling.ANSWER_S]
