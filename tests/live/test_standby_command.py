@@ -41,10 +41,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def kill(plait: Shell, name: str) -> None:
-    """End a service as a crash would; its keeper starts it again."""
+def kill(plait: Shell, name: str, number: int = signal.SIGKILL) -> None:
+    """End a service as a crash would, or as for an upgrade; its keeper starts it again."""
     old = processes(plait.layout)[name].pid
-    os.kill(old, signal.SIGKILL)
+    os.kill(old, number)
     plait.comes(lambda: (now := processes(plait.layout).get(name)) is not None and now.pid != old)
 
 
@@ -67,6 +67,7 @@ def test_it_takes_over_is_kept_and_comes_back_as_it_was(plait: Shell, postgres: 
     plait.until(job, "running")
 
     kill(plait, "2")
+    kill(plait, "2", signal.SIGTERM)
     assert records(plait.layout)["2"]["url"].endswith(f":{ports['2']}")
     kill(plait, "1")
     plait.comes(lambda: (role(plait, "1"), role(plait, "2")) == ("standby", "leader"))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from plait.cli import keeping
 from plait.cli.remembered import remember, remembered
-from plait.cli.services import process_of, processes, refuse_elsewhere, refuse_taken_port, start_follower
+from plait.cli.services import processes, refuse_elsewhere, refuse_taken_port, start_follower
 from plait.core.errors import InputError
 from plait.live.layout import Layout
-from plait.live.service.facts import records
 
 SECOND = "2"
 
@@ -48,17 +48,19 @@ def _options(layout: Layout, own: dict[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in remembered(layout).items() if key != "port"}, **own}
 
 
-def keep(layout: Layout, name: str) -> None:
-    """Start a standby again when it dies, until it is told to end; returns at once if another process does that."""
+def keep(layout: Layout, name: str, until: Callable[[], bool] = lambda: False) -> None:
+    """Start a standby again when it has ended, also if it was told to, as for another version.
+
+    `plait down` ends its keeper first. Returns at once if another process keeps it.
+    """
     with keeping.only_one(layout, f"keeper-{name}") as mine:
         if mine:
-            keeping.look_on(lambda: look(layout, name), until=lambda: name not in records(layout))
+            keeping.look_on(lambda: look(layout, name), until)
 
 
 def look(layout: Layout, name: str) -> list[str]:
-    """Start the service again if it has died; what was done."""
-    record = records(layout).get(name)
-    if record is None or process_of(record) is not None:
+    """Start the service again if it has ended; what was done."""
+    if name in processes(layout):
         return []
     with keeping.alone(layout):
         if name in processes(layout):  # by somebody else, meanwhile

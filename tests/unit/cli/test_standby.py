@@ -64,7 +64,6 @@ def test_its_own_are_remembered_and_its_keeper_uses_them(
     here(monkeypatch, "1")
     standby.start(layout, {"port": 7002, "host": "127.0.0.1"}, "b")
     standby.start(layout, {}, "b")
-    monkeypatch.setattr(standby, "records", lambda layout: {"b": {"pid": 0}})
     remember(layout, {**remembered(layout), "lost": 9.0})  # the next plait up gave another one
     assert standby.look(layout, "b") == ["service b was started again at http://there"]
     assert [(options["port"], options["host"]) for options in started] == [(7002, "127.0.0.1")] * 3
@@ -72,13 +71,15 @@ def test_its_own_are_remembered_and_its_keeper_uses_them(
     assert remembered(layout)["port"] == 7001
 
 
-def test_nothing_is_started_that_is_told_to_end(
+def test_one_that_was_told_to_end_is_started_again_as_after_an_upgrade(
     layout: Layout, started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standby, "records", lambda layout: {})
+    remember(layout, {"port": 7002}, "b")
+    monkeypatch.setattr(standby.keeping.time, "sleep", lambda _: None)
+    standby.keep(layout, "b", until=lambda: bool(started))  # it left no record, since it ended as it should
+    assert [(options["name"], options["port"]) for options in started] == [("b", 7002)]
+    here(monkeypatch, "b")
     assert standby.look(layout, "b") == []
-    standby.keep(layout, "b")  # ends at once
-    assert started == []
 
 
 def test_what_cannot_be_is_refused_in_words(
