@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.cli import keeping
 from plait.cli.live import duration, note
-from plait.cli.remembered import options_file, remember, remembered, remembered_backend, was_up
+from plait.cli.remembered import options_file, remember, remembered, was_up
 from plait.cli.services import (
     LOOK_S,
     PATIENCE_S,
@@ -44,7 +44,7 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     refuse_elsewhere(layout)
     running = service_process(layout)
     if running is not None:
-        return _mended(layout, given, running.pid)
+        return _kept_again(layout, given, running.pid)
     if "policy" in given:
         from plait.cli.runs import import_from_here
         from plait.policies.catalog import make_policy
@@ -100,18 +100,16 @@ def restart_service(layout: Layout) -> None:
         start_service(layout, options)
 
 
-def _mended(layout: Layout, given: dict[str, Any], pid: int) -> Client:
-    """The service that runs, with agents that have died started again; `InputError` if nothing is to be done."""
-    backend = remembered_backend(layout)
+def _kept_again(layout: Layout, given: dict[str, Any], pid: int) -> Client:
+    """The service that runs, if nobody keeps it and its nodes, so that this can be made good; else `InputError`."""
     # A service that was started by itself has no nodes of ours.
     same = was_up(layout) and given.items() <= remembered(layout).items()
-    started = backend.start() if same else []
-    if not started:
+    if not same or keeping.running(layout, keeping.KEEPER) is not None:
         raise InputError(
             f"a service runs in {layout.home} already (process {pid}); look at it with: plait status, "
             "stop it with: plait down"
         )
-    note(f"the service runs; started again the agents of {', '.join(started)}")
+    note("the service runs; its keeper is started again, and starts what else has died")
     return own_client(layout)
 
 

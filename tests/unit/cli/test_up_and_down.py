@@ -257,3 +257,15 @@ def test_what_ran_before_this_machine_was_started_anew_is_dead(layout: Layout) -
         of_another_machine(layout, file, host=socket.gethostname())
     assert elsewhere(layout) == {}
     assert stopping.stop(layout, stop_jobs=False) == [f"nothing runs in {layout.home}"]
+
+
+def test_a_service_that_nobody_keeps_is_kept_again(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "service_process", lambda layout: SimpleNamespace(pid=7))
+    layout.service_file.write_text('{"url": "http://127.0.0.1:2"}')
+    layout.token_file.write_text("plait_ours\n")
+    remember(layout, {"nodes": 2})
+    assert starting.start(layout, {"nodes": 2}).url == "http://127.0.0.1:2"
+    with pytest.raises(InputError, match=r"runs in .* already"):
+        starting.start(layout, {"nodes": 3})
+    with keeping.only_one(layout, "keeper"), pytest.raises(InputError, match=r"runs in .* already"):
+        starting.start(layout, {})
