@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Sequence
 
 from plait.cli import keeping
@@ -40,7 +41,16 @@ def main(argv: Sequence[str] | None = None, until: Callable[[], bool] = lambda: 
     except PlaitError as error:
         print(f"plait tend: {error}", file=sys.stderr)
         return error.exit_code
-    keeping.look_on(nodes.look, until)
+    said = False
+    while not until():
+        with keeping.only_one(layout, keeping.KEEPER) as mine:  # two would start all nodes twice
+            if mine:
+                keeping.look_on(nodes.look, until)
+        if not (mine or said):
+            keeping.say(f"another process keeps the nodes of {layout.home}; waits until that one has ended")
+            said = True
+        if not mine:
+            time.sleep(keeping.LOOK_S)
     return 0
 
 

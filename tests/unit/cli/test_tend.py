@@ -10,6 +10,7 @@ import pytest
 from plait.cli import keeping, tend
 from plait.core.errors import InputError
 from plait.live.client import NotRunning
+from plait.live.layout import Layout
 
 
 class Nodes:
@@ -73,6 +74,16 @@ def test_trouble_passes(looks):
     assert nodes.asked == ["start", "tend", "start", "tend", "tend"]
     assert "no service; next try in 2 s" in said
     assert "no head answers; next try in 4 s" in said
+
+
+def test_there_is_one_of_a_home(looks, tmp_path):
+    nodes = Nodes()
+    with keeping.only_one(Layout(tmp_path), keeping.KEEPER):
+        _, pauses, said = looks(nodes, 3)
+    assert (nodes.asked, pauses) == ([], [keeping.LOOK_S] * 3)
+    assert said.count("another process keeps the nodes") == 1
+    _, pauses, _ = looks(nodes, 2)
+    assert nodes.asked == ["start", "tend", "tend"]
 
 
 def test_an_unknown_backend_is_no_trouble_that_passes(tmp_path, capsys):
