@@ -38,8 +38,10 @@ PATIENCE_S = 60.0
 class Pair:
     """Two services that are kept up, and two nodes."""
 
-    def __init__(self, home: Path, url: str, *, nodes: int = 2, lead_lease_s: float = 3.0) -> None:
-        self.layout, self.url, self.lead_lease_s = Layout.at(home), url, lead_lease_s
+    def __init__(
+        self, home: Path, url: str, *, nodes: int = 2, lead_lease_s: float = 3.0, round_s: float = 0.2
+    ) -> None:
+        self.layout, self.url, self.lead_lease_s, self.round_s = Layout.at(home), url, lead_lease_s, round_s
         make_private(self.layout.home)
         self.backend = LocalBackend(self.layout, nodes, 4, False, stop_grace_s=2.0)
         self.children: dict[str, subprocess.Popen[bytes]] = {}
@@ -67,9 +69,9 @@ class Pair:
         for name in names:
             if name in self.children and self.children[name].poll() is None:
                 continue
-            words = ["--db", self.url, "--standby", "--name", name, "--policy", "fifo", "--round", "0.2"]
+            words = ["--db", self.url, "--standby", "--name", name, "--policy", "fifo"]
             command = [sys.executable, "-m", "plait.live.service", "--home", str(self.layout.home), *words]
-            command += ["--lead-lease", str(self.lead_lease_s)]
+            command += ["--lead-lease", str(self.lead_lease_s), "--round", str(self.round_s)]
             with open(self.layout.home / f"said-{name}.log", "ab") as log:
                 self.children[name] = subprocess.Popen(command, stdout=log, stderr=log)
 
@@ -99,6 +101,13 @@ class Pair:
         """Whether every agent obeys a leader of this term at least."""
         journals = [self.layout.node(node) / "journal.jsonl" for node in self.backend.nodes]
         return all(max(map(int, re.findall(r'"term": ?(\d+)', j.read_text())), default=0) >= term for j in journals)
+
+    def pause(self, name: str) -> None:
+        """Stop a service in the middle of whatever it does; returns when all its threads stand still."""
+        process = self.children[name]
+        process.send_signal(signal.SIGSTOP)
+        threads = Path(f"/proc/{process.pid}/task")
+        until(lambda: all(" T " in t.joinpath("stat").read_text() for t in threads.iterdir()), "it stands still")
 
     def kill_leader(self) -> float:
         """Seconds until another one answers, and commands all agents."""
@@ -154,8 +163,8 @@ def check_log(url: str, jobs: int) -> None:
         store.close()
 
 
-def kill_often(home: Path, url: str, jobs: int, kills: int, length_s: float, most_s: float) -> None:
-    """Jobs run, and so many leaders die."""
+def kill_often(home: Path, url: str, jobs: int, kills: int, length_s: float) -> list[float]:
+    """Jobs run, and so many leaders die; returns the seconds until each was followed."""
     with Pair(home, url) as pair:
         command = [sys.executable, "-S", "-c", f"import time; time.sleep({length_s})"]
         with Client.at(str(pair.layout.home)) as client:
@@ -170,19 +179,19 @@ def kill_often(home: Path, url: str, jobs: int, kills: int, length_s: float, mos
         print(f"fail-over: {kills} leaders killed, take-over {min(took):.2f} to {max(took):.2f} s")
         with Client.at(str(pair.layout.home)) as client:
             until(lambda: all(job["state"] == "finished" for job in client.jobs(limit=1000)), "all have finished")
-        assert max(took) <= most_s
     check_log(url, jobs)
     assert remains(pair.layout) == []
+    return took
 
 
 def test_jobs_do_not_notice_that_the_leader_is_killed(tmp_path: Path, postgres: Callable[[], str]) -> None:
-    kill_often(tmp_path / "home", postgres(), jobs=4, kills=2, length_s=8.0, most_s=20.0)
+    kill_often(tmp_path / "home", postgres(), jobs=4, kills=2, length_s=8.0)
 
 
 @pytest.mark.engines
 @pytest.mark.slow
 def test_twenty_jobs_do_not_notice_that_ten_leaders_are_killed(tmp_path: Path, postgres: Callable[[], str]) -> None:
-    kill_often(tmp_path / "home", postgres(), jobs=20, kills=10, length_s=15.0, most_s=5.0)
+    assert max(kill_often(tmp_path / "home", postgres(), jobs=20, kills=10, length_s=15.0)) <= 5.0
 
 
 @pytest.fixture
@@ -198,11 +207,16 @@ def test_a_leader_that_slept_past_its_lease_commands_nobody_and_follows(pair: Pa
     node = NodeInfo("x0", 1)
     with Client.at(str(pair.layout.home)) as client:
         token = client.create_token("x0", "agent", node="x0")["token"]
-        client.submit([{"command": ["sleep", "300"], "gpus": 5}])  # needs both nodes: there is something to command
+        client.submit([{"command": ["sleep", "300"]} for _ in range(5)])  # one for this node: something to command
         term = client.status()["term"]
-    question = to_json(Observed(node, "agent-x", wait_s=0.0))
-    status, told = ask(record["url"], "POST", "/agent/v1/sync", question, token)
-    assert (status, told["term"]) == (200, term)
+
+    def commanded() -> bool:
+        question = to_json(Observed(node, "agent-x", wait_s=0.0))
+        status, told = ask(record["url"], "POST", "/agent/v1/sync", question, token)
+        assert (status, told["term"]) == (200, term)
+        return bool(told["attempts"])
+
+    until(commanded, "a job begins, and nothing else is going to change")
     # An agent that listens to the old leader all the time: questions that it holds back, and such as come in its sleep.
     answers: list[tuple[int, dict[str, Any]]] = []
 
@@ -218,7 +232,10 @@ def test_a_leader_that_slept_past_its_lease_commands_nobody_and_follows(pair: Pa
     for thread in held:
         thread.start()
     time.sleep(0.3)  # they are held back for a second
-    process.send_signal(signal.SIGSTOP)
+    pair.pause(old)
+    for thread in held:
+        thread.join(0.5)
+    early = len(answers)  # on a machine that is slow a second was over before the pause: those were right
     sent = [threading.Thread(target=listen, args=(0.0, 0, 0)) for _ in range(4)]
     for thread in sent:
         thread.start()
@@ -231,7 +248,7 @@ def test_a_leader_that_slept_past_its_lease_commands_nobody_and_follows(pair: Pa
     for thread in held + sent:
         thread.join(PATIENCE_S)
     assert len(answers) == 8
-    assert [answer for answer in answers if answer[0] == 200] == []
+    assert [answer for answer in answers[early:] if answer[0] == 200] == []
     until(lambda: pair.follows(old) and pair.health(old)[1]["term"] == found, "the old one stands by")
     assert process.poll() is None  # the same process, begun anew
     assert pair.health(old)[0] == 503
@@ -240,6 +257,45 @@ def test_a_leader_that_slept_past_its_lease_commands_nobody_and_follows(pair: Pa
     assert new is not None
     assert (status, said["leader"]) == (503, records(pair.layout)[new]["url"])
     assert "stands by; the one that leads is at http://" in said["error"]["message"]
+
+
+def test_a_leader_that_slept_leaves_the_jobs_of_its_successor_alone(
+    tmp_path: Path, postgres: Callable[[], str]
+) -> None:
+    """A job waits when it falls asleep, is begun by the successor, and would be begun in its own next round too."""
+    url, go = postgres(), tmp_path / "go"
+    wait = "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.05)"
+    keep = "import os; os.makedirs(os.environ['PLAIT_JOB_DIR'] + '/checkpoints/kept', exist_ok=True)\n"
+    programs = wait.format(f"{go}-0"), keep + wait.format(f"{go}-1")
+    first, second = ([{"command": [sys.executable, "-S", "-c", program], "gpus": 4}] for program in programs)
+    with Pair(tmp_path / "home", url, nodes=1, lead_lease_s=1.5, round_s=2.5) as pair:
+        old, store = pair.leader(), Store.open(url, exclusive=False)
+        assert old is not None
+
+        def decisions() -> int:
+            return sum(entry.type == "ReplanDue" for entry in store.entries())
+
+        with Client.at(str(pair.layout.home)) as client:
+            client.submit(first)
+            until(lambda: client.jobs()[0]["state"] == "running", "the first job has all GPUs")
+            before = decisions()
+            client.submit(second)
+            until(lambda: decisions() > before, "a round has just been")
+            Path(f"{go}-0").touch()
+            until(lambda: client.job("j-0")["state"] == "finished", "the second is next")
+            pair.pause(old)
+        kept = pair.layout.job(1) / "checkpoints" / "kept"
+        until(kept.is_dir, "the other one leads, and has begun the second job")
+        assert pair.leader() not in (None, old)
+        pair.children[old].send_signal(signal.SIGCONT)
+        until(lambda: pair.follows(old), "the old one stands by")
+        assert list(pair.layout.job(1).glob("before-*")) == []
+        Path(f"{go}-1").touch()
+        with Client.at(str(pair.layout.home)) as client:
+            until(lambda: client.job("j-1")["state"] == "finished", "both have finished")
+        assert kept.is_dir()
+        store.close()
+    check_log(url, 2)
 
 
 def test_a_leader_that_is_told_to_end_is_followed_at_once(pair: Pair) -> None:
