@@ -1,0 +1,51 @@
+"""The node of an agent: what it is told of it when it starts, and that nobody else has it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from dataclasses import dataclass
+
+from plait.live.agent import procs
+from plait.live.layout import Layout, make_private
+
+_LOCK_TRIES = 10
+
+
+class AlreadyRuns(Exception):
+    """Another agent has the node."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an agent is told when it starts.
+
+    `cuda`: the machine's numbers of its GPUs, None for CPU slots. `on_loan`: whoever lent the node
+    gets it back when the agent ends, so it ends when it has lost the service for good.
+    """
+
+    node: str
+    gpus: int
+    cuda: list[int] | None = None
+    url: str | None = None
+    stop_jobs: bool = False
+    stop_grace_s: float = 10.0
+    on_loan: bool = False
+    rack: int = 0
+    gpu_kind: str | None = None
+
+
+def take_node(layout: Layout, node: str) -> int:
+    """Lock the folder of a node; raises `AlreadyRuns`."""
+    folder = make_private(layout.node(node))
+    fd = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    for _ in range(_LOCK_TRIES):  # whoever looks whether an agent runs holds the lock for a moment
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        time.sleep(0.02)
+    os.close(fd)
+    other = procs.read_json(folder / "agent.json") or {}
+    raise AlreadyRuns(f"node {node!r} of {layout.home} already has an agent (pid {other.get('pid', '?')})")
