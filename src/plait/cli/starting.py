@@ -56,10 +56,18 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
         note(f"other users can look into {layout.home}; close it with: chmod 700 {layout.home}")
     options = {**remembered(layout), **given}
     backend = open_backend(layout, options)
-    keeping.stop(layout, keeping.KEEPER)  # it would go on with the options of before
     options["most-gpus"] = backend.most_gpus()
-    if others_ready(layout):
-        return _rejoin(layout, options, backend)
+    kept = keeping.stop(layout, keeping.KEEPER)  # it would go on with the options of before
+    try:
+        return _rejoin(layout, options, backend) if others_ready(layout) else _begin(layout, given, options, backend)
+    except BaseException:
+        if kept:
+            keeping.spawn(layout, keeping.KEEPER, "plait.cli.keeper")  # so it is to go on with them
+        raise
+
+
+def _begin(layout: Layout, given: dict[str, Any], options: dict[str, Any], backend: Backend) -> Client:
+    """The only service of a home, and its nodes."""
     before = remembered(layout) if was_up(layout) else None
     again = before is not None and {k: v for k, v in given.items() if k != "policy"}.items() <= before.items()
     process = start_service(layout, options)
@@ -117,7 +125,10 @@ def _rejoin(layout: Layout, options: dict[str, Any], backend: Backend) -> Client
     """Where others stand ready one of them leads by now: the first service comes back to stand by for that one."""
     start_follower(layout, options, FIRST)
     remember(layout, options)
-    backend.start()
+    try:
+        backend.start()
+    except PlaitError as error:
+        note(f"{error}; the service runs, and its nodes are tried again until they come")
     service = own_client(layout)
     service.status()
     return service

@@ -1,6 +1,7 @@
 """Where everything lies under one folder, `~/.plait` unless told otherwise.
 
     service.json, service.lock, service.log, token, plait.db      the service
+    keeper.json, keeper.lock, keeper.log, up.json, up.lock        what keeps it and the nodes, and with which options
     nodes/<node>/journal.jsonl, agent.log, agent.lock, enrol      an agent
     jobs/<job>/checkpoints, EPOCH                                 a job, over all its attempts
     jobs/<job>/attempts/<epoch>/rank<r>/                          one process of one attempt

@@ -121,11 +121,10 @@ def test_up_ends_nothing_if_the_service_does_not_start(
     assert nodes.asked == []
 
 
-def test_up_ends_the_keeper_that_has_the_options_of_before(
+def test_up_ends_the_keeper_that_has_the_options_of_before_and_failing_starts_it_again(
     layout: Layout, nodes: Nodes, slow_keeper: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeping.spawn(layout, "keeper", slow_keeper)
-    seen = []
+    seen, spawned = [], []
 
     def start_service(layout: Layout, options: dict[str, Any]) -> SimpleNamespace:
         seen.append(keeping.running(layout, "keeper"))
@@ -133,8 +132,27 @@ def test_up_ends_the_keeper_that_has_the_options_of_before(
 
     monkeypatch.setattr(starting, "start_service", start_service)
     with pytest.raises(InputError, match="enough"):
+        starting.start(layout, {"nodes": 3})  # nobody kept it
+    keeping.spawn(layout, "keeper", slow_keeper)
+    monkeypatch.setattr(keeping, "spawn", lambda layout, *words: spawned.append(words))
+    with pytest.raises(InputError, match="enough"):
         starting.start(layout, {"nodes": 3})
-    assert seen == [None]
+    assert seen == [None, None]
+    assert spawned == [("keeper", "plait.cli.keeper")]
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_one_that_comes_back_beside_a_leader_stands_by_though_the_engine_is_away(
+    layout: Layout, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(starting, "others_ready", lambda layout: True)
+    monkeypatch.setattr(starting, "start_follower", lambda layout, options, name: started.append(name))
+    monkeypatch.setattr(starting, "own_client", lambda layout: SimpleNamespace(status=dict))
+    starting.start(layout, {"db": "postgresql://h/d"})
+    assert (started, nodes.asked) == (["1"], ["start"])
+    assert "no head answers; the service runs" in capsys.readouterr().err
+    assert remembered(layout)["db"] == "postgresql://h/d"
 
 
 def test_down_ends_a_keeper_that_has_hardly_begun(layout: Layout, nodes: Nodes, slow_keeper: str) -> None:
