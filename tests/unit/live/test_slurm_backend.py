@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from plait.core.errors import InputError
 from plait.live.backends.base import open_backend
 from plait.live.backends.slurm import SlurmBackend, SlurmOptions, job_of
 from plait.live.backends.slurm_cli import ENDING, OVER, PENDING, RUNNING, Job, SlurmCli, SlurmError, read_jobs
-from plait.live.backends.slurm_node import node_name
+from plait.live.backends.slurm_node import MARK, node_name
 from plait.live.backends.slurm_plan import Held, Limits, Moves, plan_allocations
 from plait.live.layout import NODE_NAME, Layout
 
@@ -215,6 +216,7 @@ class FakeSlurm(SlurmCli):
     def __init__(self) -> None:
         super().__init__({})
         self.there: dict[int, Job] = {}
+        self.last = 10
         self.told: list[tuple[str, int]] = []
         self.words: list[str] = []
 
@@ -225,7 +227,7 @@ class FakeSlurm(SlurmCli):
         return sorted(self.there.values(), key=lambda job: job.id)
 
     def submit(self, script, words):
-        number = 1 + max(self.there, default=10)
+        number = self.last = 1 + max(self.there, default=self.last)
         self.there[number] = Job(number, PENDING, "PENDING")
         self.words = [script, *words]
         return number
@@ -244,12 +246,18 @@ class FakeSlurm(SlurmCli):
 class FakeService:
     """The service as a list of nodes, and what it was told."""
 
-    def __init__(self) -> None:
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
         self.there: dict[str, dict] = {}
         self.wanted = 0
         self.told: list[tuple[str, str]] = []
 
-    def join(self, name, **changes):
+    def join(self, name, ours=True, **changes):
+        folder = self.layout.node(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "journal.jsonl").write_text('{"what": "term", "term": 1}\n', encoding="ascii")
+        if ours:
+            (folder / MARK).touch()
         start = {"id": name, "state": "ready", "drained": False, "gpus_used": 0, "silent_s": 0.0}
         self.there[name] = {**start, **changes}
 
@@ -273,7 +281,7 @@ class FakeService:
 
 @pytest.fixture
 def world(tmp_path):
-    slurm, service, now = FakeSlurm(), FakeService(), [1000.0]
+    slurm, service, now = FakeSlurm(), FakeService(Layout(tmp_path)), [1000.0]
     given = {"fake": True, "gpus-per-node": 4, "max-nodes": 2, "idle": 60, "sbatch": ["--mem=0"]}
 
     def backend():
@@ -320,7 +328,8 @@ def test_nodes_of_dead_allocations_are_drained_and_reported_those_of_others_left
     slurm, service, _, make = world
     slurm.there[11] = Job(11, OVER, "NODE_FAIL", "", "n0")
     service.join("n0-11", gpus_used=1)
-    service.join("n0")
+    service.join("n0", ours=False)
+    service.join("gpu-7", ours=False)  # somebody's own agent, of a name like ours
     assert make().tend(service) == ["node n0-11: Slurm job 11 is NODE_FAIL"]
     assert service.told == [("drain", "n0-11"), ("gone", "n0-11")]
 
@@ -338,17 +347,51 @@ def test_a_queue_that_cannot_be_read_changes_nothing(world, monkeypatch):
     assert service.told == []
 
 
-def test_allocations_that_fail_at_once_are_not_asked_for_in_a_loop(world):
+@pytest.mark.parametrize("word", ["FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "TIMEOUT", "CANCELLED", "BOOT_FAIL"])
+def test_allocations_that_end_before_their_agent_joins_are_not_asked_for_in_a_loop(world, word):
     slurm, service, now, make = world
     service.wanted = 1
-    slurm.there[11] = Job(11, OVER, "FAILED", "", "n0", now[0] - 1, now[0])
+    backend, asked = make(), []
+    for _ in range(2000):  # nearly three hours, in which Slurm forgets each job after two minutes
+        for line in backend.tend(service):
+            if line.startswith("asked Slurm"):
+                asked.append(now[0])
+                number = max(slurm.there)
+                slurm.there[number] = Job(number, OVER, word, "", "n0", now[0], now[0] + 1)
+        slurm.there = {number: job for number, job in slurm.there.items() if now[0] - job.end_s < 120}
+        now[0] += 5.0
+    pauses = [later - sooner for sooner, later in pairwise(asked)]
+    assert pauses[:4] == [15.0, 25.0, 45.0, 85.0]
+    assert max(pauses) == pytest.approx(601, abs=5)
+    assert pauses[7:] == pauses[7:8] * len(pauses[7:])
+
+
+def test_an_allocation_that_joins_ends_the_pause_and_one_taken_back_begins_none(world):
+    slurm, service, now, make = world
+    service.wanted = 1
+    slurm.there[11] = Job(11, OVER, "OUT_OF_MEMORY", "", "n0", now[0] - 1, now[0])
     backend = make()
-    assert backend.tend(service)[0].startswith("an allocation failed at once; the next is asked for in 10 s: look at ")
-    now[0] += 11.0
-    assert backend.tend(service) == ["asked Slurm for allocation 12"]
-    slurm.there[12] = Job(12, OVER, "FAILED", "", "n0", now[0] - 1, now[0])
-    now[0] += 11.0
-    assert "in 9 s" in backend.tend(service)[0]  # twice as long now
+    (said,) = backend.tend(service)
+    assert said.startswith(
+        "allocation 11 ended before its agent joined, as OUT_OF_MEMORY; the next is asked for after 10"
+    )
+    slurm.there[12] = Job(12, RUNNING, "RUNNING", "", "n0", now[0])
+    service.join("n0-12", gpus_used=4)
+    service.wanted = 8
+    now[0] += 5.0
+    assert backend.tend(service) == ["asked Slurm for allocation 13"]
+    slurm.cancel([13])  # it never had a node
+    now[0] += 5.0
+    assert backend.tend(service) == ["asked Slurm for allocation 14"]
+
+
+def test_an_allocation_that_worked_and_was_forgotten_is_no_failure_for_another_keeper(world):
+    slurm, service, now, make = world
+    service.wanted = 1
+    service.join("n0-11")
+    del service.there["n0-11"]
+    slurm.there[11] = Job(11, OVER, "TIMEOUT", "", "n0", now[0] - 60, now[0])  # Slurm remembers it for a while
+    assert make().tend(service) == ["asked Slurm for allocation 12"]
 
 
 def test_stopping_gives_all_back_or_leaves_all(world, capsys):

@@ -22,7 +22,7 @@ from plait.live.agent import procs
 from plait.live.agent.attempt import RUNNER_PATIENCE_S
 from plait.live.backends.base import COMING, LEAVING, STOP_GRACE_S, UP, Place
 from plait.live.backends.slurm_cli import ENDING, OVER, PENDING, RUNNING, Job, SlurmCli, SlurmError
-from plait.live.backends.slurm_node import node_name
+from plait.live.backends.slurm_node import MARK, node_name
 from plait.live.backends.slurm_plan import Held, Limits, Moves, plan_allocations
 from plait.live.client import Refused
 from plait.live.layout import Layout, make_private
@@ -114,6 +114,8 @@ class SlurmBackend:
         self._idle: dict[int, float] = {}
         self._looked_s = -math.inf
         self._said: set[str] = set()
+        #: Of allocations that ended before their agent joined: the last one, how often, until when the next one waits.
+        self._died, self._deaths, self._again_s = 0, 0, -math.inf
 
     # ---- what a backend does ----
 
@@ -138,11 +140,11 @@ class SlurmBackend:
             return []
         self._looked_s = self.clock()
         jobs = self.cli.jobs(self.job_name)
-        nodes = {job: node for node in service.nodes() if (job := job_of(node["id"])) is not None}
-        said = self._bury(service, jobs, nodes)
+        nodes = {job: node for node in service.nodes() if (job := self._allocation_of(node["id"])) is not None}
+        said = self._bury(service, jobs, nodes) + self._count_deaths(jobs, nodes)
         held = [self._held(job, nodes.get(job.id)) for job in jobs if job.state != OVER]
         moves = plan_allocations(held, int(service.status()["gpus"]["wanted"]), self.options.limits)
-        return said + self._do(service, moves, {job.id: job for job in jobs}, self._pause(jobs, nodes))
+        return said + self._do(service, moves, {job.id: job for job in jobs})
 
     def list_nodes(self) -> list[Place]:
         """Our allocations, as Slurm sees them."""
@@ -217,7 +219,7 @@ class SlurmBackend:
             said += self._once(f"node {node['id']}: {why}")
         return said
 
-    def _do(self, service: Client, moves: Moves, jobs: Mapping[int, Job], pause_s: float) -> list[str]:
+    def _do(self, service: Client, moves: Moves, jobs: Mapping[int, Job]) -> list[str]:
         said = []
         for number in moves.drain:
             service.drain(_name(jobs[number]))
@@ -229,20 +231,37 @@ class SlurmBackend:
             self.cli.cancel([*moves.cancel, *moves.end])
             said += [f"allocation {number} was taken back from the queue" for number in moves.cancel]
             said += [f"allocation {number} was ended: its agent is not heard of" for number in moves.end]
-        if moves.submit and pause_s > 0:
-            return said + self._once(
-                f"an allocation failed at once; the next is asked for in {pause_s:.0f} s: look at "
-                f"{self.layout.home / 'slurm'} (if it is empty, nodes of Slurm may not have this folder)"
-            )
+        if self.clock() < self._again_s:
+            return said
         return said + [f"asked Slurm for allocation {self._submit()}" for _ in range(moves.submit)]
 
-    def _pause(self, jobs: Sequence[Job], nodes: Mapping[int, object]) -> float:
-        """Seconds until an allocation may be asked for: those that failed before their agent joined put it off."""
-        failed = [job for job in jobs if job.word == "FAILED" and job.id not in nodes]
-        if not failed or any(job.state == RUNNING and job.id > failed[-1].id for job in jobs):
-            return 0.0
-        pause_s = min(FIRST_PAUSE_S * 2.0 ** (len(failed) - 1), MOST_PAUSE_S)
-        return failed[-1].end_s + pause_s - self.clock() if failed[-1].end_s < math.inf else pause_s
+    def _count_deaths(self, jobs: Sequence[Job], nodes: Mapping[int, object]) -> list[str]:
+        """Allocations that ended before their agent joined put off the next one, longer each time, until one joins."""
+        died = [job for job in jobs if job.id > self._died and job.id not in nodes and self._died_young(job)]
+        if not died:
+            if any(number > self._died for number in nodes):
+                self._deaths, self._again_s = 0, -math.inf
+            return []
+        last, pause_s = died[-1], min(FIRST_PAUSE_S * 2.0**self._deaths, MOST_PAUSE_S)
+        self._died, self._deaths = last.id, min(self._deaths + 1, 30)
+        self._again_s = min(last.end_s, self.clock()) + pause_s
+        where = f"{self.layout.home / 'slurm'} (if it is empty, nodes of Slurm may not have this folder)"
+        why = f"allocation {last.id} ended before its agent joined, as {last.word}"
+        return [f"{why}; the next is asked for after {pause_s:.0f} s: look at {where}"]
+
+    def _died_young(self, job: Job) -> bool:
+        """Whether an allocation is over whose agent the service never answered; not one that never had a node."""
+        if job.state != OVER or (job.word == "CANCELLED" and not job.node):
+            return False
+        try:  # the first thing an agent writes there is who answered it
+            return (self.layout.node(_name(job)) / "journal.jsonl").stat().st_size == 0
+        except OSError:
+            return True
+
+    def _allocation_of(self, node: str) -> int | None:
+        """The allocation whose agent a node is; None for the nodes of others, whatever they are called."""
+        job = job_of(node)
+        return job if job is not None and (self.layout.node(node) / MARK).exists() else None
 
     def _once(self, line: str) -> list[str]:
         if line in self._said:
@@ -296,7 +315,7 @@ class SlurmBackend:
 
 
 def job_of(node: str) -> int | None:
-    """The number of the allocation in a node's name; None for the nodes of others.
+    """The number at the end of a node's name, which is the allocation's if it is one of ours.
 
     >>> job_of("gpu-7-42"), job_of("n0")
     (42, None)

@@ -22,6 +22,10 @@ from plait.live.layout import Layout, make_private, write_secret
 _KEPT = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURMD_NODENAME")
 
 
+#: The file in a node's folder that says that its agent is in an allocation of ours.
+MARK = "slurm"
+
+
 def node_name(host: str, job: int) -> str:
     """What the node of an allocation is called: the host, so that people know it, and the job, so that it is new.
 
@@ -101,6 +105,7 @@ def main() -> None:
         sys.exit(f"Slurm gave no GPUs on {host}: CUDA_VISIBLE_DEVICES is {words[1]!r}; see gres.conf, or use --fake")
     name = node_name(host, int(job))
     folder = make_private(layout.node(name))
+    (folder / MARK).touch()
     if not (folder / "enrol").exists():
         write_secret(folder / "enrol", "plait_" + secrets.token_urlsafe(32))  # the service finds it here
     log = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
