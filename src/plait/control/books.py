@@ -310,7 +310,7 @@ def refusal(spec: JobSpec, cluster: Cluster, room: int = 0) -> str | None:
     best = room
     for kind in known:
         fits = (
-            count * _fits(spec, gpus, cpus, memory_bytes)
+            count * usable_gpus(spec, gpus, cpus, memory_bytes)
             for (of_kind, gpus, cpus, memory_bytes), count in cluster.shapes.items()
             if of_kind == kind
         )
@@ -321,7 +321,8 @@ def refusal(spec: JobSpec, cluster: Cluster, room: int = 0) -> str | None:
     return None
 
 
-def _fits(spec: JobSpec, gpus: int, cpus: float, memory_bytes: float) -> int:
+def usable_gpus(spec: JobSpec, gpus: int, cpus: float, memory_bytes: float) -> int:
+    """GPUs of a node that a gang can use, each with its share of the CPUs and memory that the job asks for."""
     if spec.cpus and cpus:
         gpus = min(gpus, int(cpus * spec.gpus / spec.cpus + 1e-9))
     if spec.memory_bytes and memory_bytes:

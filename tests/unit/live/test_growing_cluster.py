@@ -60,6 +60,30 @@ def test_a_job_that_wants_more_memory_than_nodes_have_waits_with_the_reason(clus
     assert "GPUs with its CPUs and memory" in c.engine.fields([job])[job]["reason"]
 
 
+def test_jobs_that_their_quota_holds_back_want_no_nodes(cluster: Make) -> None:
+    c = cluster((2,), most_gpus=ANY_SIZE)
+    c.engine.set_project("small", gpu_quota=3, weight=1.0, now=c.now)
+    c.submit(*({"gpus": 2, "project": "small"} for _ in range(5)), {"gpus": 1, "project": "small"}, {"gpus": 4})
+    c.pass_s(3.0)
+    assert c.engine.status(c.now)["gpus"]["wanted"] == 2 + 4
+    c.engine.set_project("small", gpu_quota=None, weight=1.0, now=c.now)
+    assert c.engine.status(c.now)["gpus"]["wanted"] == 5 * 2 + 1 + 4
+
+
+def test_jobs_want_the_nodes_that_their_cpus_need_and_none_if_no_node_would_do(cluster: Make) -> None:
+    c = cluster((), most_gpus=ANY_SIZE)
+    node = Node(c, "n0", 2)
+    node.info = replace(node.info, cpus=8.0)
+    c.nodes.append(node)
+    c.pass_s(1.0)
+    c.submit({"gpus": 4, "cpus": 32.0})
+    c.pass_s(1.0)
+    assert c.engine.status(c.now)["gpus"]["wanted"] == 8  # one process on each node of two GPUs
+    c.submit({"gpus": 1, "cpus": 32.0})
+    c.pass_s(1.0)
+    assert c.engine.status(c.now)["gpus"]["wanted"] == 8
+
+
 def test_without_a_backend_that_grows_a_wide_gang_is_refused(cluster: Make) -> None:
     c = cluster((2,))
     c.pass_s(12.0)
