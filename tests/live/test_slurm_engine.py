@@ -52,10 +52,24 @@ class Cluster:
         assert done.returncode == 0, f"plait {words}: {done.returncode}\n{done.stdout}{done.stderr}{self.logs()}"
         return done.stdout + done.stderr
 
-    def up(self, **options: object) -> None:
+    def up(self, *words: object, **options: object) -> None:
         settings = {"partition": "test", "look": 0.5, "notice": 5, **options}
         pairs = [word for name, value in settings.items() for word in ("-o", f"{name.replace('_', '-')}={value}")]
-        self("up", "--backend", "slurm", "--gpus-per-node", 2, "--lost", 4, "--policy", "fifo", "--round", 0.2, *pairs)
+        self(
+            "up",
+            "--backend",
+            "slurm",
+            "--gpus-per-node",
+            2,
+            "--lost",
+            4,
+            "--policy",
+            "fifo",
+            "--round",
+            0.2,
+            *words,
+            *pairs,
+        )
 
     def submit(self, *words: object) -> str:
         return json.loads(self("submit", "--json", *words))[0]["id"]
@@ -260,3 +274,13 @@ def test_a_job_too_large_for_the_allocations_there_are_waits_for_more_until_slur
         plait.slurm.command("scontrol", "update", f"nodename={','.join(others)}", "state=resume")
     (end,) = plait.ended(wide)
     assert end["state"] == "finished"
+
+
+def test_an_allocation_whose_service_stays_away_for_the_lease_is_given_back(plait):
+    plait.up("--lease", 6, max_nodes=1)
+    job = plait.submit("--", "sleep", 600)
+    plait.comes(lambda: plait.job(job)["state"] == "running", "a running job")
+    plait("down")
+    assert plait.allocations()
+    plait.comes(lambda: plait.queue() == [], "the end of the allocation")
+    assert job_processes(plait.layout) == {}

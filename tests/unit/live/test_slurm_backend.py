@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from plait.core.errors import InputError
 from plait.live.backends.base import open_backend
-from plait.live.backends.slurm import SlurmBackend, SlurmOptions, job_of
+from plait.live.backends.slurm import SlurmBackend, job_of
 from plait.live.backends.slurm_cli import ENDING, OVER, PENDING, RUNNING, Job, SlurmCli, SlurmError, read_jobs
 from plait.live.backends.slurm_node import MARK, node_name
+from plait.live.backends.slurm_options import SlurmOptions
 from plait.live.backends.slurm_plan import Held, Limits, Moves, plan_allocations
 from plait.live.layout import NODE_NAME, Layout
 
