@@ -164,11 +164,14 @@ def check_log(url: str, jobs: int) -> None:
 
 
 def kill_often(home: Path, url: str, jobs: int, kills: int, length_s: float) -> list[float]:
-    """Jobs run, and so many leaders die; returns the seconds until each was followed."""
+    """Jobs run, the last one until the end, and so many leaders die; returns the seconds until each was followed."""
+    go = home.with_name("go")
+    program = f"import os, time; time.sleep({length_s})"
+    last = f"{program}\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)"
     with Pair(home, url) as pair:
-        command = [sys.executable, "-S", "-c", f"import time; time.sleep({length_s})"]
+        commands = [[sys.executable, "-S", "-c", program if i < jobs - 1 else last] for i in range(jobs)]
         with Client.at(str(pair.layout.home)) as client:
-            client.submit([{"command": command, "gpus": 1 + i % 2, "name": f"job-{i}"} for i in range(jobs)])
+            client.submit([{"command": c, "gpus": 1 + i % 2, "name": f"job-{i}"} for i, c in enumerate(commands)])
             until(lambda: any(job["state"] == "running" for job in client.jobs()), "something runs")
         took = []
         for _ in range(kills):
@@ -176,6 +179,8 @@ def kill_often(home: Path, url: str, jobs: int, kills: int, length_s: float) -> 
             with Client.at(str(pair.layout.home)) as client:
                 left = sum(job["state"] != "finished" for job in client.jobs())
             print(f"fail-over: {took[-1]:.2f} s, {left} jobs to go", flush=True)
+            assert left
+        go.touch()
         print(f"fail-over: {kills} leaders killed, take-over {min(took):.2f} to {max(took):.2f} s")
         with Client.at(str(pair.layout.home)) as client:
             until(lambda: all(job["state"] == "finished" for job in client.jobs(limit=1000)), "all have finished")
