@@ -318,6 +318,18 @@ def test_an_allocation_from_the_queue_to_its_end(world):
     assert service.there == {}
 
 
+def test_an_allocation_of_a_version_without_marks_is_kept(world):
+    slurm, service, now, make = world
+    slurm.there[11] = Job(11, RUNNING, "RUNNING", "", "n0", now[0] - 1000.0)
+    service.join("n0-11", ours=False, gpus_used=4)
+    service.wanted = 4
+    assert make().tend(service) == []
+    assert slurm.told == []
+    slurm.there[11] = Job(11, OVER, "TIMEOUT", "", "n0")
+    now[0] += 5.0
+    assert "node n0-11: Slurm job 11 is TIMEOUT" in make().tend(service)
+
+
 def test_another_keeper_finds_what_the_first_asked_for(world):
     _, service, _, make = world
     service.wanted = 8

@@ -82,7 +82,7 @@ class SlurmBackend:
             return []
         self._looked_s = self.clock()
         jobs = self.cli.jobs(self.job_name)
-        nodes = {job: node for node in service.nodes() if (job := self._allocation_of(node["id"])) is not None}
+        nodes = self._ours(service.nodes(), jobs)
         said = self._bury(service, jobs, nodes) + self._count_deaths(jobs, nodes)
         held = [self._held(job, nodes.get(job.id)) for job in jobs if job.state != OVER]
         moves = plan_allocations(held, int(service.status()["gpus"]["wanted"]), self.options.limits)
@@ -200,10 +200,18 @@ class SlurmBackend:
         except OSError:
             return True
 
-    def _allocation_of(self, node: str) -> int | None:
-        """The allocation whose agent a node is; None for the nodes of others, whatever they are called."""
-        job = job_of(node)
-        return job if job is not None and (self.layout.node(node) / MARK).exists() else None
+    def _ours(self, nodes: Sequence[Mapping[str, Any]], jobs: Sequence[Job]) -> dict[int, Mapping[str, Any]]:
+        """The nodes of our allocations, by these; not those of others, whatever they are called.
+
+        Of an allocation that Slurm still lists the node's name tells. The mark, which those of an earlier version have
+        not, is for those that Slurm has forgotten: so it can bury the dead, and end nothing that lives.
+        """
+        names, ours = {_name(job): job.id for job in jobs}, {}
+        for node in nodes:
+            job = names.get(node["id"], job_of(node["id"]))
+            if job is not None and (node["id"] in names or (self.layout.node(node["id"]) / MARK).exists()):
+                ours[job] = node
+        return ours
 
     def _once(self, line: str) -> list[str]:
         if line in self._said:
