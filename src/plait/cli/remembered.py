@@ -13,6 +13,9 @@ from plait.live.backends.base import Backend, open_backend
 from plait.live.layout import Layout
 from plait.live.service.facts import FIRST
 
+#: Among the options, that `plait down` has ended the nodes; no name of an option looks like it.
+_DOWN = "--down"
+
 
 def options_file(layout: Layout, name: str = FIRST) -> Path:
     """Where the options of a service are; those of the first are everybody's."""
@@ -40,14 +43,21 @@ def remember(layout: Layout, options: dict[str, Any], name: str = FIRST) -> None
 
 
 def was_up(layout: Layout) -> bool:
-    """Whether a `plait up` has come to its end here, or was killed before."""
-    return options_file(layout).exists()
+    """Whether there may be nodes of a `plait up`: one that came to its end or was killed, and no `plait down` since."""
+    found = procs.read_json(options_file(layout))
+    return found is not None and _DOWN not in found
+
+
+def remember_down(layout: Layout, options: dict[str, Any]) -> None:
+    """`plait down` has ended the nodes; the next `plait up` goes on with these options."""
+    remember(layout, {**options, _DOWN: True})
 
 
 def remembered(layout: Layout, name: str = FIRST) -> dict[str, Any]:
     """The options of the last `plait up`, or what was given with the last `plait up --standby` of this name."""
     found = procs.read_json(options_file(layout, name)) or {}
-    return {k: v for k, v in found.items() if k != "policy"}  # the store knows the policy, also one set later
+    # The store knows the policy, also one set later.
+    return {k: v for k, v in found.items() if k not in ("policy", _DOWN)}
 
 
 def remembered_backend(layout: Layout, stop_grace_s: float = STOP_S) -> Backend:

@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.cli import keeping
 from plait.cli.live import duration, note
-from plait.cli.remembered import options_file, remember, remembered, was_up
+from plait.cli.remembered import options_file, remember, remember_down, remembered, was_up
 from plait.cli.services import (
     LOOK_S,
     PATIENCE_S,
@@ -68,8 +68,8 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
 
 def _begin(layout: Layout, given: dict[str, Any], options: dict[str, Any], backend: Backend) -> Client:
     """The only service of a home, and its nodes."""
-    before = remembered(layout) if was_up(layout) else None
-    again = before is not None and {k: v for k, v in given.items() if k != "policy"}.items() <= before.items()
+    before, was = remembered(layout), was_up(layout)
+    again = was and {k: v for k, v in given.items() if k != "policy"}.items() <= before.items()
     process = start_service(layout, options)
     try:
         remember(layout, options)  # so that `plait down` finds what is begun now
@@ -81,14 +81,14 @@ def _begin(layout: Layout, given: dict[str, Any], options: dict[str, Any], backe
             # Agents and jobs of before are not to lose their service because of it.
             note(f"{error}; the service runs, and its nodes are tried again until they come")
             return own_client(layout)
-        _undo(layout, process, before)
+        _undo(layout, process, before, was)
         raise
     return service
 
 
-def _undo(layout: Layout, process: subprocess.Popen[bytes], before: dict[str, Any] | None) -> None:
-    """End what a start began that failed; agents of before go on as they do without a service."""
-    if before is not None:
+def _undo(layout: Layout, process: subprocess.Popen[bytes], before: dict[str, Any], was: bool) -> None:
+    """End what a start began that failed; where the cluster was up, its agents go on as they do without a service."""
+    if was:
         end_child(process)
         remember(layout, before)
         return
@@ -96,7 +96,10 @@ def _undo(layout: Layout, process: subprocess.Popen[bytes], before: dict[str, An
         stop(layout, stop_jobs=False)
     except PlaitError as error:  # the same trouble again, likely
         note(str(error))
-    options_file(layout).unlink()
+    if before:
+        remember_down(layout, before)
+    else:
+        options_file(layout).unlink(missing_ok=True)
 
 
 def restart_service(layout: Layout) -> None:

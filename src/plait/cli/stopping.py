@@ -8,9 +8,10 @@ import shutil
 from pathlib import Path
 
 from plait.cli import keeping
-from plait.cli.remembered import remembered_backend
-from plait.cli.services import STOP_S, elsewhere, end, processes, refuse_elsewhere, service_process
+from plait.cli.remembered import remember_down, remembered, remembered_backend, was_up
+from plait.cli.services import STOP_S, elsewhere, end, process_of, processes, refuse_elsewhere, service_process
 from plait.live.agent import procs
+from plait.live.agent.procs import Process
 from plait.live.layout import Layout
 from plait.live.service.facts import record_file, records
 
@@ -35,14 +36,19 @@ def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S) -> list
         said.append(f"other services of this home go on: {', '.join(str(r['url']) for r in others.values())}")
     else:  # agents are not to look for a service that was killed
         layout.service_file.unlink(missing_ok=True)
-    before = job_processes(layout)
+    before, agents = job_processes(layout), _agents(layout)
     if (layout.home / "nodes").is_dir():
         remembered_backend(layout, patience_s).stop(jobs=stop_jobs)
+    if was_up(layout):
+        remember_down(layout, remembered(layout))
     if stop_jobs:
         kill_jobs(layout)
     left = job_processes(layout)
     if not left:
         _remove_gates(layout)
+    ended = len(agents) - sum(agent.alive for agent in agents)
+    if ended and not said:
+        said.append(f"{ended} agent{'s' * (ended != 1)} ended")
     if not said and not before:
         return [f"nothing runs in {layout.home}"]
     jobs = sorted({mark.split(":")[1] for mark in left.values()})
@@ -52,6 +58,12 @@ def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S) -> list
         count = len({mark.split(":")[1] for mark in before.values()})
         said.append(f"{count} job{'s' * (count != 1)} stopped; plait up goes on with {'them' if count != 1 else 'it'}")
     return said
+
+
+def _agents(layout: Layout) -> list[Process]:
+    """Those that live on this machine."""
+    records = (procs.read_json(path) or {} for path in layout.home.glob("nodes/*/agent.json"))
+    return [agent for record in records if (agent := process_of(record)) is not None]
 
 
 def _end_services(layout: Layout) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -230,6 +231,39 @@ def test_a_first_start_that_fails_leaves_nothing(layout: Layout, nodes: Nodes) -
     with pytest.raises(InputError, match="no head answers"):
         starting.start(layout, {"backend": "ray"})
     assert (nodes.asked, service_of(layout), was_up(layout)) == (["start", "stop"], None, False)
+
+
+@pytest.mark.usefixtures("no_engine")
+@pytest.mark.parametrize("given", [{}, {"address": "a:2"}])
+def test_a_start_after_down_that_fails_leaves_nothing_but_the_options_of_before(
+    layout: Layout, nodes: Nodes, given: dict[str, Any]
+) -> None:
+    (layout.home / "nodes").mkdir()
+    before = {"backend": "ray", "address": "a:1"}
+    remember(layout, before)
+    stopping.stop(layout, stop_jobs=False)
+    for _ in range(2):
+        nodes.asked.clear()
+        with pytest.raises(InputError, match="no head answers"):
+            starting.start(layout, given)
+        assert (nodes.asked, service_of(layout), remembered(layout)) == (["start", "stop"], None, before)
+
+
+def test_down_says_that_it_ended_agents_that_had_no_service(
+    layout: Layout, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        agent = Process.of(child.pid)
+        assert agent is not None
+        layout.node("n0").mkdir(parents=True)
+        (layout.node("n0") / "agent.json").write_text(json.dumps(vars(agent)))
+        assert stopping.stop(layout, stop_jobs=False) == [f"nothing runs in {layout.home}"]
+        monkeypatch.setattr(nodes, "stop", lambda jobs: (child.kill(), child.wait()))
+        assert stopping.stop(layout, stop_jobs=False) == ["1 agent ended"]
+    finally:
+        child.kill()
+        child.wait()
 
 
 def of_another_machine(layout: Layout, file: str, **more: object) -> Path:
