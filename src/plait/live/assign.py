@@ -81,7 +81,7 @@ class Assigner:
         self._looks += 1
         engine = self._engine
         runs: dict[str, list[Run]] = defaultdict(list)
-        for number in sorted(engine.live - engine.unfenced):
+        for number in sorted(engine.live - engine.unfenced.keys()):
             job = engine.state.jobs.get(number)
             attempt = job.live if job else None
             if job is None or attempt is None:

@@ -164,7 +164,8 @@ class JobRecord:
 
     `held_s`, `held_gpu_s`: service of attempts that are over. `requeues`, `launch_failures`: in a row, without an
     iteration in between (`mark` is the iteration at the last one). `unmerged`: it is kept from sharing a process, for
-    its next attempt (`ONCE`) or for good (`ALWAYS`), because one that it shared broke down.
+    its next attempt (`ONCE`) or for good (`ALWAYS`), because one that it shared broke down. `first_epoch`: of its first
+    attempt, 0 before that.
     """
 
     number: int
@@ -182,6 +183,7 @@ class JobRecord:
     mark: float = 0.0
     reason: str = ""
     unmerged: str = ""
+    first_epoch: int = 0
     attempt: Attempt | None = None
     shown: str = ""
 
@@ -200,6 +202,8 @@ class JobRecord:
         """The record that `to_json` wrote."""
         row = dict(data)
         row["attempt"] = Attempt.from_json(row["attempt"]) if row["attempt"] else None
+        if row["epoch"]:  # one of a version that did not keep it: its folder is taken for its own
+            row.setdefault("first_epoch", 1)
         return cls(**row)
 
 

@@ -73,11 +73,11 @@ class Engine:
     ) -> None:
         """Go on from the store.
 
-        `fence(job, epoch)` makes older attempts of a job unable to commit a checkpoint; `later` does what need not be
-        done at once.
+        `fence(job, epoch, first)` makes older attempts of a job unable to commit a checkpoint; `later` does what need
+        not be done at once.
         """
         self.store, self.layout, self.options = store, layout, options or Options()
-        self.fences = Fences(layout, store.first_epoch)
+        self.fences = Fences(layout)
         self._fence = fence or self.fences.write
         self.snapshots = Snapshots(self.options.snapshot_weight, later)
         self.broken = False
@@ -90,7 +90,8 @@ class Engine:
             node.heard_s = self.begin_s
         self.open_jobs = OpenJobs((job.owner, job.project) for job in self.state.jobs.values() if not job.cancelled)
         self.live = {job.number for job in self.state.jobs.values() if job.live}
-        self.unfenced = set(self.live)
+        #: Jobs whose attempt no agent may hear of yet, and why not.
+        self.unfenced = dict.fromkeys(self.live, "")
         self._rows: list[Row] = []
         #: For whoever counts, who empties them: ended jobs (how, seconds since they came), attempts by their outcome,
         #: seconds of commits.
@@ -220,12 +221,13 @@ class Engine:
         for number in sorted(self.unfenced):
             job = self.state.jobs.get(number)
             attempt = job.live if job else None
-            if attempt is not None:
+            if job is not None and attempt is not None:
                 try:
-                    self._fence(number, attempt.epoch)
-                except OSError:
+                    self._fence(number, attempt.epoch, job.first_epoch)
+                except OSError as error:
+                    self.unfenced[number] = str(error)
                     continue
-            self.unfenced.discard(number)
+            del self.unfenced[number]
             self.assigner.changed()
 
     def next_epoch(self, job: JobRecord) -> int:

@@ -146,7 +146,9 @@ def _running(engine: Engine, job: JobRecord, attempt: Attempt) -> dict[str, Any]
         out["slowdown"] = lead.step_s / solo_s
         out["contended"] = _contended(stages, bool(shares))
     unseen = [f"rank {i} on {r.node}" for i, r in enumerate(attempt.ranks) if r.seen is None and not r.ended]
-    if unseen and attempt.stop is None:
+    if why := engine.unfenced.get(job.number):
+        out["summary"] = f"waits until its folder can be written: {why}"
+    elif unseen and attempt.stop is None:
         out["summary"] = f"assigned; the agent has not reported {', '.join(unseen)} yet"
     elif any(r.seen and r.seen.state == "starting" for r in attempt.ranks):
         out["summary"] = "starts as soon as its GPUs are free"

@@ -7,6 +7,7 @@ it finds is of its successor then, and stays.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator
@@ -15,16 +16,17 @@ from contextlib import contextmanager
 from plait.live.attempts import JobRecord
 from plait.live.layout import Layout, make_private
 
-#: Make attempts of a job (its number) before this epoch unable to commit; `OSError`: later, perhaps.
-Fence = Callable[[int, int], None]
+#: Make attempts of a job (its number) before this epoch unable to commit, given the epoch of its first attempt;
+#: `OSError`: later, perhaps.
+Fence = Callable[[int, int, int], None]
 
 
 class Fences:
     """The epoch files of a home folder."""
 
-    def __init__(self, layout: Layout, first_epoch: Callable[[int], int | None] = lambda number: None) -> None:
-        """Nothing is read or written yet. `first_epoch`: of a job's first attempt, as the store knows it."""
-        self._layout, self._first_epoch = layout, first_epoch
+    def __init__(self, layout: Layout) -> None:
+        """Nothing is read or written yet."""
+        self._layout = layout
 
     def next_epoch(self, job: JobRecord) -> int:
         """Above every one that the job's folder has seen, which may be more than a store knows that was put back."""
@@ -36,25 +38,32 @@ class Fences:
         except (FileNotFoundError, ValueError):
             return 0
 
-    def write(self, number: int, epoch: int) -> None:
+    def write(self, number: int, epoch: int, first: int) -> None:
         """Only attempts of a job from this epoch on may commit; raises `OSError` where that cannot be written.
 
-        What the folder holds before the first attempt is of another job of its number, and is put aside.
+        What the folder holds before the `first` attempt is of another job of its number, and is put aside.
         """
+        if self._on_disk(number) >= epoch:  # nothing to do, whoever has the lock, perhaps stopped
+            return
         make_private(self._layout.job(number))
         with self._alone(number):
             reached = self._on_disk(number)
             if reached >= epoch:
                 return
-            if 0 < reached < (self._first_epoch(number) or 0):
+            if 0 < reached < first:
                 self._put_aside(number, reached)
             self._replace(number, epoch)
 
     @contextmanager
     def _alone(self, number: int) -> Iterator[None]:
         """Between looking and writing nobody else writes; waiting is left to the caller, who comes again."""
-        with open(self._layout.epoch_file(number).with_name("EPOCH.lock"), "ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path = self._layout.epoch_file(number).with_name("EPOCH.lock")
+        with open(path, "ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                why = "locked by another service, which may be stopped in the middle"
+                raise BlockingIOError(errno.EAGAIN, why, str(path)) from None
             yield
 
     def _put_aside(self, number: int, reached: int) -> None:

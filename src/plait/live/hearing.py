@@ -158,7 +158,7 @@ def _see(engine: Engine, node: NodeRecord, seen: Seen, now: float) -> None:
     if rank.node != node.id or rank.ended or seen.state not in STATES:
         return
     if seen.job in engine.unfenced:  # an agent has it, so it was fenced before a restart, whatever the disk says now
-        engine.unfenced.discard(seen.job)
+        del engine.unfenced[seen.job]
         engine.assigner.changed()
     seen = sane_seen(seen)
     before = rank.seen

@@ -175,7 +175,7 @@ def _begin(engine: Engine, job: JobRecord, gpus: tuple[int, ...], ports: set[int
         }
     )  # fmt: skip
     engine.live.add(job.number)
-    engine.unfenced.add(job.number)
+    engine.unfenced[job.number] = ""
 
 
 def _port(engine: Engine, taken: set[int]) -> int:

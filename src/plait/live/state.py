@@ -202,6 +202,7 @@ class State:
         job = self.jobs[note["job"]]
         ranks = [Rank(node, gpu) for node, gpu in note["ranks"]]
         job.epoch = note["epoch"]
+        job.first_epoch = job.first_epoch or job.epoch
         job.attempt = Attempt(job.number, job.epoch, tuple(note["gpus"]), ranks, note["at_s"], note["port"])
         job.attempt.merge = bool(job.request.get("merge")) and not job.unmerged
         if job.unmerged == ONCE:

@@ -36,7 +36,7 @@ class Program:
 class Disk(Protocol):
     """Where jobs keep checkpoints and the service fences them."""
 
-    def fence(self, job: int, epoch: int) -> None:
+    def fence(self, job: int, epoch: int, first: int) -> None:
         """Only attempts of a job from this epoch on may commit."""
 
     def epoch(self, job: int) -> int:
@@ -57,7 +57,7 @@ class MemoryDisk:
         self._epochs: dict[int, int] = {}
         self._newest: dict[str, tuple[int, int]] = {}
 
-    def fence(self, job: int, epoch: int) -> None:
+    def fence(self, job: int, epoch: int, first: int) -> None:
         """See `Disk`."""
         self._epochs[job] = max(epoch, self.epoch(job))
 

@@ -81,7 +81,7 @@ def test_a_disk_that_is_full_holds_an_attempt_back(cluster: Make) -> None:
     c = cluster()
     full = True
 
-    def fence(job: int, epoch: int) -> None:
+    def fence(job: int, epoch: int, first: int) -> None:
         if full:
             raise OSError("no space left on device")
 

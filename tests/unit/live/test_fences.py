@@ -50,13 +50,13 @@ def test_a_leader_that_sleeps_before_it_fences_sets_no_epoch_back(cluster: Make)
     c = cluster((1,))
     (job,) = c.submit({})
     c.pass_s(2)
-    late = Fences(c.engine.layout, c.store.first_epoch)
+    late = Fences(c.engine.layout)
     c.nodes[0].end(job, 75, steps=1.0)
     c.pass_s(3)
     folder = c.engine.layout.job(job)
     before = contents(folder)
     assert c.engine.layout.epoch_file(job).read_text() == "2\n"
-    late.write(job, 1)
+    late.write(job, 1, 1)
     assert c.engine.layout.epoch_file(job).read_text() == "2\n"
     assert contents(folder) == before
 
@@ -64,13 +64,14 @@ def test_a_leader_that_sleeps_before_it_fences_sets_no_epoch_back(cluster: Make)
 def test_two_that_fence_the_same_job_take_turns(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     fences = Fences(layout)
-    fences.write(0, 1)
+    fences.write(0, 1, 1)
     with open(layout.job(0) / "EPOCH.lock", "ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(OSError, match="unavailable"):
-            fences.write(0, 2)
+        fences.write(0, 1, 1)  # nothing to do: whoever has the lock, and may be stopped, is not waited for
+        with pytest.raises(OSError, match="locked by another service, which may be stopped"):
+            fences.write(0, 2, 1)
         assert layout.epoch_file(0).read_text() == "1\n"
-    fences.write(0, 2)
+    fences.write(0, 2, 1)
     assert layout.epoch_file(0).read_text() == "2\n"
 
 
@@ -83,14 +84,42 @@ def test_an_epoch_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -> N
 
 def test_a_folder_of_another_job_is_put_aside_even_if_the_first_attempt_ended_before_its_fence(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
-    Fences(layout).write(0, 7)
+    Fences(layout).write(0, 7, 7)
     (layout.job(0) / "checkpoints").mkdir()
-    fences = Fences(layout, lambda number: 8)
-    fences.write(0, 9)
+    fences = Fences(layout)
+    fences.write(0, 9, 8)
     assert contents(layout.job(0)) == {"EPOCH", "EPOCH.lock", "before-7", "before-7/checkpoints"}
     (layout.job(0) / "checkpoints").mkdir()
-    fences.write(0, 10)
+    fences.write(0, 10, 8)
     assert (layout.job(0) / "checkpoints").is_dir()
+
+
+def test_a_restart_of_a_job_asks_the_store_nothing(cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the store answers late, or not at all, ends a service that leads."""
+    c = cluster()
+    (job,) = c.submit({})
+    c.pass_s(2)
+    monkeypatch.setattr(Store, "reading", None)
+    for _ in range(3):
+        c.nodes[0].end(job, 75, steps=1.0)
+        c.pass_s(3)
+    assert c.nodes[0].jobs() == {job}
+    assert c.engine.layout.epoch_file(job).read_text() == "4\n"
+
+
+def test_the_epoch_of_the_first_attempt_is_kept_and_without_it_a_folder_is_its_jobs_own(cluster: Make) -> None:
+    c = cluster()
+    (job,) = c.submit({})
+    Fences(c.engine.layout).write(job, 7, 0)
+    c.pass_s(2)
+    c.nodes[0].end(job, 75, steps=1.0)
+    c.pass_s(3)
+    record = c.engine.state.jobs[job]
+    assert (record.first_epoch, record.epoch) == (8, 9)
+    kept = record.to_json()
+    assert JobRecord.from_json(kept).first_epoch == 8
+    del kept["first_epoch"]  # as a version before wrote it
+    assert JobRecord.from_json(kept).first_epoch == 1
 
 
 def test_a_disk_that_fails_at_a_restart_stops_no_job_that_runs(cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,16 +130,17 @@ def test_a_disk_that_fails_at_a_restart_stops_no_job_that_runs(cluster: Make, mo
 
     full, write = True, Fences.write
 
-    def fence(self: Fences, number: int, epoch: int) -> None:
+    def fence(self: Fences, number: int, epoch: int, first: int) -> None:
         if full:
             raise OSError("no space left on device")
-        write(self, number, epoch)
+        write(self, number, epoch, first)
 
     monkeypatch.setattr(Fences, "write", fence)
     c.restart()
     (other,) = c.submit({})
     c.pass_s(3)
     assert c.nodes[0].jobs() == {job}  # the new one is not begun before its fence is up
+    assert c.engine.explain(other, c.now)["summary"] == "waits until its folder can be written: no space left on device"
     full = False
     c.pass_s(3)
     assert c.nodes[0].jobs() == {job, other}

@@ -271,13 +271,6 @@ class Store:
             job["attempts"] = [{**dict(t._mapping), "ranks": json.loads(t.ranks)} for t in tries]
         return job
 
-    def first_epoch(self, number: int) -> int | None:
-        """The epoch of a job's first attempt; None if it has had none."""
-        table = schema.attempts
-        with self.reading() as connection:
-            found = connection.execute(sa.select(sa.func.min(table.c.epoch)).where(table.c.job == number)).scalar()
-        return None if found is None else int(found)
-
     def counts(self) -> dict[str, int]:
         """Jobs by state."""
         table = schema.jobs
