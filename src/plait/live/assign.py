@@ -35,6 +35,7 @@ class Assigner:
     def forget(self, node: str) -> None:
         """A node will not come back."""
         self._told.pop(node, None)
+        self._stops.pop(node, None)
         self._fresh = False
 
     def looked(self) -> int:
