@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,19 +90,25 @@ def others_ready(layout: Layout) -> bool:
 
 def start_service(layout: Layout, options: dict[str, Any]) -> subprocess.Popen[bytes]:
     """The only service of a home, once it answers; `InputError` with its last words if it does not."""
-    process, log = _spawn(layout, options, layout.home / "service.log"), layout.home / "service.log"
+    log = file_of(layout, FIRST, "log")
+    process = _spawn(layout, options, log)
+    _await(process, lambda: _answers(layout, process.pid), "the service", log)
+    return process
+
+
+def _await(process: subprocess.Popen[bytes], ready: Callable[[], bool], what: str, log: Path) -> None:
+    """Until a service is ready; one that does not come, or for which nobody waits any more, is ended."""
     until = time.monotonic() + PATIENCE_S
     try:
-        while not _answers(layout, process.pid):
+        while not ready():
             if process.poll() is not None:
-                raise InputError(f"the service did not start: {last_line(layout)}; all of it: {log}")
+                raise InputError(f"{what} did not start: {last_line(log)}; all of it: {log}")
             if time.monotonic() > until:
-                raise InputError(f"the service did not answer in {PATIENCE_S:g} s; look at {log}")
+                raise InputError(f"{what} did not answer in {PATIENCE_S:g} s; look at {log}")
             time.sleep(LOOK_S)
     except BaseException:
         end_child(process)
         raise
-    return process
 
 
 def _answers(layout: Layout, pid: int) -> bool:
@@ -121,16 +128,8 @@ def start_follower(layout: Layout, options: dict[str, Any], name: str) -> str:
     """A service that stands by; returns its address once it answers."""
     log = file_of(layout, name, "log")
     process = _spawn(layout, {**options, "standby": True, "name": name}, log)
-    until = time.monotonic() + PATIENCE_S
-    while True:
-        record = records(layout).get(name)
-        if record is not None and record.get("pid") == process.pid:
-            return str(record["url"])
-        if process.poll() is not None or time.monotonic() > until:
-            with contextlib.suppress(OSError):
-                process.kill()
-            raise InputError(f"service {name} did not start; look at {log}")
-        time.sleep(LOOK_S)
+    _await(process, lambda: records(layout).get(name, {}).get("pid") == process.pid, f"service {name}", log)
+    return str(records(layout)[name]["url"])
 
 
 def _spawn(layout: Layout, options: dict[str, Any], log_file: Path) -> subprocess.Popen[bytes]:
@@ -166,10 +165,10 @@ def refuse_taken_port(port: int | None, host: str | None) -> None:
             raise InputError(f"cannot listen on port {port}: {error.strerror}; give another --port, or none") from None
 
 
-def last_line(layout: Layout) -> str:
-    """What the service of a home wrote last."""
+def last_line(log: Path) -> str:
+    """What a service wrote last."""
     try:
-        lines = (layout.home / "service.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
         lines = []
     return lines[-1] if lines else "it said nothing"

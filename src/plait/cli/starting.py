@@ -28,7 +28,7 @@ from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.live.backends.base import Backend, open_backend
 from plait.live.client import Client
 from plait.live.layout import Layout, make_private
-from plait.live.service.facts import FIRST
+from plait.live.service.facts import FIRST, file_of
 
 
 def start(layout: Layout, given: dict[str, Any]) -> Client:
@@ -145,7 +145,8 @@ def _await_nodes(service: Client, layout: Layout, process: subprocess.Popen[byte
         if there >= wanted:
             return
         if process.poll() is not None:
-            raise InputError(f"the service stopped: {last_line(layout)}; all of it: {layout.home / 'service.log'}")
+            log = file_of(layout, FIRST, "log")
+            raise InputError(f"the service stopped: {last_line(log)}; all of it: {log}")
         if time.monotonic() > until:
             logs = layout.home / "nodes" / "*" / "agent.log"
             raise InputError(f"{there} of {wanted} nodes joined in {PATIENCE_S:g} s; look at {logs}")

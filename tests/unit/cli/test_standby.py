@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from plait.cli import standby
+from plait.cli import services, standby
 from plait.cli.remembered import remember, remembered
 from plait.core.errors import InputError
+from plait.live.agent.procs import Process
 from plait.live.layout import Layout
 
 DB = "postgresql://host/name"
@@ -108,3 +111,24 @@ def test_one_of_another_machine_is_left_to_it(layout: Layout, started: list[dict
         standby.start(layout, {})
     standby.start(layout, {}, "3")
     assert [options["name"] for options in started] == ["3"]
+
+
+def test_one_for_which_nobody_waits_any_more_is_ended(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    children: list[subprocess.Popen[bytes]] = []
+
+    def spawn(layout: Layout, options: dict[str, Any], log: Path) -> subprocess.Popen[bytes]:
+        children.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+        return children[0]
+
+    def interrupt(layout: Layout) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(services, "_spawn", spawn)
+    monkeypatch.setattr(services, "records", interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            services.start_follower(layout, {"db": DB}, "2")
+        assert Process.of(children[0].pid) is None
+    finally:
+        children[0].kill()
+        children[0].wait()
