@@ -85,19 +85,20 @@ class Service:
         return until(lambda: self.replies.get(number), f"reply {number}")
 
     def seen(self, job: int, *, epoch: int = 1, rank: int = 0) -> Seen | None:
-        """The newest that was told of a process."""
-        for told in reversed(self.told):
-            for attempt in told.attempts:
-                if (attempt.job, attempt.epoch, attempt.rank) == (job, epoch, rank):
-                    return attempt
-        return None
+        """The newest that was told of a process; its end is the last of it, though older words may come later.
+
+        An agent has two questions open at a time, and the one that it asked first may arrive second.
+        """
+        key = (job, epoch, rank)
+        found = [a for told in self.told for a in told.attempts if (a.job, a.epoch, a.rank) == key]
+        return next((a for a in found if a.state == "ended"), found[-1] if found else None)
 
     def wait(self, job: int, state: str, *, epoch: int = 1, rank: int = 0) -> Seen:
         def there() -> Seen | None:
             seen = self.seen(job, epoch=epoch, rank=rank)
             return seen if seen is not None and seen.state == state else None
 
-        return until(there, f"job {job} attempt {epoch} rank {rank} {state}; last seen {self.seen(job, epoch=epoch)}")
+        return until(there, f"job {job} attempt {epoch} rank {rank} to be {state}")
 
     def answer(self, told: Observed) -> Assignment:
         with self.changed:
