@@ -8,7 +8,7 @@ from typing import Any
 
 from plait.cli import keeping
 from plait.cli.remembered import remember, remembered
-from plait.cli.services import processes, refuse_elsewhere, refuse_taken_port, start_follower
+from plait.cli.services import elsewhere, processes, refuse_elsewhere, refuse_taken_port, start_follower
 from plait.core.errors import InputError
 from plait.live.layout import Layout
 
@@ -18,13 +18,9 @@ SECOND = "2"
 def start(layout: Layout, given: dict[str, Any], name: str = SECOND) -> str:
     """Start a service that stands by, and one that keeps it up; returns its address. `InputError` if it does not.
 
-    Options that are not given are those of the last time, else those of the first service. Its port is left to the
-    first one on the machine where that runs.
+    Options that are not given are those of the last time, else those of the first service.
     """
-    first, own = remembered(layout), {**remembered(layout, name), **given}
-    here = processes(layout)
-    if "port" in first and not here:
-        own.setdefault("port", first["port"])
+    own, here = {**remembered(layout, name), **given}, processes(layout)
     options = _options(layout, own)
     if not str(options.get("db", "")).startswith("postgres"):
         raise InputError(
@@ -44,8 +40,11 @@ def start(layout: Layout, given: dict[str, Any], name: str = SECOND) -> str:
 
 
 def _options(layout: Layout, own: dict[str, Any]) -> dict[str, Any]:
-    """Those of the first service, but for its port, where it has none of its own."""
-    return {**{key: value for key, value in remembered(layout).items() if key != "port"}, **own}
+    """Those of the first service where it has none of its own; the port only if the first one has another machine."""
+    first = remembered(layout)
+    if not elsewhere(layout):
+        first.pop("port", None)
+    return {**first, **own}
 
 
 def keep(layout: Layout, name: str, until: Callable[[], bool] = lambda: False) -> None:

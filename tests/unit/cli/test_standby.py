@@ -48,8 +48,19 @@ def here(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 def test_on_another_machine_it_has_the_options_of_the_first(layout: Layout, started: list[dict[str, Any]]) -> None:
+    (layout.home / "keeper.json").write_text('{"pid": 1, "boot": "another", "host": "login1"}')
     standby.start(layout, {})
-    assert started == [{"name": "2", "db": DB, "port": 7001, "host": "0.0.0.0", "insecure": True}]
+    standby.look(layout, "2")
+    assert started == [{"name": "2", "db": DB, "port": 7001, "host": "0.0.0.0", "insecure": True}] * 2
+    assert remembered(layout, "2") == {}
+
+
+def test_it_leaves_the_port_to_a_first_one_that_is_dead_at_the_moment(
+    layout: Layout, started: list[dict[str, Any]]
+) -> None:
+    standby.start(layout, {})
+    standby.look(layout, "2")
+    assert [options.get("port") for options in started] == [None, None]
 
 
 def test_beside_the_first_it_takes_another_port(
