@@ -12,7 +12,7 @@ pytest.importorskip("fastapi", reason="needs the extra [live]")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
 
 from plait.cli import starting, stopping  # noqa: E402
-from plait.cli.remembered import options_file, remember  # noqa: E402
+from plait.cli.remembered import options_file, remember, remembered  # noqa: E402
 from plait.cli.services import start_service  # noqa: E402
 from plait.core.errors import InputError  # noqa: E402
 from plait.live.agent.launch import environment  # noqa: E402
@@ -50,6 +50,14 @@ def test_it_is_remembered_for_the_owner_alone(layout: Layout) -> None:
     for name in ("1", "2"):
         remember(layout, {"db": "postgresql://u:secret@h/d"}, name)
         assert options_file(layout, name).stat().st_mode & 0o077 == 0
+
+
+def test_what_a_version_before_left_for_everybody_is_closed_when_it_is_read(layout: Layout) -> None:
+    options_file(layout).write_text('{"db": "postgresql://u:secret@h/d"}')
+    options_file(layout).chmod(0o644)
+    assert remembered(layout) == {"db": "postgresql://u:secret@h/d"}
+    assert options_file(layout).stat().st_mode & 0o077 == 0
+    assert remembered(layout, "2") == {}
 
 
 def test_up_takes_it_from_the_environment(

@@ -52,7 +52,8 @@ def tool(folder: Path, name: str, script: str) -> dict[str, str]:
     path = folder / name
     path.write_text(f"#!/bin/sh\n{script}\n", encoding="ascii")
     path.chmod(0o755)
-    return {"PATH": f"{folder}:/usr/bin:/bin", "PLAIT_TOKEN": "secret"}
+    passwords = dict.fromkeys(("PLAIT_TOKEN", "PLAIT_DB", "PGPASSWORD"), "secret")
+    return {"PATH": f"{folder}:/usr/bin:/bin", **passwords}
 
 
 def test_errors_name_the_command_and_what_it_said(tmp_path):
@@ -69,7 +70,7 @@ def test_a_command_that_does_not_answer_is_given_up(tmp_path, monkeypatch):
         SlurmCli(tool(tmp_path, "squeue", "exec sleep 60")).jobs(NAME)
 
 
-def test_the_number_of_a_submitted_job_is_read_and_no_token_goes_along(tmp_path):
+def test_the_number_of_a_submitted_job_is_read_and_no_secret_goes_along(tmp_path):
     cli = SlurmCli(tool(tmp_path, "sbatch", f"cat > {tmp_path}/script; env > {tmp_path}/env; echo '17;east'"))
     assert cli.submit("#!/bin/sh\ntrue\n", []) == 17
     assert (tmp_path / "script").read_text() == "#!/bin/sh\ntrue\n"

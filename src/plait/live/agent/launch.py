@@ -22,8 +22,6 @@ from plait.training.page import Page
 _PLAIT = Path(__file__).resolve().parents[2]
 #: A folder whose sitecustomize hooks torch when a job imports it.
 HOOK = _PLAIT / "training" / "hook"
-#: Of the environment of who started the agent, not for jobs.
-_PRIVATE = ("PLAIT_TOKEN", "PLAIT_URL", "PLAIT_DB", "PGPASSWORD", "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID")
 #: Of one job among those that share a process.
 _OF_ONE = ("PLAIT_JOB", "PLAIT_EPOCH", "PLAIT_RUN_DIR", "PLAIT_JOB_DIR", "PLAIT_CHECKPOINT_S", "MASTER_PORT")
 
@@ -40,7 +38,7 @@ def environment(run: Run, layout: Layout, cuda: list[int] | None, threads: int) 
     `cuda` maps the node's GPU numbers to the machine's; None = CPU slots, of `threads` threads each unless the user
     says otherwise.
     """
-    env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
+    env = {name: value for name, value in os.environ.items() if name not in procs.PRIVATE}
     env |= {"PYTHONUNBUFFERED": "1"} | ({"OMP_NUM_THREADS": str(threads)} if cuda is None else {}) | run.env
     # `python` is found where nobody activated an environment, and nothing of the user's is hidden by it.
     env["PATH"] = os.pathsep.join([env.get("PATH", os.defpath), str(Path(sys.executable).parent)])

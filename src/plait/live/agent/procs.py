@@ -20,6 +20,8 @@ from typing import BinaryIO
 
 #: Environment variable by which every process of an attempt is known, wherever it moved to.
 MARK = "PLAIT_ATTEMPT"
+#: Of the environment of who started the service or an agent: not for jobs, nor for what runs in allocations.
+PRIVATE = ("PLAIT_TOKEN", "PLAIT_URL", "PLAIT_DB", "PGPASSWORD", "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.core.errors import InputError, PlaitError
+from plait.live.agent import procs
 
 COMMANDS = ("sbatch", "squeue", "scancel", "sinfo")
 #: Most seconds for a command; slurmctld may be restarting or busy.
@@ -53,8 +54,8 @@ class SlurmCli:
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         """Nothing is asked yet."""
         source = os.environ if env is None else env
-        # Tokens are for people at this terminal; what runs in an allocation has secrets of its own.
-        self._env = {k: v for k, v in source.items() if k not in ("PLAIT_TOKEN", "PLAIT_URL", "PLAIT_HOME")}
+        # sbatch hands on its environment: passwords are the service's, and an allocation has secrets of its own.
+        self._env = {k: v for k, v in source.items() if k not in (*procs.PRIVATE, "PLAIT_HOME")}
 
     def check(self, partition: str | None) -> None:
         """Raise InputError unless the commands are there, slurmctld answers, and the partition exists."""
