@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,4 +66,13 @@ def remembered(layout: Layout, name: str = FIRST) -> dict[str, Any]:
 
 def remembered_backend(layout: Layout, stop_grace_s: float = STOP_S) -> Backend:
     """The backend by which this home's nodes were started last."""
-    return open_backend(layout, remembered(layout), stop_grace_s)
+    return open_backend(layout, for_backend(remembered(layout)), stop_grace_s)
+
+
+def for_backend(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a backend gets of the options: none of the service's, which it may not know.
+
+    >>> for_backend({"backend": "slurm", "port": 8642, "partition": "gpu"})
+    {'backend': 'slurm', 'partition': 'gpu'}
+    """
+    return {name: value for name, value in options.items() if name == "backend" or name not in SERVICE_OPTIONS}

@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.cli import keeping
 from plait.cli.live import duration, note
-from plait.cli.remembered import options_file, remember, remember_down, remembered, was_up
+from plait.cli.remembered import for_backend, options_file, remember, remember_down, remembered, was_up
 from plait.cli.services import (
     LOOK_S,
     PATIENCE_S,
@@ -55,8 +55,8 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     if make_private(layout.home).stat().st_mode & 0o077:
         note(f"other users can look into {layout.home}; close it with: chmod 700 {layout.home}")
     options = {**remembered(layout), **given}
-    backend = open_backend(layout, options)
-    options["most-gpus"] = backend.most_gpus()
+    backend = open_backend(layout, for_backend(options))
+    options["most-gpus"] = getattr(backend, "most_gpus", int)()  # those of other packages may not have it yet
     kept = keeping.stop(layout, keeping.KEEPER)  # it would go on with the options of before
     try:
         return _rejoin(layout, options, backend) if others_ready(layout) else _begin(layout, given, options, backend)

@@ -122,6 +122,24 @@ def test_up_ends_nothing_if_the_service_does_not_start(
     assert nodes.asked == []
 
 
+def test_a_backend_of_another_package_may_be_of_before_and_strict_about_options(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strict, served = [], []
+
+    def start_service(layout: Layout, options: dict[str, Any]) -> None:
+        served.append(options)
+        raise InputError("enough")
+
+    monkeypatch.setattr(starting, "open_backend", lambda layout, options: strict.append(options) or object())
+    monkeypatch.setattr(starting, "start_service", start_service)
+    remember(layout, {"backend": "foreign", "zone": "b", "round": 5.0, "most-gpus": 4})
+    with pytest.raises(InputError, match="enough"):
+        starting.start(layout, {})
+    assert strict == [{"backend": "foreign", "zone": "b"}]
+    assert served == [{"backend": "foreign", "zone": "b", "round": 5.0, "most-gpus": 0}]
+
+
 def test_up_ends_the_keeper_that_has_the_options_of_before_and_failing_starts_it_again(
     layout: Layout, nodes: Nodes, slow_keeper: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,6 @@ def test_the_service_goes_by_its_backend(tmp_path: Any, words: list[str], most: 
 
 
 def test_a_backend_says_how_far_it_can_grow(tmp_path: Any) -> None:
-    slurm = {"backend": "slurm", "gpus-per-node": 2, "max-nodes": 3, "fake": True, "most-gpus": 2}  # 2: of last time
+    slurm = {"backend": "slurm", "gpus-per-node": 2, "max-nodes": 3, "fake": True}
     assert open_backend(Layout(tmp_path), slurm).most_gpus() == 6
     assert open_backend(Layout(tmp_path), {"nodes": 2, "gpus-per-node": 4, "fake": True}).most_gpus() == 0

@@ -11,15 +11,12 @@ from typing import Any
 from plait.core.errors import InputError
 from plait.live.backends.slurm_plan import Limits
 
-#: Options of ours, and those of `plait up` that are for the service or for other backends.
+#: Options of ours; and those of `plait up` for other backends, which it may remember.
 OPTIONS = frozenset(
     ("gpus-per-node", "fake", "partition", "time-limit", "min-nodes", "max-nodes", "idle", "notice", "replace", "look",
      "sbatch")
 )  # fmt: skip
-OTHERS = frozenset(
-    ("backend", "policy", "round", "port", "db", "user-jobs", "project-jobs", "host", "tls-cert", "tls-key", "insecure",
-     "lost", "lease", "nodes", "address", "most-gpus")
-)  # fmt: skip
+OTHERS = frozenset(("backend", "nodes", "address"))
 
 
 @dataclass(frozen=True)
