@@ -451,3 +451,11 @@ def test_agents_are_answered_in_their_version_and_others_refused(service: Servic
     refused = service.ask("POST", "/agent/v1/sync", "agent", json={**asked, "v": 3})
     assert refused.status_code == 422
     assert "this plait speaks version 2 and 1" in refused.json()["error"]["message"]
+
+
+def test_one_that_leads_no_more_sends_clients_on_as_a_follower_does(service: Service) -> None:
+    worker = service.http.app.state.api.worker  # type: ignore[attr-defined]
+    worker.stop()
+    worker.join()
+    refused = service.ask("POST", "/v1/jobs", "ann", json={"command": ["true"]})
+    assert (refused.status_code, refused.json()["role"]) == (503, "standby")

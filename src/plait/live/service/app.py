@@ -39,14 +39,16 @@ def make_app(api: Api) -> FastAPI:
     return app
 
 
-def problem(status: int, message: str, field: str | None = None, next_step: str | None = None) -> Response:
-    """An error as every client gets it."""
+def problem(
+    status: int, message: str, field: str | None = None, next_step: str | None = None, role: str | None = None
+) -> Response:
+    """An error as every client gets it; those of the role `standby` go on to look for the leader."""
     error: dict[str, Any] = {"message": message}
     if field:
         error["field"] = field
     if next_step:
         error["next"] = next_step
-    return Json({"error": error}, status_code=status)
+    return Json({"error": error, "role": role} if role else {"error": error}, status_code=status)
 
 
 def _handle_errors(app: FastAPI) -> None:
@@ -71,7 +73,7 @@ def _handle_errors(app: FastAPI) -> None:
     add(InputError, lambda e: problem(422, str(e)))
     add(WireError, lambda e: problem(422, str(e)))
     add(NoAnswer, lambda e: problem(503, str(e), next_step="plait nodes"))
-    add(Stopped, lambda e: problem(503, str(e)))
+    add(Stopped, lambda e: problem(503, str(e), next_step="ask the leader, or again in a few seconds", role="standby"))
     add(PlaitError, lambda e: problem(500, str(e)))
     add(RequestValidationError, validation)
     add(HTTPException, lambda e: problem(e.status_code, str(e.detail)))

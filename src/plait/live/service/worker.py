@@ -22,7 +22,7 @@ _LOG = logging.getLogger("plait.service")
 
 
 class Stopped(RuntimeError):
-    """The service is going down."""
+    """The service is going down, or leads no more: what was asked has not been taken in, and may be asked again."""
 
 
 @dataclass
