@@ -37,9 +37,11 @@ _TURN_S = 0.02
 def alone(layout: Layout, patience_s: float = ALONE_S) -> Iterator[None]:
     """Nobody else starts or ends services of this home meanwhile: `plait up`, `plait down` and keepers take turns.
 
-    Who comes second looks again at what is there. Raises `InputError` if the other one does not come to an end.
+    Who comes second looks again at what is there. Raises `InputError` if the other one does not come to an end. Each
+    machine has a lock of its own, since what another one keeps is left alone anyway: one that died at work may hold
+    its lock for ever, where the home is on NFS.
     """
-    with open(layout.home / "up.lock", "w") as lock:
+    with open(layout.home / f"up-{socket.gethostname()}.lock", "w") as lock:
         until = time.monotonic() + patience_s
         while True:
             try:

@@ -1,7 +1,8 @@
 """Where everything lies under one folder, `~/.plait` unless told otherwise.
 
     service.json, service.lock, service.log, token, plait.db      the service
-    keeper.json, keeper.lock, keeper.log, up.json, up.lock        what keeps it and the nodes, and with which options
+    keeper.json, keeper.lock, keeper.log, up.json                 what keeps it and the nodes, and with which options
+    up-<machine>.lock                                             taken by what starts or ends services there
     nodes/<node>/journal.jsonl, agent.log, agent.lock, enrol      an agent
     jobs/<job>/checkpoints, EPOCH                                 a job, over all its attempts
     jobs/<job>/attempts/<epoch>/rank<r>/                          one process of one attempt

@@ -33,6 +33,15 @@ def test_there_is_one_of_a_name(layout: Layout) -> None:
     assert keeping.running(layout, "keeper") is None
 
 
+def test_a_machine_that_died_at_work_keeps_no_other_from_it(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    with keeping.alone(layout):  # NFS may hold its lock for as long as that machine is away
+        with pytest.raises(InputError, match="another plait up"), keeping.alone(layout, 0.0):
+            pass
+        monkeypatch.setattr(keeping.socket, "gethostname", lambda: "another")
+        with keeping.alone(layout, 0.0):
+            pass
+
+
 def test_those_of_this_machine_are_ended_and_those_of_others_left_alone(layout: Layout) -> None:
     code = (
         "import sys, time; from pathlib import Path\n"
