@@ -214,12 +214,29 @@ def test_a_lease_that_cannot_be_renewed_for_any_reason_is_lost(
     assert a.why == "the lease cannot be renewed: MemoryError "
 
 
-def test_a_leader_that_hangs_leads_no_more(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_that_hangs_says_where_and_leads_no_more_once_another_stands_ready(
+    services: Services, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(seat_module, "HUNG_S", 0.4)
-    a, heard = services.seat("a", lease_s=0.2), threading.Event()
+    a, b, heard, looked = services.seat("a", lease_s=0.2), services.seat("b"), threading.Event(), threading.Event()
+    alone, times = a._others, []
+
+    def others() -> bool:
+        times.append(alone())
+        if len(times) == 3:
+            looked.set()
+        return times[-1]
+
     a.lost = lambda why: heard.set()
-    a.pulse = lambda: 7
+    a.pulse, a.doing = lambda: 7, lambda: "it dreams"
+    monkeypatch.setattr(a, "_others", others)
     services.lead(a)
+    assert looked.wait(20)
+    assert not heard.is_set()
+    assert a.holds()
+    hung = [record for record in caplog.records if record.getMessage() == "the engine hangs"]
+    assert [record.facts["doing"] for record in hung] == ["it dreams"]  # once
+    assert not b.try_take()  # another one stands ready now
     assert heard.wait(20)
     assert not a.holds()
     assert a.why == "the engine has done nothing for 0.4 s"

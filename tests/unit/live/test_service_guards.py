@@ -20,6 +20,7 @@ from live_cases import Cluster, Node
 from plait.core.errors import InputError
 from plait.live import jobfile
 from plait.live.backends.local import LocalBackend
+from plait.live.engine import Engine
 from plait.live.errors import Conflict
 from plait.live.layout import Layout, make_private, write_secret
 from plait.live.service import auth
@@ -275,6 +276,27 @@ def test_whoever_asks_a_worker_that_ends_gets_an_answer(cluster: Make) -> None:
     for answer in answers:
         error = answer.exception(timeout=20)
         assert error is None or isinstance(error, Stopped)
+
+
+def test_a_worker_that_hangs_can_be_asked_where(cluster: Make) -> None:
+    c, entered, leave = cluster((1,)), threading.Event(), threading.Event()
+    worker = Worker(c.engine, lambda: c.now, lambda versions: None, lambda error: None)
+
+    def dream(engine: Engine, now: float) -> None:
+        entered.set()
+        leave.wait(20)
+
+    worker.start()
+    try:
+        asleep = worker.submit(dream)
+        assert entered.wait(20)
+        assert "in dream\n" in worker.doing()
+    finally:
+        leave.set()
+        asleep.result(20)
+        worker.stop()
+        worker.join(20)
+    assert worker.doing() == "its thread has ended"
 
 
 def test_a_worker_does_nothing_while_another_service_may_lead(cluster: Make) -> None:

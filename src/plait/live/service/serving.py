@@ -175,7 +175,7 @@ class Service:
             self._failed, (lambda: True) if self.seat is None else self.seat.holds,
         )  # fmt: skip
         if self.seat is not None:
-            self.seat.pulse = lambda: worker.turns
+            self.seat.pulse, self.seat.doing = lambda: worker.turns, worker.doing
         self._worker = worker
         self._api = Api(store, worker, tokens, mailbox, self.begin)
         self.front.app = make_app(self._api)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -86,6 +88,11 @@ class Worker(threading.Thread):
         """Finish what is queued, then end; what is queued gets an error if another service may lead."""
         self._ending.set()
         self._queue.put(None)
+
+    def doing(self) -> str:
+        """Where in the code its thread is: what to look at if it hangs."""
+        frame = sys._current_frames().get(self.ident or 0)
+        return "".join(traceback.format_stack(frame)) if frame else "its thread has ended"
 
     def run(self) -> None:
         """Until stopped or broken."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import secrets
 import threading
 import time
@@ -32,10 +33,12 @@ from plait.live.store.holders import LEASE_S, is_dead, lasts_s
 
 #: How often a lease is renewed while it lasts, and after how many seconds a follower looks again.
 RENEWALS, LOOK_S = 4, 0.3
-#: A leader whose engine has not turned for so many seconds hangs, and leads no more. Decisions take less.
+#: A leader whose engine has not turned for so many seconds hangs, and leads no more if another service stands ready.
+#: Decisions take less.
 HUNG_S = 120.0
 #: Seconds until sessions that are told to end have ended.
 _END_S = 1.0
+_LOG = logging.getLogger("plait.service")
 _LOCK_KEY = 0x706C616974  # "plait"
 _NOW = sa.cast(sa.extract("epoch", sa.func.clock_timestamp()), sa.Double)
 #: A server that vanished is noticed in seconds, not in the kernel's quarter of an hour.
@@ -52,6 +55,10 @@ _HOLDERS = sa.text(
 _END = sa.text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
     "WHERE datname = current_database() AND application_name = :mark AND pid <> pg_backend_pid()"
+)
+_OTHERS = sa.text(
+    "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() "
+    "AND application_name LIKE 'plait-%' AND application_name <> :mark)"
 )
 
 
@@ -85,7 +92,10 @@ class Seat:
         self.why = ""
         #: Gives another value each time as long as whoever leads does not hang.
         self.pulse: Callable[[], object] = object
+        #: What it is doing, for the log if it hangs.
+        self.doing: Callable[[], str] = str
         self._beat: tuple[object, int] = (None, 0)
+        self._hung = False
         self._engine = sa.create_engine(
             url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT", connect_args=self.options()
         )
@@ -218,7 +228,7 @@ class Seat:
         why = "another service has taken the lease"
         try:
             while not self._closed.wait(self.lease_s / RENEWALS):
-                if self._hangs():
+                if self._hangs() and self._others():
                     why = f"the engine has done nothing for {HUNG_S:g} s"
                     break
                 if not self.renew():
@@ -237,7 +247,16 @@ class Seat:
         """Counts renewals, not seconds: after a pause of the whole process the engine gets its time."""
         beat, (last, same) = self.pulse(), self._beat
         self._beat = (beat, same + 1 if beat == last else 0)
-        return self._beat[1] * self.lease_s / RENEWALS >= HUNG_S
+        hung, before = self._beat[1] * self.lease_s / RENEWALS >= HUNG_S, self._hung
+        self._hung = hung
+        if hung and not before:
+            _LOG.error("the engine hangs", extra={"facts": {"for_s": HUNG_S, "doing": self.doing()}})
+        return hung
+
+    def _others(self) -> bool:
+        """Whether another service stands ready: where none does, nobody would be better off."""
+        assert self._connection is not None
+        return bool(self._connection.execute(_OTHERS, {"mark": self.mark}).scalar())
 
     def close(self) -> None:
         """Give the place away at once: the lease is over, the lock is free."""
