@@ -1,8 +1,8 @@
 """What a service says about itself in files of its home folder.
 
 `service.json` is the leader's: agents and clients find it there. Where several services stand ready, each has one of
-its own too, `service-<name>.json`, there as long as the service is wanted: a keeper starts it again if its process is
-dead.
+its own too, `service-<name>.json`, from when it stands by or leads until it ends as it should. One that was killed
+leaves it; its keeper goes by the process alone.
 """
 
 from __future__ import annotations
