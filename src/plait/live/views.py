@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from plait.control.books import refusal, usable_gpus
+from plait.control.books import refusal
 from plait.control.snapshot import of_active, snapshot
 from plait.core.jobs import Phase
 from plait.live.attempts import NODE_STATES, Attempt, JobRecord, NodeRecord
 from plait.live.layout import job_name
 from plait.live.state import RECENT, State
 from plait.live.store.schema import Views
+from plait.live.wanted import wanted_gpus
 from plait.live.wire import RUNNING
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ def status(engine: Engine, now: float) -> dict[str, Any]:
         counts[shown] += 1
         if shown not in FINAL:
             open_jobs.append(job)
-    wanted = _wanted(engine, open_jobs)
+    wanted = wanted_gpus(engine, open_jobs)
     alive = [n for n in state.nodes.values() if not n.lost]
     total = sum(n.info.gpus for n in alive if n.info)
     held = {(r.node, r.gpu) for n in engine.live if (a := state.jobs[n].live) for r in a.ranks if not r.ended}
@@ -249,42 +250,6 @@ def status(engine: Engine, now: float) -> dict[str, Any]:
         "gpus": {"total": total, "held": len(held), "free": max(total - len(held), 0), "wanted": wanted},
         "jobs": counts,
     }
-
-
-def _wanted(engine: Engine, jobs: Iterable[JobRecord]) -> int:
-    """GPUs for all these jobs, by which backends grow and shrink; but no more than `Quotas` lets pass."""
-    state, wanted = engine.state, 0
-    left = {name: float(_quota(project)) for name, project in state.projects.items()}
-    for job in sorted(jobs, key=lambda job: (state.phase(job) is not Phase.RUNNING, job.number)) if left else jobs:
-        gpus = int(job.request.get("gpus") or 1)
-        if gpus <= left.get(job.project, math.inf):
-            wanted += _room(engine, job, gpus)
-            left[job.project] = left.get(job.project, math.inf) - gpus
-        elif gpus <= _quota(state.projects[job.project]):
-            left[job.project] = 0  # those behind it wait for it
-    return wanted
-
-
-def _room(engine: Engine, job: JobRecord, gpus: int) -> int:
-    """GPUs of nodes like those there are that a gang takes up: more than its own if nodes have too few CPUs for all.
-
-    0 if it fits none of them, however many.
-    """
-    controller, request = engine.state.controller, job.request
-    if controller is None or not job.admitted or not (request.get("cpus") or request.get("memory")):
-        return gpus
-    spec = controller.books.spec(job.number)
-    shares = [
-        usable_gpus(spec, there, cpus, memory_bytes) / there
-        for _, there, cpus, memory_bytes in controller.cluster.shapes
-        if there
-    ]
-    share = max(shares, default=1.0)
-    return math.ceil(gpus / share - 1e-9) if share else 0
-
-
-def _quota(project: Mapping[str, Any]) -> float:
-    return math.inf if project["gpu_quota"] is None else float(project["gpu_quota"])
 
 
 def _finite(value: float) -> float | None:
