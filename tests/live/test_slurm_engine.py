@@ -23,6 +23,7 @@ pytest.importorskip("fastapi", reason="needs the extra [live]")
 from plait.cli import keeping
 from plait.cli.services import service_process
 from plait.cli.stopping import job_processes, kill_jobs
+from plait.live.backends.slurm_node import MARK
 from plait.live.client import Client
 from plait.live.layout import Layout
 
@@ -230,6 +231,9 @@ def test_another_keeper_goes_on_with_the_allocations_of_the_first(plait):
     started = f"import plait.cli.keeper as k; from plait.live.layout import Layout; k.spawn(Layout.at({home!r}))"
     subprocess.run([sys.executable, "-c", started], env=plait.slurm.env, check=True, timeout=30)
     plait.comes(lambda: keeping.running(plait.layout, keeping.KEEPER) is not None, "another keeper")
+    plait.comes(lambda: len(plait.nodes()) == 2, "a node for the rest of the job")
+    for mark in (plait.layout.home / "nodes").glob(f"*/{MARK}"):
+        mark.unlink()  # allocations of a version before have none
     (end,) = plait.ended(job)
     assert end["state"] == "finished"
     plait.comes(lambda: len(plait.queue()) == 1, "one allocation, as there was before")
