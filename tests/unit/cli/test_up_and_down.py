@@ -251,20 +251,35 @@ def test_a_first_start_that_fails_leaves_nothing(layout: Layout, nodes: Nodes) -
     assert (nodes.asked, service_of(layout), was_up(layout)) == (["start", "stop"], None, False)
 
 
-@pytest.mark.usefixtures("no_engine")
-@pytest.mark.parametrize("given", [{}, {"address": "a:2"}])
+@pytest.mark.parametrize(("given", "error"), [({"address": "a:2"}, InputError("away")), ({}, KeyboardInterrupt())])
 def test_a_start_after_down_that_fails_leaves_nothing_but_the_options_of_before(
-    layout: Layout, nodes: Nodes, given: dict[str, Any]
+    layout: Layout, nodes: Nodes, given: dict[str, Any], error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def start() -> list[str]:
+        nodes.asked.append("start")
+        raise error
+
+    monkeypatch.setattr(nodes, "start", start)
     (layout.home / "nodes").mkdir()
     before = {"backend": "ray", "address": "a:1"}
     remember(layout, before)
     stopping.stop(layout, stop_jobs=False)
     for _ in range(2):
         nodes.asked.clear()
-        with pytest.raises(InputError, match="no head answers"):
+        with pytest.raises(type(error)):
             starting.start(layout, given)
         assert (nodes.asked, service_of(layout), remembered(layout)) == (["start", "stop"], None, before)
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_after_down_the_service_comes_though_the_engine_is_away(layout: Layout) -> None:
+    remember(layout, {"backend": "ray", "address": "a:1"})
+    stopping.stop(layout, stop_jobs=False)
+    try:
+        with starting.start(layout, {}) as service:  # agents of other machines may run on, as those of Slurm do
+            assert service.status()["nodes"]
+    finally:
+        stopping.stop(layout, stop_jobs=False)
 
 
 def test_down_says_that_it_ended_agents_that_had_no_service(
