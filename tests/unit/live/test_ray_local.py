@@ -169,3 +169,12 @@ def test_a_port_that_is_taken_is_passed_over() -> None:
         taken.bind(("", 0))
         port = taken.getsockname()[1]
         assert ray_local._free_port(port) > port
+
+
+@pytest.mark.parametrize("has_client", [True, False])
+def test_the_clients_server_gets_a_port_only_where_ray_was_installed_with_it(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_client: bool
+) -> None:
+    monkeypatch.setattr(ray_local, "_has_client", lambda: has_client)
+    RayCluster(layout).up(1)
+    assert ("--ray-client-server-port" in (tmp_path / "head.tries").read_text()) == has_client

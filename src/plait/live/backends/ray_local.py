@@ -111,9 +111,11 @@ class RayCluster:
             self._end(self.members())
             self._facts["nodes"] = {}
             alive = set()
+            # The client's server, which nobody here needs, has one port for all clusters of a machine unless told; and
+            # a Ray that was installed without it (no grpc) takes no port for it.
+            client = ["--ray-client-server-port", str(self._facts["client_port"])] if _has_client() else []
             self._start({HEAD: ["--head", "--port", str(self._facts["port"]), "--include-dashboard", "false",
-                                "--ray-client-server-port", str(self._facts["client_port"]),
-                                "--num-cpus", "0"]})  # fmt: skip
+                                "--num-cpus", "0", *client]})  # fmt: skip
         wanted = [f"n{i}" for i in range(self._facts["wanted"])]
         self._end([member for member in self.members() if member.name not in {*wanted, HEAD} or not member.alive])
         missing = [name for name in wanted if name not in alive]
@@ -204,6 +206,10 @@ def _end_sessions(members: list[Member]) -> None:
         with contextlib.suppress(OSError):
             if os.getsid(pid) in sessions:
                 os.kill(pid, signal.SIGKILL)
+
+
+def _has_client() -> bool:
+    return importlib.util.find_spec("grpc") is not None
 
 
 def _command(pid: int) -> str:
