@@ -36,8 +36,10 @@ if os.path.exists(f"{folder}/{name}.fails"):
 temp = words[words.index("--temp-dir") + 1]
 for name in names + ["gcs_server"] * ("--head" in words):
     trap = "trap '' TERM; " if os.path.exists(f"{folder}/deaf") else ""
-    subprocess.Popen([name, "-c", trap + "while :; do sleep 1; done", temp], executable="/bin/sh",
-                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # It waits for itself to write, without a child: one that had just been forked would bear the name a moment longer.
+    ours, its = os.pipe()
+    subprocess.Popen([name, "-c", trap + "read word", temp], executable="/bin/sh", stdin=ours, pass_fds=[its],
+                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 """
 
 
