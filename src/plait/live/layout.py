@@ -96,8 +96,11 @@ class Layout:
 
 
 def make_private(folder: Path) -> Path:
-    """The folder, made for its owner alone if it is not there."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    """The folder, made for its owner alone if it is not there, and so are those above it that are not."""
+    if not folder.exists():
+        if not folder.parent.exists():
+            make_private(folder.parent)
+        folder.mkdir(exist_ok=True, mode=0o700)
     return folder
 
 

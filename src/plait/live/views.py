@@ -56,6 +56,8 @@ def waiting_reason(engine: Engine, job: JobRecord) -> str:
     reason = _too_large(engine, controller, job) or controller.plan.reasons.get(job.number)
     if reason:
         return str(reason)
+    if not engine.ready:
+        return "what decisions need is being compiled, about 20 s, once after an installation"
     return "the next decision will place it" if controller.changed else "the policy did not choose it"
 
 

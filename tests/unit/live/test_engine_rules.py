@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -15,6 +16,7 @@ from plait.core.jobs import Phase
 from plait.live.asking import Asker
 from plait.live.attempts import JobRecord
 from plait.live.errors import Conflict
+from plait.live.layout import make_private
 from plait.live.wire import ENDED, STARTING, NodeInfo, Observed, Profile, Seen
 
 Make = Callable[..., Cluster]
@@ -699,3 +701,15 @@ def test_an_elastic_job_has_two_bounds_and_they_are_checked(cluster: Make) -> No
         c.submit({"gpus": 2, "min_gpus": 3})
     with pytest.raises(InputError, match="this one has 4"):
         c.submit({"gpus": 1, "max_gpus": 4, "merge": True})
+
+
+def test_a_job_that_waits_for_the_compiler_says_so(cluster: Make) -> None:
+    c = cluster((2,))
+    c.engine.ready = False
+    (number,) = c.submit({})
+    assert "is being compiled" in c.engine.fields([number])[number]["reason"]
+
+
+def test_a_private_folder_is_private_with_what_it_is_in(tmp_path: Path) -> None:
+    made = make_private(tmp_path / "home" / "ray")
+    assert [oct(folder.stat().st_mode & 0o777) for folder in (made, made.parent)] == ["0o700", "0o700"]

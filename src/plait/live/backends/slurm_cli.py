@@ -65,7 +65,10 @@ class SlurmCli:
                 f"--backend slurm needs Slurm's commands; {', '.join(missing)} is not in PATH of this machine: "
                 "run it where you would run sbatch"
             )
-        there = sorted(set(self.ask("sinfo", "--noheader", "--format=%R").split()))
+        try:
+            there = sorted(set(self.ask("sinfo", "--noheader", "--format=%R").split()))
+        except SlurmError as error:
+            raise SlurmError(f"Slurm does not answer on this machine: {error}; go on when this works: sinfo") from error
         if partition is not None and (unknown := [name for name in partition.split(",") if name not in there]):
             raise InputError(f"no partition {unknown[0]!r} in this Slurm; there are: {', '.join(there) or 'none'}")
 
