@@ -38,8 +38,9 @@ for name in names + ["gcs_server"] * ("--head" in words):
     trap = "trap '' TERM; " if os.path.exists(f"{folder}/deaf") else ""
     # It waits for itself to write, without a child: one that had just been forked would bear the name a moment longer.
     ours, its = os.pipe()
-    subprocess.Popen([name, "-c", trap + "read word", temp], executable="/bin/sh", stdin=ours, pass_fds=[its],
-                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    made = subprocess.Popen([name, "-c", trap + "read word", temp], executable="/bin/sh", stdin=ours, pass_fds=[its],
+                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not open(f"/proc/{made.pid}/cmdline").read(): pass  # a moment after it began it has no name yet
 """
 
 
