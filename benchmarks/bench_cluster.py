@@ -234,7 +234,8 @@ def memory() -> list[Figure]:
         backend.start()
         bare = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(nodes)]
         try:
-            assert backend.wait_ready()
+            while not all(place.pid for place in backend.list_nodes()):
+                time.sleep(0.1)
             time.sleep(1.0)
             ours = statistics.median(pss_mb(place.pid) for place in backend.list_nodes() if place.pid)
             theirs = statistics.median(pss_mb(process.pid) for process in bare)

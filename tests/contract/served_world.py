@@ -249,7 +249,7 @@ class Local(Served):
 
     def tend(self) -> None:
         """Agents that died are started, but not those of nodes that were lost on purpose."""
-        self.backend.check()
+        self.backend.tend(self.client)
 
     def join(self) -> str:
         count = len(self.backend.nodes) + 1

@@ -190,7 +190,7 @@ def kill_often(home: Path, url: str, jobs: int, kills: int, length_s: float) -> 
 
 
 def test_jobs_do_not_notice_that_the_leader_is_killed(tmp_path: Path, postgres: Callable[[], str]) -> None:
-    kill_often(tmp_path / "home", postgres(), jobs=4, kills=2, length_s=8.0)
+    assert len(kill_often(tmp_path / "home", postgres(), jobs=4, kills=2, length_s=8.0)) == 2
 
 
 @pytest.mark.engines

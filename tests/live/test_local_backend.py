@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,9 @@ from agent_world import TOKEN, World, until
 from plait.core.errors import InputError
 from plait.live.agent import procs
 from plait.live.agent.monitor import Gpu
+from plait.live.backends import local
 from plait.live.backends.local import LocalBackend, LocalNode, Machine, detect, divide
-from plait.live.layout import make_private
+from plait.live.layout import Layout, make_private
 
 PATIENT = "import time\nprint('ready')\nwhile True: time.sleep(0.01)\n"
 
@@ -33,10 +34,15 @@ def pids(backend: LocalBackend) -> list[int | None]:
     return [node.pid for node in backend.list_nodes()]
 
 
+def run(backend: LocalBackend) -> None:
+    """Until all its agents do."""
+    until(lambda: None not in pids(backend), "all agents to run")
+
+
 def test_agents_outlive_the_backend_that_started_them(world: World) -> None:
     first = LocalBackend(world.layout, nodes=2, gpus_per_node=3, cuda=False)
     assert first.start() == ["n0", "n1"]
-    assert first.wait_ready()
+    run(first)
     assert {told.node.id for told in until(lambda: len(world.service.told) > 3 and world.service.told, "words")}
     second = LocalBackend(world.layout, nodes=2, gpus_per_node=3, cuda=False)
     assert second.start() == []
@@ -54,15 +60,11 @@ def test_dead_agents_are_started_again_and_jobs_go_on(world: World) -> None:
     world.said(1, "ready")
     runner, agent = world.runner(1), pids(backend)[0]
     assert agent is not None
-
-    async def watched() -> None:
-        watch = asyncio.create_task(backend.watch(0.02))
-        os.kill(agent, signal.SIGKILL)
-        while pids(backend)[0] in (None, agent):
-            await asyncio.sleep(0.01)
-        watch.cancel()
-
-    asyncio.run(asyncio.wait_for(watched(), 20))
+    os.kill(agent, signal.SIGKILL)
+    until(backend.tend, "another agent to be started")
+    run(backend)
+    assert pids(backend)[0] != agent
+    assert backend.tend() == []
     world.service.told.clear()
     world.service.wait(1, "running")
     assert world.runner(1) == runner
@@ -76,11 +78,11 @@ def test_dead_agents_are_started_again_and_jobs_go_on(world: World) -> None:
 def test_another_size_replaces_the_agent_and_nodes_that_are_no_more_end(world: World) -> None:
     old = LocalBackend(world.layout, nodes=2, gpus_per_node=2, cuda=False)
     old.start()
-    assert old.wait_ready()
+    run(old)
     before = pids(old)
     new = LocalBackend(world.layout, nodes=1, gpus_per_node=4, cuda=False)
     assert new.start() == ["n0"]
-    assert new.wait_ready()
+    run(new)
     assert pids(new)[0] not in before
     assert pids(old)[1] is None
 
@@ -88,7 +90,7 @@ def test_another_size_replaces_the_agent_and_nodes_that_are_no_more_end(world: W
 def test_a_stopped_agent_is_ended_too(world: World) -> None:
     backend = LocalBackend(world.layout, nodes=1, cuda=False)
     backend.start()
-    assert backend.wait_ready()
+    run(backend)
     agent = pids(backend)[0]
     assert agent is not None
     os.kill(agent, signal.SIGSTOP)
@@ -125,3 +127,17 @@ def test_whoever_stops_says_how_long_jobs_may_take(world: World) -> None:
     record = procs.read_json(world.folder(1) / "exit.json")
     assert record is not None
     assert record["reason"] == "did not end within 0.2 s after SIGTERM, so it was killed"
+
+
+def test_an_agent_that_dies_at_once_is_started_later_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = LocalBackend(Layout(tmp_path), nodes=1, cuda=False)
+    clock, starts = [1000.0], []
+    monkeypatch.setattr(local.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(backend, "ensure_node_agent", lambda name: True)
+    for _ in range(600):
+        if backend.tend():
+            starts.append(clock[0])
+        clock[0] += 0.1
+    gaps = [round(later - before, 3) for before, later in pairwise(starts)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] == pytest.approx(10.0, abs=0.2)

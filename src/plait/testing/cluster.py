@@ -87,7 +87,7 @@ class Cluster:
         """Start what has died: agents as the backend does, the service as a supervisor would."""
         if self._service is not None and self._service.poll() is not None and time.monotonic() >= self._down_until:
             self._spawn()
-        self.backend.check()
+        self.backend.tend()
 
     def stop(self) -> None:
         """End the service, then the agents with their jobs."""

@@ -2,7 +2,7 @@
 
     backend = LocalBackend(layout, nodes=2, gpus_per_node=4)
     backend.start()                     # takes over agents that already run, starts the others
-    asyncio.create_task(backend.watch())
+    backend.tend()                      # each second: starts those that died
     backend.stop(jobs=True)
 
 A node is a share of the machine's GPUs or, where there are none, so many slots of CPU. Several nodes on one machine
@@ -11,7 +11,6 @@ behave as several machines would, which is what tests and demonstrations need.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shutil
@@ -139,9 +138,12 @@ class LocalBackend:
     def _spawn(self, node: LocalNode) -> None:
         self._host.spawn(node.name, _size(node))
 
-    def check(self) -> list[str]:
-        """Start agents that died, later each time if they die again soon; the nodes of those started."""
-        restarted = []
+    def tend(self, service: Client | None = None) -> list[str]:
+        """Start agents that died, later each time if they die again soon.
+
+        Nothing is to be told: the service hears of it from the agents themselves.
+        """
+        started = []
         for name in self.nodes:
             now = time.monotonic()
             at, pause_s = self._next_s.get(name, (0.0, _FIRST_PAUSE_S))
@@ -149,18 +151,8 @@ class LocalBackend:
                 soon = now - at < 2 * _LONGEST_PAUSE_S
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if soon else _FIRST_PAUSE_S
                 self._next_s[name] = (now + pause_s, pause_s)
-                restarted.append(name)
-        return restarted
-
-    async def watch(self, every_s: float = 0.5) -> None:
-        """Check for ever; to be cancelled."""
-        while True:
-            await asyncio.to_thread(self.check)
-            await asyncio.sleep(every_s)
-
-    def tend(self, service: Client) -> list[str]:
-        """Start agents that died. Nothing is to be told: the service hears of it from the agents themselves."""
-        return [f"the agent of {name} was started" for name in self.start()]
+                started.append(f"the agent of {name} was started")
+        return started
 
     def expected(self) -> int:
         """All of them."""
@@ -177,15 +169,6 @@ class LocalBackend:
             Place(name, node.gpus, UP, pid=agent.pid) if (agent := agents[name]) else Place(name, node.gpus, COMING)
             for name, node in self.nodes.items()
         ]
-
-    def wait_ready(self, timeout_s: float = 10.0) -> bool:
-        """Whether all agents run, within so many seconds."""
-        until = time.monotonic() + timeout_s
-        while not all(self._agent(name) for name in self.nodes):
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.01)
-        return True
 
     def stop(self, jobs: bool) -> None:
         """End all agents of this home; with `jobs` their jobs too (gracefully), else those go on to be taken back."""
