@@ -103,12 +103,12 @@ def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
 def backend_of(
     cluster: Cluster, layout: Layout, monkeypatch: pytest.MonkeyPatch, options: Mapping[str, Any] | None = None
 ) -> Any:
-    def probe(self: object) -> None:
+    def probe(host: str, port: int) -> None:
         if not cluster.up:
             raise ray.NoHead("no head answers")
 
-    monkeypatch.setattr(ray, "_Bridge", cluster.bridge)
-    monkeypatch.setattr(ray.RayBackend, "_probe", probe)
+    monkeypatch.setattr(ray, "Bridge", cluster.bridge)
+    monkeypatch.setattr(ray, "probe", probe)
     return ray.RayBackend(layout, {"address": "10.0.0.1:6379", **(options or {})}, 1.0)
 
 

@@ -11,12 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
-import json
-import os
 import secrets
-import select
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -28,6 +23,7 @@ from plait.live.agent import procs
 from plait.live.backends.base import COMING, DEAD, UP, Place, whole
 from plait.live.backends.host import AgentHost
 from plait.live.backends.ray_gone import Gone
+from plait.live.backends.ray_head import Bridge, NoHead, probe
 from plait.live.backends.ray_nodes import RayNode, name_nodes, passed_over
 from plait.live.layout import Layout, make_private, write_secret
 from plait.live.options import ANY_SIZE
@@ -35,14 +31,10 @@ from plait.live.options import ANY_SIZE
 if TYPE_CHECKING:
     from plait.live.client import Client
 
-#: Most seconds for a connection to the head, for the bridge to come up, for an answer, for executors at the start.
-PROBE_S, CONNECT_S, CALL_S, START_S = 3.0, 30.0, 10.0, 90.0
+#: Most seconds for an answer, for executors at the start.
+CALL_S, START_S = 10.0, 90.0
 #: After a failure the head is looked for again so often.
 AGAIN_S = 3.0
-
-
-class NoHead(PlaitError):
-    """The Ray cluster does not answer."""
 
 
 class RayBackend:
@@ -70,7 +62,7 @@ class RayBackend:
         own = layout.home / "ray" / "token"
         self.token = str(options.get("token-file") or (own if own.exists() else ""))
         self.namespace = "plait-" + hashlib.sha256(str(layout.home).encode()).hexdigest()[:12]
-        self._bridge: _Bridge | None = None
+        self._bridge: Bridge | None = None
         self._nodes: dict[str, RayNode] = {}
         self._gone = Gone()
         self._passed_over: list[str] = []
@@ -231,22 +223,13 @@ class RayBackend:
     def _ask(self, request: dict[str, Any], wait_s: float) -> dict[str, Any]:
         """An answer of the bridge, which is started if there is none and killed if it does not answer."""
         try:
-            self._probe()  # Ray's client would wait long for a head that is dead
+            probe(self.host, self.port)  # Ray's client would wait long for a head that is dead
             if self._bridge is None:
-                self._bridge = _Bridge(self.address, self.namespace, self.token, self.layout.home / "ray")
+                self._bridge = Bridge(self.address, self.namespace, self.token, self.layout.home / "ray")
             return self._bridge.ask(request, wait_s)
         except NoHead:
             self.close()
             raise
-
-    def _probe(self) -> None:
-        try:
-            socket.create_connection((self.host, self.port), timeout=PROBE_S).close()
-        except OSError as error:
-            raise NoHead(
-                f"no head of a Ray cluster answers at {self.address} ({error}); is it up? One on this machine is "
-                "started with: plait ray up"
-            ) from None
 
     # ---- agents of this machine, where Ray does not help ----
 
@@ -270,63 +253,3 @@ class RayBackend:
         """All nodes that ever had an agent, of dead raylets and of a head that is gone too."""
         folder = self.layout.home / "nodes"
         return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-
-
-class _Bridge:
-    """The process that talks to Ray; every wait has an end."""
-
-    def __init__(self, address: str, namespace: str, token: str, folder: Path) -> None:
-        environment = dict(os.environ)
-        if token:
-            environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token}
-        with open(make_private(folder) / "bridge.log", "ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "plait.live.backends.ray_bridge", address, namespace],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, start_new_session=True,
-            )  # fmt: skip
-        self._address, self._log = address, folder / "bridge.log"
-        self._buffer = b""
-        try:
-            self._read(CONNECT_S)
-        except NoHead:
-            self.kill()
-            raise
-
-    def ask(self, request: dict[str, Any], wait_s: float) -> dict[str, Any]:
-        """The answer; raises NoHead if there is none in time, or Ray could not do it."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError as error:
-            raise NoHead(f"the connection to the Ray cluster at {self._address} is broken ({error})") from None
-        return self._read(wait_s)
-
-    def _read(self, wait_s: float) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        fd, until = self._process.stdout.fileno(), time.monotonic() + wait_s
-        while b"\n" not in self._buffer:
-            left = until - time.monotonic()
-            if left <= 0 or not select.select([fd], [], [], left)[0]:
-                raise NoHead(f"the Ray cluster at {self._address} did not answer in {wait_s:g} s; see {self._log}")
-            part = os.read(fd, 1 << 16)
-            if not part:
-                raise NoHead(f"the connection to the Ray cluster at {self._address} ended; see {self._log}")
-            self._buffer += part
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise NoHead(
-                f"the Ray cluster at {self._address} refused: {answer['error']}; with token authentication, give "
-                "-o token-file=PATH or set RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH"
-            )
-        return answer
-
-    def kill(self) -> None:
-        """End it at once; it has nothing to put in order."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        self._process.kill()
-        self._process.wait()
