@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from plait.core.cluster import Cluster, Node
+from plait.core.goodput import BatchLimits
 from plait.core.jobs import JobClass, JobSpec
 from plait.core.resources import StageProfile
 
@@ -49,6 +50,20 @@ def profiles(draw: st.DrawFn) -> StageProfile:
 
 
 @st.composite
+def batch_limits(draw: st.DrawFn) -> BatchLimits:
+    """Any limits an adaptive job may have."""
+    least_local = draw(st.integers(1, 32))
+    initial = least_local * draw(st.integers(1, 8))
+    return BatchLimits(
+        initial=initial,
+        most=initial * draw(st.integers(1, 64)),
+        least_local=least_local,
+        most_local=initial * draw(st.integers(1, 4)),
+        accumulation=draw(st.booleans()),
+    )
+
+
+@st.composite
 def specs(draw: st.DrawFn, name: str = "job") -> JobSpec:
     """Any job a user may write down."""
     gpus = draw(st.integers(1, 16))
@@ -76,6 +91,7 @@ def specs(draw: st.DrawFn, name: str = "job") -> JobSpec:
         priority=draw(st.integers(-2, 2).map(float)),
         weight=draw(st.sampled_from([1.0, 2.5])),
         retries=draw(st.integers(0, 5)),
+        batch=draw(st.none() | batch_limits()),
         network=draw(st.sampled_from(["auto", "require", "off"])),
     )
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray, objects
 from plait.core.cluster import Cluster
+from plait.core.goodput import Estimate
 from plait.core.jobs import FLOAT_ROW, WHOLE_ROW, JobBatch, JobSpec, Phase
 from plait.core.resources import Resource
 
@@ -50,6 +51,10 @@ LIFE_COLUMNS: dict[str, tuple[Any, Any]] = {
 }
 
 
+#: columns with several numbers a job
+_WIDE = ("stage_s", "goodput")
+
+
 class Books:
     """Columns of all jobs ever submitted; `columns[name]` may be longer than `count`."""
 
@@ -63,6 +68,7 @@ class Books:
         self._chosen: list[JobSpec] = []  # of the first jobs, where they do not come in batches; see `select`
         self.columns: dict[str, Any] = {
             "stage_s": np.zeros((0, len(Resource))),
+            "goodput": np.zeros((0, len(Estimate))),
             "gpu_kinds": np.empty(0, dtype=object),
             "has_demands": np.zeros(1, dtype=bool),
             "has_kinds": np.zeros(1, dtype=bool),
@@ -93,6 +99,7 @@ class Books:
         self._whole[:, rows] = batch.whole
         columns["gpu_kinds"][rows] = batch.column("gpu_kinds") if batch.any_kinds else None
         columns["stage_s"][rows] = batch.stage_s
+        columns["goodput"][rows] = math.nan
         columns["pending_since_s"][rows] = batch.submit_s
         for name, known in (("user", self._users), ("group", self._groups)):
             codes = [known.setdefault(text, len(known)) for text in batch.column(name).tolist()]
@@ -110,7 +117,7 @@ class Books:
             table[:, : self.count] = old[:, : self.count]
             setattr(self, attribute, table)
         self._name_rows()
-        for name in (*LIFE_COLUMNS, "stage_s", "gpu_kinds"):
+        for name in (*LIFE_COLUMNS, *_WIDE, "gpu_kinds"):
             old = self.columns[name]
             new = np.empty((capacity, *old.shape[1:]), dtype=old.dtype)
             new[: self.count] = old[: self.count]
@@ -192,7 +199,7 @@ class Books:
         from plait.control.messages import spec_to_json
 
         numbers = self._known() if keep is None else keep
-        columns = {name: self.columns[name][numbers] for name in (*LIFE_COLUMNS, "iteration_s", "stage_s")}
+        columns = {name: self.columns[name][numbers] for name in (*LIFE_COLUMNS, "iteration_s", *_WIDE)}
         specs = [self._spec_if_kept(number) for number in numbers.tolist()]
         departed = self.last_departed(self.count if keep is None else recent)
         past_gpu_s = self.departed_gpu_s(self.departures - len(departed)).copy()
@@ -203,8 +210,9 @@ class Books:
             out = {
                 "count": count,
                 "specs": [spec_to_json(spec) for spec in specs],
-                "life": {name: _nulls(column) for name, column in columns.items() if name != "stage_s"},
-                "stage_s": [[None if math.isnan(v) else v for v in row] for row in columns["stage_s"].tolist()],
+                "life": {name: _nulls(column) for name, column in columns.items() if name not in _WIDE},
+                "stage_s": [_null_row(row) for row in columns["stage_s"].tolist()],
+                "goodput": _known_rows(columns["goodput"]),
                 "users": users,
                 "groups": groups,
                 "flags": flags,
@@ -244,6 +252,8 @@ class Books:
             column[numbers] = objects(filled) if column.dtype == object else filled
         for number, row in zip(numbers.tolist(), data["stage_s"], strict=True):
             books.columns["stage_s"][number] = [math.nan if v is None else v for v in row]
+        for place, row in data.get("goodput", ()):
+            books.columns["goodput"][numbers[place]] = [math.nan if v is None else v for v in row]
         past = base64.b64decode(data.get("past_gpu_s", ""))
         books._past_gpu_s = np.frombuffer(past, dtype="<f8").astype(np.float64)
         books.departures = len(books._past_gpu_s)
@@ -263,7 +273,7 @@ class Books:
         books._grow(max(len(numbers), 1))
         books.count = n = len(numbers)
         books._floats[:, :n], books._whole[:, :n] = self._floats[:, numbers], self._whole[:, numbers]
-        for name in (*LIFE_COLUMNS, "stage_s", "gpu_kinds"):
+        for name in (*LIFE_COLUMNS, *_WIDE, "gpu_kinds"):
             books.columns[name][:n] = self.columns[name][numbers]
         for name in ("has_demands", "has_kinds"):
             books.columns[name][0] = self.columns[name][0]
@@ -288,6 +298,16 @@ class Books:
 
 def _nulls(column: Any) -> list[Any]:
     return [None if isinstance(v, float) and math.isnan(v) else v for v in column.tolist()]
+
+
+def _null_row(row: list[float]) -> list[float | None]:
+    return [None if math.isnan(v) else v for v in row]
+
+
+def _known_rows(table: FloatArray) -> list[tuple[int, list[float | None]]]:
+    """Rows in which anything is known, each with its place: most jobs have none."""
+    known = np.flatnonzero(~np.isnan(table).all(axis=1))
+    return [(place, _null_row(row)) for place, row in zip(known.tolist(), table[known].tolist(), strict=True)]
 
 
 def _runs(numbers: IntArray, batch: JobBatch) -> list[tuple[int, JobBatch]]:

@@ -24,6 +24,7 @@ from plait.control.messages import (
     Adjust,
     Command,
     Event,
+    GoodputReported,
     JobCancelled,
     JobFailed,
     JobFinished,
@@ -127,6 +128,7 @@ class Controller:
             JobSubmitted: self._submit,
             ProgressReported: self._progress,
             JobProfiled: self._profile,
+            GoodputReported: self._estimate,
             JobFinished: self._finish,
             JobFailed: self._fail,
             JobCancelled: self._cancel,
@@ -209,6 +211,10 @@ class Controller:
         self.books.columns["iteration_s"][event.jobs] = event.iteration_s
         self.books.columns["stage_s"][event.jobs] = event.stage_s
         self.changed = True
+        return ()
+
+    def _estimate(self, event: GoodputReported) -> Sequence[Command]:
+        self.books.columns["goodput"][event.jobs] = event.goodput
         return ()
 
     def _finish(self, event: JobFinished) -> Sequence[Command]:

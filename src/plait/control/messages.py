@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from plait.core.arrays import NO_JOBS, FloatArray, IntArray
 from plait.core.cluster import Node
 from plait.core.errors import InputError
+from plait.core.goodput import BatchLimits, Estimate
 from plait.core.jobs import JobBatch, JobClass, JobSpec
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.resources import Resource, StageProfile
@@ -58,6 +59,18 @@ class JobProfiled:
     jobs: IntArray
     iteration_s: FloatArray
     stage_s: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GoodputReported:
+    """What adaptive jobs have fitted and measured of themselves, shape (jobs, `Estimate`); NaN unknown.
+
+    By itself no reason to decide anew: policies that use it say when they want to be asked again.
+    """
+
+    at_s: float
+    jobs: IntArray
+    goodput: FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,6 +135,7 @@ Event: TypeAlias = (
     JobSubmitted
     | ProgressReported
     | JobProfiled
+    | GoodputReported
     | JobFinished
     | JobFailed
     | JobCancelled
@@ -183,6 +197,7 @@ _TYPES: dict[str, type[Any]] = {
         JobSubmitted,
         ProgressReported,
         JobProfiled,
+        GoodputReported,
         JobFinished,
         JobFailed,
         JobCancelled,
@@ -225,6 +240,8 @@ def from_json(data: Mapping[str, Any]) -> Event | Command:
         values = {f.name: _parse(str(f.type), row[f.name]) for f in fields(kind)}
         if "stage_s" in values:
             values["stage_s"] = values["stage_s"].reshape(-1, len(Resource))
+        if "goodput" in values:
+            values["goodput"] = values["goodput"].reshape(-1, len(Estimate))
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"not a message of this version: {str(data)[:200]} ({error!r})") from error
     message: Event | Command = kind(**values)
@@ -296,6 +313,8 @@ def spec_to_json(spec: JobSpec) -> dict[str, Any]:
             out[name] = list(out[name])
     if "job_class" in out:
         out["job_class"] = spec.job_class.name.lower()
+    if spec.batch is not None:
+        out["batch"] = asdict(spec.batch)
     return out
 
 
@@ -309,6 +328,8 @@ def spec_from_json(data: Mapping[str, Any]) -> JobSpec:
             row[name] = tuple(row[name])
     if "job_class" in row:
         row["job_class"] = JobClass[row["job_class"].upper()]
+    if row.get("batch") is not None:
+        row["batch"] = BatchLimits(**row["batch"])
     return JobSpec(**row)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray, ObjectArray, objects
 from plait.core.errors import InputError
+from plait.core.goodput import BatchLimits
 from plait.core.jit import kernel
 from plait.core.resources import Resource, StageProfile
 
@@ -56,6 +57,8 @@ class JobSpec:
     `gpus` is the gang: all at once or none. `iterations` is the work, `iteration_s` the seconds of one
     iteration alone at the asked size (from `profile` if not given); either may be unknown (None).
     `cpus` and `memory_bytes` are for the whole gang and spread evenly over its GPUs; 0 means no limit.
+    `batch`: the job adapts its batch size within these limits; then `iterations` are worth one at the initial batch
+    each, whatever the batch is (Pollux, section 3.1), and `iteration_s` is of those.
     """
 
     id: str
@@ -81,6 +84,7 @@ class JobSpec:
     weight: float = 1.0
     retries: int = 3
     network: str = "auto"
+    batch: BatchLimits | None = None
 
     def __post_init__(self) -> None:
         """Refuse a job that cannot run anywhere; the message names the job and the field."""
@@ -129,7 +133,15 @@ _FLOATS = {
     "priority": 0.0,
     "weight": 1.0,
 }
-_INTS = {"gpus": 1, "min_gpus": 0, "max_gpus": 0, "job_class": 0, "retries": 3}
+#: columns of `JobSpec.batch`, all 0 for jobs that do not adapt -> its fields
+_BATCH = {
+    "batch_size": "initial",
+    "max_batch_size": "most",
+    "min_local_batch": "least_local",
+    "max_local_batch": "most_local",
+    "accumulates": "accumulation",
+}
+_INTS = {"gpus": 1, "min_gpus": 0, "max_gpus": 0, "job_class": 0, "retries": 3, **dict.fromkeys(_BATCH, 0)}
 _OBJECTS: dict[str, object] = {
     "id": "",
     "user": "",
@@ -189,6 +201,7 @@ class JobBatch:
             "gpus": self.gpus >= 1,
             "iterations": ~(self.iterations <= 0) & ~np.isinf(self.iterations),
             "iteration_s": ~(self.iteration_s <= 0) & ~np.isinf(self.iteration_s),
+            "batch_size": _batches_can_be(self),
         }
         for name, ok in rules.items():
             if not ok.all():
@@ -201,6 +214,9 @@ class JobBatch:
         rows = list(specs)
         columns: dict[str, list[Any]] = {}
         for name in (*_FLOATS, *_INTS, *_OBJECTS):
+            if name in _BATCH:
+                columns[name] = [0 if s.batch is None else int(getattr(s.batch, _BATCH[name])) for s in rows]
+                continue
             values = [getattr(spec, name) for spec in rows]
             columns[name] = [math.nan if v is None else v for v in values] if name in _FLOATS else values
         missing = (math.nan,) * len(Resource)
@@ -276,12 +292,26 @@ class JobBatch:
             for name in _INTS:
                 row[name] = int(row[name])
             row["job_class"] = JobClass(row["job_class"])
+            limits: dict[str, Any] = {field: row.pop(name) for name, field in _BATCH.items()}
+            if limits["initial"]:
+                row["batch"] = BatchLimits(**{**limits, "accumulation": bool(limits["accumulation"])})
             stage = self.stage_s[i]
             profile = None
             if not math.isnan(stage[0]) and row["iteration_s"] is not None:
                 profile = StageProfile.from_sequence(stage.tolist(), row["iteration_s"])
             self._known[i] = JobSpec(**row, profile=profile)
         return self._known[i]
+
+
+def _batches_can_be(jobs: JobBatch) -> BoolArray:
+    """Whether each job's limits of its batch are none, or such as `BatchLimits` takes."""
+    initial, most = jobs.column("batch_size"), jobs.column("max_batch_size")
+    least_local, most_local = jobs.column("min_local_batch"), jobs.column("max_local_batch")
+    some = (initial >= 1) & (initial <= most) & (least_local >= 1) & (least_local <= most_local)
+    some &= (initial >= least_local) & ((initial <= most_local) | (jobs.column("accumulates") != 0))
+    for_none = [jobs.column(name) == 0 for name in _BATCH]
+    possible: BoolArray = np.logical_and.reduce(for_none) | some
+    return possible
 
 
 def _column(given: Any, n: int, default: float) -> Any:
@@ -390,10 +420,16 @@ class JobTable:
     deadline_s = Column[FloatArray]("seconds after submission; NaN if none")
     priority = Column[FloatArray]("larger is more important")
     weight = Column[FloatArray]("share in fair policies")
+    batch_size = Column[IntArray]("total batch the user tuned, examples; 0 if the job does not adapt its batch")
+    max_batch_size = Column[IntArray]("largest total batch, examples")
+    min_local_batch = Column[IntArray]("fewest examples of one GPU in one pass")
+    max_local_batch = Column[IntArray]("most examples of one GPU in one pass")
+    accumulates = Column[IntArray]("1 if several passes may make one step of the optimiser")
     #: what has been measured
     phase = Column[IntArray]("`Phase`")
     iteration_s = Column[FloatArray]("measured seconds of an iteration alone; NaN if unknown")
     stage_s = Column[FloatArray]("measured stage seconds, shape (jobs, resources); NaN if unknown")
+    goodput = Column[FloatArray]("what the job estimates of itself, shape (jobs, `Estimate`); NaN if unknown")
     iterations_done = Column[FloatArray]("progress")
     attained_gpu_s = Column[FloatArray]("GPU-seconds held so far")
     run_s = Column[FloatArray]("seconds on GPUs so far, overheads included")

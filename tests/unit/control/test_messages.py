@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from plait.control import messages as m
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
+from plait.core.goodput import Estimate
 from plait.core.jobs import JobBatch
 from plait.core.plan import Gate, Group, Groups, Member
 from strategies import nodes, spec_lists
@@ -31,9 +32,9 @@ def floats(n: int) -> st.SearchStrategy[FloatArray]:
     return st.lists(value, min_size=n, max_size=n).map(lambda v: np.array(v, dtype=np.float64))
 
 
-def matrices(n: int) -> st.SearchStrategy[FloatArray]:
-    row = st.lists(st.floats(0, 1e3) | st.just(math.nan), min_size=4, max_size=4)
-    return st.lists(row, min_size=n, max_size=n).map(lambda v: np.array(v, dtype=np.float64).reshape(n, 4))
+def matrices(n: int, columns: int = 4) -> st.SearchStrategy[FloatArray]:
+    row = st.lists(st.floats(0, 1e3) | st.just(math.nan), min_size=columns, max_size=columns)
+    return st.lists(row, min_size=n, max_size=n).map(lambda v: np.array(v, dtype=np.float64).reshape(n, columns))
 
 
 members = st.builds(
@@ -73,6 +74,7 @@ def any_message(draw: st.DrawFn) -> Any:
             at, jobs, draw(floats(n)), draw(floats(n)), draw(floats(n)), draw(floats(n))
         ),
         m.JobProfiled: lambda: m.JobProfiled(at, jobs, draw(floats(n)), draw(matrices(n))),
+        m.GoodputReported: lambda: m.GoodputReported(at, jobs, draw(matrices(n, len(Estimate)))),
         m.JobFinished: lambda: m.JobFinished(at, jobs, draw(floats(n))),
         m.JobFailed: lambda: m.JobFailed(at, jobs, text),
         m.JobCancelled: lambda: m.JobCancelled(at, jobs),

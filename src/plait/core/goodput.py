@@ -1,0 +1,69 @@
+"""What is said and known of jobs whose batch adapts (Pollux, OSDI'21): the limits, and a row of estimates a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from plait.core.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLimits:
+    """Between which bounds a job may choose its batch size, in examples.
+
+    `initial` is the total batch of one optimiser step that the user tuned the learning rate for (M0 of the paper),
+    `most` the largest total batch; `least_local` and `most_local` bound the examples that one GPU takes in one pass.
+    `accumulation`: whether several passes may make one step. With `most` = `initial` the batch is fixed, and only the
+    number of GPUs changes.
+    """
+
+    initial: int
+    most: int
+    least_local: int
+    most_local: int
+    accumulation: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse bounds between which there is nothing to choose."""
+        if not 1 <= self.initial <= self.most:
+            raise InputError(f"batch size {self.initial} to {self.most}: needs 1 <= initial <= most, in examples")
+        if not 1 <= self.least_local <= self.most_local:
+            raise InputError(
+                f"batch of one GPU {self.least_local} to {self.most_local}: needs 1 <= least <= most, in examples"
+            )
+        if self.initial < self.least_local:
+            raise InputError(
+                f"batch size {self.initial} is less than one GPU has to take, {self.least_local}; "
+                "give a smaller least_local or a larger initial"
+            )
+        if self.initial > self.most_local and not self.accumulation:
+            raise InputError(
+                f"batch size {self.initial} is more than one GPU may take, {self.most_local}; "
+                "allow accumulation, or give a larger most_local or a smaller initial"
+            )
+
+
+class Estimate(IntEnum):
+    """Columns of `JobTable.goodput`: what the job itself has fitted and measured.
+
+    ALPHA_C to GAMMA are the seven parameters of its throughput (Pollux, section 3.2; seconds, seconds an example or
+    GPU), SQR and VAR the squared norm of its gradient and the variance at its initial batch, PROFILED_GPUS the most
+    GPUs it has measured itself on, RESTART_S seconds that a restart has cost it. NaN: not known yet.
+    """
+
+    ALPHA_C = 0
+    BETA_C = 1
+    ALPHA_N = 2
+    BETA_N = 3
+    ALPHA_R = 4
+    BETA_R = 5
+    GAMMA = 6
+    SQR = 7
+    VAR = 8
+    PROFILED_GPUS = 9
+    RESTART_S = 10
+
+
+#: How many of an estimate's columns are parameters of the throughput, from the first on.
+THETA = 7
