@@ -3,8 +3,8 @@
 The file `page.bin` in the rank's folder is mapped by the process and read by the agent, so telling costs nanoseconds
 and nobody ever waits. Every field is one aligned word of 8 bytes (a little-endian double or signed integer) at a fixed
 offset, and has one writer. A word is stored whole, so a reader sees the old value or the new one, also when the
-writer is killed in between. The one fact of several words, the profile, is guarded by a counter that is odd while it
-is written.
+writer is killed in between. The facts of several words, profile and goodput, have a counter each that is odd while the
+fact is written.
 
     offset  field                               written by the job
          0  magic "PLAIT1", two zero bytes         (whoever makes the page)
@@ -33,6 +33,11 @@ is written.
        328  profile samples            i8
        336  profile iteration_s        f8
        344  profile stage_s[4]         f8
+       376  progress                   f8       of an adaptive job: iterations at its first batch size done so far
+       384  total_progress             f8       ... that it will make in all, 0 unknown or not adaptive
+       392  batch_size                 f8       examples in its optimizer steps now, all ranks together; 0 not adaptive
+       400  goodput guard              i8       even: whole, odd: being written, 0: none yet
+       408  goodput[11]                f8       what its goodput is predicted from (columns of `core.goodput.Fit`)
                                                 written by the agent
       2048  stop                       i8       0 go on, 1 checkpoint and exit, 2 exit now
       2056  control_version            i8       read control.json again when it changes
@@ -54,6 +59,7 @@ import mmap
 import os
 import struct
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -70,6 +76,10 @@ WORD = 8
 #: Gates by the number that stands for them in the page.
 GATES = ("none", "tokens", "barrier")
 GO_ON, STOP_GRACEFULLY, STOP_NOW = 0, 1, 2
+#: Numbers in the goodput of a page: seven of the throughput model (NaN before the first fit), squared gradient norm,
+#: variance, most GPUs profiled, seconds of a restart (NaN: the job cannot know).
+GOODPUT_NUMBERS, THETA, SQR, VAR, PROFILED, RESTART = 11, slice(0, 7), 7, 8, 9, 10
+GOODPUT_AT = 408 // WORD
 
 
 class PageError(InputError):
@@ -198,6 +208,10 @@ class Page:
     _profile_samples = _Int(328)
     _profile_iteration_s = _Float(336)
     _profile_stage_s = _PerResource(344)
+    progress = _Float(376)
+    total_progress = _Float(384)
+    batch_size = _Float(392)
+    _goodput_guard = _Int(400)
 
     stop = _Int(2048)
     control_version = _Int(2056)
@@ -277,6 +291,26 @@ class Page:
                 return found if sane and math.isfinite(found.iteration_s) and found.iteration_s > 0 else None
         return None
 
+    def set_goodput(self, numbers: Sequence[float]) -> None:
+        """Publish what the job's goodput is predicted from, `GOODPUT_NUMBERS` of them: a reader sees all or none."""
+        guard = self._goodput_guard | 1
+        self._goodput_guard = guard
+        for i, number in zip(range(GOODPUT_NUMBERS), numbers, strict=True):
+            self._floats[GOODPUT_AT + i] = number
+        self._goodput_guard = guard + 1
+
+    @property
+    def goodput(self) -> tuple[float, ...] | None:
+        """The newest whole set of numbers that makes sense; None while there is none."""
+        for _ in range(3):
+            guard = self._goodput_guard
+            if guard == 0 or guard % 2:
+                return None
+            found = tuple(self._floats[GOODPUT_AT + i] for i in range(GOODPUT_NUMBERS))
+            if self._goodput_guard == guard:
+                return found if _makes_sense(found) else None
+        return None
+
     def seconds(self, field: str) -> tuple[float, ...]:
         """A field of seconds by resource as a reader should take it: what cannot be is 0."""
         values: tuple[float, ...] = getattr(self, field)
@@ -305,6 +339,15 @@ class Page:
     def __exit__(self, *exc: object) -> None:
         """Close it."""
         self.close()
+
+
+def _makes_sense(goodput: tuple[float, ...]) -> bool:
+    """Whether these can be a fit, or none yet, and the statistics of a gradient."""
+    theta, restart_s = goodput[THETA], goodput[RESTART]
+    none_yet = all(math.isnan(t) for t in theta)
+    fitted = all(math.isfinite(t) and t >= 0 for t in theta) and 1 <= theta[-1] <= 10
+    seen = all(math.isfinite(x) and x >= 0 for x in (goodput[SQR], goodput[VAR], goodput[PROFILED]))
+    return (none_yet or fitted) and seen and (math.isnan(restart_s) or (math.isfinite(restart_s) and restart_s >= 0))
 
 
 def _check(path: Path, fd: int) -> None:

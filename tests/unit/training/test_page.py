@@ -23,6 +23,9 @@ def sides(tmp_path):
     job.close()
 
 
+#: A fit, statistics, GPUs, seconds of a restart.
+FIT = (0.1, 0.01, 0.5, 0.05, 0.2, 0.02, 1.5, 1.0, 4.0, 8.0, 30.0)
+
 NUMBERS = [name for name, field in vars(Page).items() if type(field).__name__ in ("_Float", "_Int") and name[0] != "_"]
 ROWS = [name for name, field in vars(Page).items() if type(field).__name__ == "_PerResource" and name[0] != "_"]
 
@@ -34,10 +37,12 @@ def test_every_field_has_a_place_of_its_own(sides):
     for i, (name, value) in enumerate({**values, **rows}.items()):
         setattr(sides[i % 2], name, int(value) if isinstance(getattr(job, name), int) else value)
     job.set_profile((1.0, 2.0, 3.0, 4.0), 9.0, 20)
+    job.set_goodput(FIT)
     for side in sides:
         assert {name: float(getattr(side, name)) for name in NUMBERS} == values
         assert {name: getattr(side, name) for name in ROWS} == rows
         assert side.profile == PageProfile((1.0, 2.0, 3.0, 4.0), 9.0, 20)
+        assert side.goodput == FIT
 
 
 def test_documented_offsets(sides):
@@ -80,6 +85,33 @@ def test_a_profile_half_written_is_none(sides):
     assert agent.profile == PageProfile((2.0, 1.0, 1.0, 1.0), 5.0, 30)
     job.set_profile((math.nan, 1.0, 1.0, 1.0), 5.0, 30)
     assert agent.profile is None
+
+
+def test_a_goodput_half_written_or_impossible_is_none(sides):
+    agent, job = sides
+    assert agent.goodput is None
+    job.set_goodput(FIT)
+    job._goodput_guard += 1  # as if it were killed in the middle of writing the next one
+    assert agent.goodput is None
+    unfitted = (math.nan,) * 7 + (0.0, 1.0, 1.0, math.nan)
+    job.set_goodput(unfitted)
+    assert struct.pack("<11d", *agent.goodput) == struct.pack("<11d", *unfitted)
+    for place, number in [
+        (0, math.nan),
+        (1, -1.0),
+        (6, 0.5),
+        (6, 11.0),
+        (7, math.inf),
+        (8, -1.0),
+        (9, math.nan),
+        (10, -2.0),
+    ]:
+        job.set_goodput(FIT[:place] + (number,) + FIT[place + 1 :])
+        assert agent.goodput is None, place
+    with pytest.raises(ValueError, match="zip"):
+        job.set_goodput(FIT[:-1])
+    job.set_goodput(FIT)
+    assert agent.goodput == FIT
 
 
 def test_what_a_killed_job_wrote_is_there(sides):
