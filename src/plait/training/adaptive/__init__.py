@@ -1,0 +1,1 @@
+"""Jobs whose batch size and learning rate follow the resources they have."""

@@ -1,0 +1,175 @@
+"""How noisy gradients are: estimates of |Pg|^2 and tr(P Sigma P^T)/M0 from squared norms, and their running averages.
+
+g is the gradient, Sigma the covariance of the gradient of one example, P the pre-conditioner of the optimizer, M0 the
+batch size the user began with. The pre-conditioned gradient noise scale is phi = M0 * var / sqr examples (Pollux,
+OSDI'21, section 3.1). Everything here is arithmetic on a few numbers; where they come from is in `hooks`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plait.core.errors import InputError
+
+#: The averages forget with this factor for each batch of the initial size, whatever the batch size is.
+SMOOTHING = 0.999
+#: Averages of a parameter group below these count as these: estimates are unbiased, so they may be negative.
+LEAST_SQR, LEAST_VAR = 0.0, 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One unbiased estimate, per parameter group.
+
+    `scale` is S of the batch it stands for, in initial batches: 2 M/M0 where two steps were needed. `biased` says
+    that it took two steps, between which the true gradient may have moved.
+    """
+
+    sqr: tuple[float, ...]
+    var: tuple[float, ...]
+    scale: float
+    biased: bool = False
+
+
+def from_samples(local: Sequence[float], total: Sequence[float], samples: int, scale: float) -> Estimate:
+    """From n >= 2 gradients of equal size that were averaged into one of S = `scale` initial batches.
+
+    `local` is the mean of |P g_i|^2 over the samples and `total` is |P gbar|^2, both per group. Raises `InputError` for
+    one sample: that needs two steps, see `from_pair`.
+
+    >>> from_samples([4.0], [2.5], samples=2, scale=1.0)
+    Estimate(sqr=(1.0,), var=(1.5,), scale=1.0, biased=False)
+    """
+    if samples < 2:
+        raise InputError(f"from_samples(samples={samples}): needs two or more; use from_pair for one gradient a step")
+    sqr = tuple((samples * t - mean) / (samples - 1) for mean, t in zip(local, total, strict=True))
+    var = tuple(scale * (mean - t) / (samples - 1) for mean, t in zip(local, total, strict=True))
+    return Estimate(sqr, var, scale)
+
+
+def from_pair(product: Sequence[float], difference: Sequence[float], scale: float) -> Estimate:
+    """From the gradients a and b of two steps that follow each other, each of S = `scale` initial batches.
+
+    `product` is <Pa, Pb> and `difference` is |P(a - b)|^2, per group. The same as `from_samples` of two at twice the
+    scale, without its cancellation. If the true gradient moves by D in between, var is too large by S |PD|^2 / 2.
+
+    >>> from_pair([2.0], [1.0], scale=4.0)
+    Estimate(sqr=(2.0,), var=(2.0,), scale=8.0, biased=True)
+    """
+    return Estimate(tuple(product), tuple(scale * d / 2 for d in difference), 2 * scale, biased=True)
+
+
+class Statistics:
+    """Running averages of estimates, per parameter group, corrected for their start.
+
+    After updates at scales S_1 .. S_k the average weighs prod 0.999^S for what came later; its own weight is
+    1 - prod 0.999^S_i, and the value is divided by it. Ranks that are given the same estimates have the same averages.
+    """
+
+    def __init__(self, groups: int = 1) -> None:
+        """No estimate yet: sqr 1 and var 0 in each of `groups` parameter groups."""
+        if groups < 1:
+            raise InputError(f"Statistics(groups={groups}): an optimizer has one parameter group or more")
+        self._sums: list[list[float]] = [[0.0] * groups, [0.0] * groups]
+        self.weight, self.biased, self.updates = 0.0, False, 0
+
+    @property
+    def groups(self) -> int:
+        """How many parameter groups there are."""
+        return len(self._sums[0])
+
+    @property
+    def known(self) -> bool:
+        """Whether there was an estimate since the start, or since the averages were reset."""
+        return self.weight > 0
+
+    @property
+    def group_sqr(self) -> tuple[float, ...]:
+        """Average of |Pg|^2 in each group; 1 before any estimate. May be negative."""
+        return tuple(s / self.weight for s in self._sums[0]) if self.known else (1.0,) * self.groups
+
+    @property
+    def group_var(self) -> tuple[float, ...]:
+        """Average of tr(P Sigma P^T)/M0 in each group; 0 before any estimate. May be negative."""
+        return tuple(s / self.weight for s in self._sums[1]) if self.known else (0.0,) * self.groups
+
+    @property
+    def sqr(self) -> float:
+        """Of the whole model: the sum over groups, each at least 0. Before any estimate 0."""
+        return sum(max(value, LEAST_SQR) for value in self.group_sqr) if self.known else 0.0
+
+    @property
+    def var(self) -> float:
+        """Of the whole model: the sum over groups, each at least 1e-6. Before any estimate 1.
+
+        So before any estimate the noise scale is infinite and every batch size looks efficient: one must try some to
+        learn more.
+        """
+        return sum(max(value, LEAST_VAR) for value in self.group_var) if self.known else 1.0
+
+    def noise_scale(self, initial_batch: int) -> float:
+        """phi = M0 var / sqr, in examples; infinite where sqr is 0."""
+        return initial_batch * self.var / self.sqr if self.sqr > 0 else math.inf
+
+    def gain(self, scale: float) -> float:
+        """What an optimizer step at S = `scale` is worth in steps at M0, from 1 to S; 1 before any estimate.
+
+        >>> statistics = Statistics()
+        >>> statistics.update(Estimate((1.0,), (3.0,), 3.0))
+        True
+        >>> statistics.gain(3.0)
+        2.0
+        """
+        if not self.known:
+            return 1.0
+        return (self.var + self.sqr) / (self.var / scale + self.sqr)
+
+    def update(self, estimate: Estimate) -> bool:
+        """Take an estimate in; whether it was: one with a number that is not finite leaves everything as it was.
+
+        The first unbiased estimate after biased ones resets the averages before it is taken in.
+        """
+        if len(estimate.sqr) != self.groups:
+            raise InputError(
+                f"an estimate of {len(estimate.sqr)} parameter groups for statistics of {self.groups}; "
+                "make Adaptive after the last add_param_group"
+            )
+        if not all(math.isfinite(value) for value in (*estimate.sqr, *estimate.var)):
+            return False
+        if self.biased and not estimate.biased:
+            self.reset()
+        self.biased = estimate.biased
+        keep = SMOOTHING**estimate.scale
+        for sums, values in zip(self._sums, (estimate.sqr, estimate.var), strict=True):
+            sums[:] = [keep * s + (1 - keep) * value for s, value in zip(sums, values, strict=True)]
+        self.weight = keep * self.weight + (1 - keep)
+        self.updates += 1
+        return True
+
+    def reset(self) -> None:
+        """Forget all estimates."""
+        groups = self.groups
+        self._sums = [[0.0] * groups, [0.0] * groups]
+        self.weight, self.biased = 0.0, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Floats, ints and lists of floats: loads with `weights_only=True`."""
+        sqr, var = self._sums
+        return {
+            "sqr": list(sqr),
+            "var": list(var),
+            "weight": self.weight,
+            "biased": int(self.biased),
+            "updates": self.updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put it back; raises `ValueError` if it is of another number of parameter groups."""
+        sqr, var = list(state["sqr"]), list(state["var"])
+        if not len(sqr) == len(var) == self.groups:
+            raise ValueError(f"statistics of {len(sqr)} parameter groups, but the optimizer has {self.groups}")
+        self._sums = [sqr, var]
+        self.weight, self.biased, self.updates = float(state["weight"]), bool(state["biased"]), int(state["updates"])
