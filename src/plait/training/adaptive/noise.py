@@ -111,7 +111,7 @@ class Statistics:
         return sum(max(value, LEAST_VAR) for value in self.group_var) if self.known else 1.0
 
     def noise_scale(self, initial_batch: int) -> float:
-        """phi = M0 var / sqr, in examples; infinite where sqr is 0."""
+        """The noise scale phi = M0 var / sqr, in examples; infinite where sqr is 0."""
         return initial_batch * self.var / self.sqr if self.sqr > 0 else math.inf
 
     def gain(self, scale: float) -> float:
