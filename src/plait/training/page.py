@@ -37,7 +37,7 @@ fact is written.
        384  total_progress             f8       ... that it will make in all, 0 unknown or not adaptive
        392  batch_size                 f8       examples in its optimizer steps now, all ranks together; 0 not adaptive
        400  goodput guard              i8       even: whole, odd: being written, 0: none yet
-       408  goodput[11]                f8       what its goodput is predicted from (columns of `core.goodput.Fit`)
+       408  goodput[11]                f8       what its goodput is predicted from (columns of `core.goodput.Estimate`)
                                                 written by the agent
       2048  stop                       i8       0 go on, 1 checkpoint and exit, 2 exit now
       2056  control_version            i8       read control.json again when it changes
@@ -66,6 +66,7 @@ from pathlib import Path
 from typing import Protocol, cast, overload
 
 from plait.core.errors import InputError
+from plait.core.goodput import THETA, Estimate
 from plait.core.resources import Resource
 
 SIZE = 4096
@@ -76,10 +77,7 @@ WORD = 8
 #: Gates by the number that stands for them in the page.
 GATES = ("none", "tokens", "barrier")
 GO_ON, STOP_GRACEFULLY, STOP_NOW = 0, 1, 2
-#: Numbers in the goodput of a page: seven of the throughput model (NaN before the first fit), squared gradient norm,
-#: variance, most GPUs profiled, seconds of a restart (NaN: the job cannot know).
-GOODPUT_NUMBERS, THETA, SQR, VAR, PROFILED, RESTART = 11, slice(0, 7), 7, 8, 9, 10
-GOODPUT_AT = 408 // WORD
+_GOODPUT_AT = 408 // WORD
 
 
 class PageError(InputError):
@@ -292,11 +290,11 @@ class Page:
         return None
 
     def set_goodput(self, numbers: Sequence[float]) -> None:
-        """Publish what the job's goodput is predicted from, `GOODPUT_NUMBERS` of them: a reader sees all or none."""
+        """Publish what the job's goodput is predicted from, by `Estimate`: a reader sees all of it or none."""
         guard = self._goodput_guard | 1
         self._goodput_guard = guard
-        for i, number in zip(range(GOODPUT_NUMBERS), numbers, strict=True):
-            self._floats[GOODPUT_AT + i] = number
+        for i, number in zip(range(len(Estimate)), numbers, strict=True):
+            self._floats[_GOODPUT_AT + i] = number
         self._goodput_guard = guard + 1
 
     @property
@@ -306,7 +304,7 @@ class Page:
             guard = self._goodput_guard
             if guard == 0 or guard % 2:
                 return None
-            found = tuple(self._floats[GOODPUT_AT + i] for i in range(GOODPUT_NUMBERS))
+            found = tuple(self._floats[_GOODPUT_AT + i] for i in range(len(Estimate)))
             if self._goodput_guard == guard:
                 return found if _makes_sense(found) else None
         return None
@@ -341,13 +339,12 @@ class Page:
         self.close()
 
 
-def _makes_sense(goodput: tuple[float, ...]) -> bool:
-    """Whether these can be a fit, or none yet, and the statistics of a gradient."""
-    theta, restart_s = goodput[THETA], goodput[RESTART]
-    none_yet = all(math.isnan(t) for t in theta)
-    fitted = all(math.isfinite(t) and t >= 0 for t in theta) and 1 <= theta[-1] <= 10
-    seen = all(math.isfinite(x) and x >= 0 for x in (goodput[SQR], goodput[VAR], goodput[PROFILED]))
-    return (none_yet or fitted) and seen and (math.isnan(restart_s) or (math.isfinite(restart_s) and restart_s >= 0))
+def _makes_sense(estimate: tuple[float, ...]) -> bool:
+    """Whether each number can be what it says, or is not known (NaN); the parameters of the throughput all or none."""
+    theta = estimate[:THETA]
+    some = [math.isnan(t) for t in theta]
+    possible = all(math.isnan(x) or 0 <= x < math.inf for x in estimate)
+    return possible and (all(some) or (not any(some) and 1 <= theta[Estimate.GAMMA] <= 10))
 
 
 def _check(path: Path, fd: int) -> None:

@@ -93,19 +93,10 @@ def test_a_goodput_half_written_or_impossible_is_none(sides):
     job.set_goodput(FIT)
     job._goodput_guard += 1  # as if it were killed in the middle of writing the next one
     assert agent.goodput is None
-    unfitted = (math.nan,) * 7 + (0.0, 1.0, 1.0, math.nan)
+    unfitted = (math.nan,) * 8 + (1.0, 1.0, math.nan)
     job.set_goodput(unfitted)
     assert struct.pack("<11d", *agent.goodput) == struct.pack("<11d", *unfitted)
-    for place, number in [
-        (0, math.nan),
-        (1, -1.0),
-        (6, 0.5),
-        (6, 11.0),
-        (7, math.inf),
-        (8, -1.0),
-        (9, math.nan),
-        (10, -2.0),
-    ]:
+    for place, number in [(0, math.nan), (1, -1.0), (6, 0.5), (6, 11.0), (7, math.inf), (8, -1.0), (10, -2.0)]:
         job.set_goodput(FIT[:place] + (number,) + FIT[place + 1 :])
         assert agent.goodput is None, place
     with pytest.raises(ValueError, match="zip"):
