@@ -1,0 +1,190 @@
+"""The batch that makes the most of given GPUs: m examples a GPU and pass, s accumulation-only passes before each step.
+
+Fifty total batch sizes, geometric between the smallest and the largest allowed, are rounded to whole (m, s); the first
+with the highest goodput is taken (Pollux, OSDI'21, section 3.3, and its published code). All jobs and configurations
+are one array operation over (job and configuration, candidate).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.goodput.efficiency import efficiency
+from plait.goodput.jobs import GoodputJobs
+from plait.goodput.throughput import throughput
+
+CANDIDATES = 50
+
+#: What a quotient may exceed a whole number by and still count as that number.
+SLACK = 1e-8
+
+#: Pairs of job and configuration looked at together: temporary arrays stay in the processor's cache.
+CHUNK = 1024
+
+Speed = Callable[
+    [FloatArray, npt.ArrayLike, npt.ArrayLike, npt.ArrayLike, npt.ArrayLike],
+    FloatArray,
+]
+"""(theta, nodes, gpus, local, passes) -> examples per second, all broadcast against each other."""
+
+
+class Choice(NamedTuple):
+    """Batches of J jobs on C configurations, and their goodput; where a job cannot run, all three are 0."""
+
+    local: IntArray
+    """(J, C): m, examples a GPU processes in one pass."""
+    passes: IntArray
+    """(J, C): s, accumulation-only passes before the one that synchronises."""
+    goodput: FloatArray
+    """(J, C): useful examples per second; a job without a fit counts K (only ratios matter)."""
+
+
+def goodput(
+    jobs: GoodputJobs,
+    nodes: npt.ArrayLike,
+    gpus: npt.ArrayLike,
+    local: npt.ArrayLike,
+    passes: npt.ArrayLike,
+    *,
+    speed: Speed = throughput,
+) -> FloatArray:
+    """Throughput times efficiency of (m, s) for each job, in useful examples per second; arguments broadcast to (J,).
+
+    NaN for a job without a fit.
+    """
+    scale = np.asarray(gpus) * np.asarray(local) * (np.asarray(passes) + 1) / jobs.initial
+    value: FloatArray = speed(jobs.theta, nodes, gpus, local, passes) * efficiency(jobs.sqr, jobs.var, scale)
+    return value
+
+
+def fixed_batch(
+    batch: npt.ArrayLike,
+    gpus: npt.ArrayLike,
+    *,
+    initial: npt.ArrayLike,
+    most: npt.ArrayLike,
+    most_local: npt.ArrayLike,
+    accumulates: npt.ArrayLike = True,
+) -> tuple[IntArray, IntArray]:
+    """Split a total batch over `gpus` GPUs: (m, s), arguments broadcast.
+
+    One GPU with more than M0 examples accumulates at least once, since one sample of the gradient tells little about
+    its noise. m never takes the total beyond M_max, and is 0 where even one example would.
+    """
+    batch, gpus, accumulates = np.asarray(batch), np.asarray(gpus), np.asarray(accumulates)
+    local = np.ceil(batch / gpus - SLACK)
+    passes = np.ceil(local / np.asarray(most_local) - SLACK) - 1
+    passes = np.where((gpus == 1) & (batch > np.asarray(initial)), np.maximum(passes, 1), passes)
+    passes = np.where(accumulates, passes, 0)
+    local = np.ceil(local / (passes + 1) - SLACK)
+    local = np.minimum(local, np.asarray(most) // (gpus * (passes + 1)))
+    return local.astype(np.int64), passes.astype(np.int64)
+
+
+def best_batch(
+    jobs: GoodputJobs,
+    nodes: npt.ArrayLike,
+    gpus: npt.ArrayLike,
+    *,
+    artifact: bool = False,
+    speed: Speed = throughput,
+) -> Choice:
+    """The (m, s) with the highest goodput for each job on each configuration of `gpus` GPUs over `nodes` nodes.
+
+    `nodes` and `gpus` are broadcast against (J, C): of shape (C,) every job is asked about every configuration, of
+    shape (J, 1) each about its own. A job without a fit gets the batch max(M0, m_min K). `speed` replaces the model of
+    throughput. With `artifact`, a batch per GPU outside [m_min, m_max] is worth 0, as in the published code; otherwise
+    it is moved into the range, and dropped if its total is then below M0 or above M_max (rounding up aside), and no
+    job runs on more GPUs than leave each its smallest batch.
+    """
+    shape = np.broadcast_shapes(np.shape(nodes), np.shape(gpus), (len(jobs), 1))
+    many = np.broadcast_to(np.asarray(gpus, dtype=np.int64), shape)
+    apart = np.broadcast_to(np.asarray(nodes, dtype=np.int64), shape)
+    choice = Choice(np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape))
+    possible = many >= 1
+    if not artifact:
+        possible &= many <= jobs.most_gpus[:, None]
+    fitted = jobs.fitted
+    rows, columns = np.nonzero(possible & fitted[:, None])
+    for begin in range(0, len(rows), CHUNK):
+        at = rows[begin : begin + CHUNK], columns[begin : begin + CHUNK]
+        found = _best(jobs[at[0]], apart[at], many[at], artifact, speed)
+        for column, values in zip(choice, found, strict=True):
+            column[at] = values
+    if not fitted.all():
+        _unfitted(choice, jobs, many, possible & ~fitted[:, None])
+    return choice
+
+
+def best_batch_each(
+    jobs: GoodputJobs,
+    nodes: npt.ArrayLike,
+    gpus: npt.ArrayLike,
+    *,
+    artifact: bool = False,
+    speed: Speed = throughput,
+) -> Choice:
+    """As `best_batch`, each job on one configuration of its own: all shapes are (J,)."""
+    own = (np.broadcast_to(np.asarray(column), len(jobs))[:, None] for column in (nodes, gpus))
+    local, passes, value = best_batch(jobs, *own, artifact=artifact, speed=speed)
+    return Choice(local[:, 0], passes[:, 0], value[:, 0])
+
+
+def _best(jobs: GoodputJobs, nodes: IntArray, gpus: IntArray, artifact: bool, speed: Speed) -> Choice:
+    """The best candidate for each row of jobs and its configuration; all shapes (P,)."""
+    local, passes = _candidates(jobs, gpus)
+    least, most = jobs.least_local[:, None], jobs.most_local[:, None]
+    if artifact:
+        allowed = (local >= least) & (local <= most)
+    else:
+        local = np.clip(local, least, most)
+        pieces = gpus[:, None] * (passes + 1)
+        total = pieces * local
+        allowed = (total >= jobs.initial[:, None]) & (total - pieces < jobs.most[:, None])
+    scale = gpus[:, None] * local * (passes + 1) / jobs.initial[:, None]
+    value = speed(jobs.theta[:, None], nodes[:, None], gpus[:, None], local, passes)
+    value *= efficiency(jobs.sqr[:, None], jobs.var[:, None], scale)
+    value[~allowed] = 0.0
+    best = np.argmax(value, axis=1)
+    each = np.arange(len(best))
+    reached = value[each, best]
+    usable = reached > 0
+    local, passes = (np.where(usable, column[each, best], 0) for column in (local, passes))
+    return Choice(local.astype(np.int64), passes.astype(np.int64), reached)
+
+
+def _candidates(jobs: GoodputJobs, gpus: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Batches m and passes s of every candidate: whole numbers (P, CANDIDATES), by total batch."""
+    start, stop = np.maximum(jobs.initial, jobs.least_local * gpus), jobs.most
+    part = np.linspace(0.0, 1.0, CANDIDATES)
+    total = start[:, None] * np.exp(np.log(stop / start)[:, None] * part)
+    total[:, -1] = stop
+    local = total / gpus[:, None]
+    alone = (gpus == 1)[:, None]
+    initial = jobs.initial[:, None]
+    passes = np.ceil(local / jobs.most_local[:, None] - SLACK) - 1
+    passes = np.where(alone & (local > initial + SLACK), np.maximum(passes, 1), passes)
+    passes *= jobs.accumulates[:, None]
+    local = np.ceil(local / (passes + 1) - SLACK)
+    pinned: BoolArray = alone & ~jobs.accumulates[:, None]
+    return np.where(pinned, initial, local), passes
+
+
+def _unfitted(choice: Choice, jobs: GoodputJobs, gpus: IntArray, where: BoolArray) -> None:
+    """Fill in jobs without a fit: the smallest batch that there is, and goodput in proportion to the GPUs."""
+    at = np.nonzero(where)
+    own, many = jobs[at[0]], gpus[at]
+    local, passes = fixed_batch(
+        np.maximum(own.initial, own.least_local * many),
+        many,
+        initial=own.initial,
+        most=own.most,
+        most_local=own.most_local,
+        accumulates=own.accumulates,
+    )
+    choice.local[at], choice.passes[at], choice.goodput[at] = local, passes, many

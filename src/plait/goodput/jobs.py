@@ -1,0 +1,101 @@
+"""Adaptive jobs as columns: all that the models of goodput know about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+
+from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.errors import InputError
+from plait.core.goodput import THETA, Estimate
+
+if TYPE_CHECKING:
+    from plait.core.jobs import JobTable
+
+    Rows = slice | list[int] | IntArray | BoolArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GoodputJobs:
+    """Fits, gradient noise and batch limits of J jobs, a row each.
+
+    A row of `theta` that holds a NaN means: no fit yet. `(sqr, var) = (0, 1)` means: no gradient noise known yet, or
+    a job whose every example counts in full (a fixed batch), so that the efficiency is 1.
+    """
+
+    theta: FloatArray
+    """(J, 7): alpha and beta of compute, of synchronising between nodes, and inside a node, in s; gamma."""
+    sqr: FloatArray
+    """(J,): squared norm of the pre-conditioned gradient."""
+    var: FloatArray
+    """(J,): variance of that gradient at the user's batch size."""
+    initial: IntArray
+    """(J,): M0, the user's batch size, in examples."""
+    most: IntArray
+    """(J,): M_max, largest total batch, in examples."""
+    least_local: IntArray
+    """(J,): m_min, smallest batch of a GPU in one pass, in examples."""
+    most_local: IntArray
+    """(J,): m_max, largest batch of a GPU in one pass, in examples."""
+    accumulates: BoolArray
+    """(J,): whether gradients may be accumulated over several passes."""
+
+    def __post_init__(self) -> None:
+        """Make columns of numbers of the right kind; raise `InputError` for a wrong shape or impossible limits."""
+        theta = np.asarray(self.theta, dtype=np.float64)
+        if theta.ndim != 2:
+            raise InputError(f"theta of goodput jobs has shape {theta.shape}; it takes a row for each job")
+        object.__setattr__(self, "theta", theta)
+        kinds = {"sqr": np.float64, "var": np.float64, "accumulates": np.bool_}
+        for field in fields(self)[1:]:
+            column: Any = np.asarray(getattr(self, field.name), dtype=kinds.get(field.name, np.int64))
+            if column.shape != theta.shape[:1]:
+                raise InputError(
+                    f"{field.name} of goodput jobs has shape {column.shape}; {len(theta)} jobs take ({len(theta)},)"
+                )
+            object.__setattr__(self, field.name, column)
+        rising = np.stack([self.initial, self.most, self.most_local])
+        below = np.stack([np.ones_like(self.initial), self.initial, self.least_local])
+        wrong = np.logical_or.reduce([*(rising < below), self.least_local < 1])
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise InputError(
+                f"goodput job {row} has batch sizes M0={self.initial[row]}, M_max={self.most[row]}, "
+                f"m_min={self.least_local[row]}, m_max={self.most_local[row]}; "
+                "they need 1 <= M0 <= M_max and 1 <= m_min <= m_max"
+            )
+
+    @classmethod
+    def of(cls, table: JobTable) -> GoodputJobs:
+        """The columns of adaptive jobs; choose the rows with a `batch_size` first.
+
+        Raises `InputError` for a job that does not adapt its batch.
+        """
+        known = table.goodput
+        noise = known[:, [Estimate.SQR, Estimate.VAR]]
+        sqr, var = np.where(np.isnan(noise.sum(axis=1, keepdims=True)), (0.0, 1.0), noise).T
+        limits = (table.batch_size, table.max_batch_size, table.min_local_batch, table.max_local_batch)
+        return cls(known[:, :THETA], sqr, var, *limits, table.accumulates != 0)
+
+    def __len__(self) -> int:
+        """How many jobs."""
+        return len(self.theta)
+
+    def __getitem__(self, rows: Rows | SupportsIndex) -> GoodputJobs:
+        """The jobs of some rows, in that order; a single number gives a table of one job."""
+        some = rows if isinstance(rows, (slice, list, np.ndarray)) else [int(rows)]
+        return GoodputJobs(*(getattr(self, field.name)[some] for field in fields(self)))
+
+    @property
+    def fitted(self) -> BoolArray:
+        """(J,): whether there is a fit."""
+        known: BoolArray = ~np.any(np.isnan(self.theta), axis=1)
+        return known
+
+    @property
+    def most_gpus(self) -> IntArray:
+        """(J,): the largest K that leaves each GPU its smallest batch, floor(M_max / m_min)."""
+        gpus: IntArray = self.most // self.least_local
+        return gpus

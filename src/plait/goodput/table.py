@@ -1,0 +1,35 @@
+"""Goodput of every job on every configuration, in one call: what allocators choose from."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from plait.core.arrays import FloatArray
+from plait.goodput.batch import Speed, best_batch
+from plait.goodput.jobs import GoodputJobs
+from plait.goodput.throughput import throughput
+
+
+def goodput_table(
+    jobs: GoodputJobs,
+    configs: npt.ArrayLike,
+    *,
+    most_gpus: npt.ArrayLike | None = None,
+    artifact: bool = False,
+    speed: Speed = throughput,
+) -> FloatArray:
+    """Useful examples per second at the best batch, (J, C); `configs` holds a row (nodes, gpus) for each.
+
+    0 where a job cannot run: no GPUs, more than leave each its smallest batch, or more than its `most_gpus` (J,), for
+    instance its exploration cap. A job without a fit is worth K. Configurations that the model cannot tell apart (same
+    K, and one node or several) are computed once. `artifact` and `speed` are those of `best_batch`.
+    """
+    nodes, gpus = np.asarray(configs, dtype=np.int64).reshape(-1, 2).T
+    kinds, kind = np.unique(gpus * 2 + (nodes > 1), return_inverse=True)
+    many = kinds // 2
+    if most_gpus is not None:
+        many = np.where(many <= np.asarray(most_gpus)[:, None], many, 0)
+    values = best_batch(jobs, kinds % 2 + 1, many, artifact=artifact, speed=speed).goodput
+    table: FloatArray = values[:, kind]
+    return table
