@@ -1,0 +1,95 @@
+"""What the cluster is to make large: a mean of the jobs' speed-ups (Pollux, section 4.2).
+
+    FITNESS_p = (sum_j weight_j * x_j^p / sum_j weight_j)^(1/p),    x_j = SPEEDUP_j * restart factor
+
+p = 1 is the mean (efficient, unfair), p = -1 the harmonic mean (the paper's default), p = 0 the geometric mean, and
+the lower p, the closer to the least. FITNESS grows with a sum over jobs, so whoever chooses one configuration for
+each job adds `terms`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from plait.core.arrays import FloatArray, IntArray
+from plait.core.errors import InputError
+
+#: The published default exponent: the harmonic mean.
+HARMONIC = -1.0
+
+#: What a job without GPUs counts as, for p <= 0, so that its term is finite: 1 / FLOOR for p = -1. The published
+#: simulator adds 1e-3 to SPEEDUP / (GPUs a node), which is 4e-3 on SPEEDUP with four of them.
+FLOOR = 1e-3
+
+
+def terms(
+    speedup: npt.ArrayLike, p: float = HARMONIC, *, floor: float = FLOOR, weights: FloatArray | None = None
+) -> FloatArray:
+    """What each speed-up adds to the sum that grows with FITNESS_p; the larger the better for every p.
+
+    `speedup` has jobs along its first axis; `weights` one number a job. NaN marks what a job cannot have, and stays.
+    (x + floor)^p with the sign of p, for p = 0 the logarithm of max(x, floor), for p > 0 no floor.
+
+    >>> terms([0.0, 1.0, 3.0], -1.0, floor=1.0).tolist()
+    [-1.0, -0.5, -0.25]
+    """
+    _check(p, floor)
+    x = np.asarray(speedup, dtype=np.float64)
+    if p < 0:
+        with np.errstate(over="ignore"):
+            sums = -((x + floor) ** p)
+    elif p == 0:
+        sums = np.log(np.maximum(x, floor))
+    else:
+        sums = x**p
+    if weights is not None:
+        sums = sums * np.asarray(weights, dtype=np.float64).reshape(-1, *[1] * (x.ndim - 1))
+    return sums
+
+
+def fitness(
+    speedup: npt.ArrayLike, p: float = HARMONIC, *, floor: float = FLOOR, weights: FloatArray | None = None
+) -> FloatArray:
+    """FITNESS_p over the last axis, the jobs; 0 where there is no job, or none that counts.
+
+    >>> round(float(fitness([0.5, 1.0], floor=0.0)), 6)
+    0.666667
+    """
+    _check(p, floor)
+    x = np.asarray(speedup, dtype=np.float64)
+    count = np.ones(x.shape[-1]) if weights is None else np.asarray(weights, dtype=np.float64)
+    whole = float(count.sum())
+    if whole <= 0:
+        return np.zeros(x.shape[:-1])
+    share = count / whole
+    if p == 0:
+        return np.exp(np.log(np.maximum(x, floor)) @ share)
+    if p > 0:
+        return np.asarray((x**p @ share) ** (1 / p))
+    x = x + floor
+    least = np.where(share > 0, x, np.inf).min(-1)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        mean = ((x / least[..., None]) ** p @ share) ** (1 / p)  # the least taken out: no overflow however low p is
+        return np.asarray(np.where(least > 0, least * mean, 0.0))
+
+
+def after_restart(speedup: FloatArray, factor: FloatArray, running: IntArray) -> FloatArray:
+    """Speed-ups (J, C) times the restart factor of each job (J,), except in its running configuration.
+
+    `running` is the column of what a job has now; -1 if none of the columns is that: then all of its row is discounted.
+    """
+    discounted = speedup * factor[:, None]
+    here = np.flatnonzero(running >= 0)
+    discounted[here, running[here]] = speedup[here, running[here]]
+    return discounted
+
+
+def _check(p: float, floor: float) -> None:
+    if not math.isfinite(p) or not floor >= 0:
+        raise InputError(
+            f"fairness p has to be finite and the floor not negative (got p={p}, floor={floor}); "
+            "p=-1 with floor=0.001 is the published mean"
+        )

@@ -1,0 +1,156 @@
+"""One configuration for each job so that the sum of their terms is largest and the GPUs suffice, exactly.
+
+With sizes that can always be placed (`ladder`) nothing but GPU counts couples the jobs: a multiple-choice knapsack,
+solved by a table with a row for each job and a column for each number of GPUs used.
+
+Terms of a low p range over tens of orders of magnitude (a job left out costs 1e30 at p = -10), so the sums carry
+twice the digits of a float: a value and what rounding took from it (Knuth's two-sum).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plait.core.arrays import FloatArray, IntArray
+from plait.core.errors import InputError
+from plait.core.jit import HAVE_NUMBA, has_machine_code, kernel
+from plait.goodput.fitness import FLOOR, HARMONIC, terms
+
+#: Steps of the table above which compiling pays even when the machine code is not there yet.
+WORTH_COMPILING = 20_000_000
+
+
+def best_sizes(
+    speedup: FloatArray,
+    gpus: IntArray,
+    total: int,
+    p: float = HARMONIC,
+    *,
+    floor: float = FLOOR,
+    weights: FloatArray | None = None,
+) -> IntArray:
+    """The column of `speedup` (J, C) for each job that makes FITNESS_p largest with at most `total` GPUs.
+
+    `gpus` (C,) is what a column takes, rising, the first 0; NaN in `speedup` marks what a job cannot have (a pinned
+    job has one column that is not NaN). Jobs of weight 0 share what the others leave, by the same rule. Of equally
+    good choices one with the fewest GPUs is taken. Raises `InputError` if no choice fits.
+    """
+    jobs = len(speedup)
+    if weights is None or (np.asarray(weights) > 0).all():
+        return knapsack(terms(speedup, p, floor=floor, weights=weights), gpus, total)
+    counted = np.asarray(weights, dtype=np.float64) > 0
+    chosen = np.zeros(jobs, dtype=np.int64)
+    chosen[counted] = knapsack(terms(speedup[counted], p, floor=floor, weights=weights[counted]), gpus, total)
+    left = total - int(gpus[chosen[counted]].sum())
+    chosen[~counted] = knapsack(terms(speedup[~counted], p, floor=floor), gpus, left)
+    return chosen
+
+
+def knapsack(gain: FloatArray, gpus: IntArray, total: int) -> IntArray:
+    """The column of `gain` (J, C) for each job with the largest sum among those that take at most `total` GPUs.
+
+    The fewest GPUs among equals. NaN and -inf mark what cannot be. Raises `InputError` if nothing fits.
+    """
+    jobs, columns = gain.shape
+    if columns != len(gpus) or columns == 0 or (np.diff(gpus) < 0).any() or gpus[0] < 0:
+        raise InputError(
+            f"a knapsack needs one rising GPU count for each of its {columns} columns (got {gpus.tolist()})"
+        )
+    allowed, usable = prune(np.asarray(gain, dtype=np.float64), gpus, total)
+    work = int(usable.sum()) * (max(total, 0) + 1)
+    compiled = HAVE_NUMBA and (has_machine_code(fill_table) or work > WORTH_COMPILING)
+    chosen = np.zeros(jobs, dtype=np.int64)
+    if total < 0 or not (fill_table if compiled else plain_table)(allowed, usable, gpus, total, chosen):
+        raise InputError(
+            f"no choice of configurations for {jobs} jobs fits in {total} GPUs; "
+            "every job needs a configuration of 0 GPUs, or pinned jobs have to fit"
+        )
+    return chosen
+
+
+def prune(gain: FloatArray, gpus: IntArray, total: int) -> tuple[FloatArray, IntArray]:
+    """Gains (J, C) without NaN, and usable (J, C) 0 or 1: drops what is too large, and what gains nothing over less."""
+    clean = np.where(np.isnan(gain) | (gpus > total), -np.inf, gain)
+    before = np.full_like(clean, -np.inf)
+    before[:, 1:] = np.maximum.accumulate(clean, axis=1)[:, :-1]
+    return clean, (clean > before).astype(np.int64)
+
+
+@kernel
+def fill_table(gain: FloatArray, usable: IntArray, gpus: IntArray, total: int, chosen: IntArray) -> bool:
+    """Fill `chosen`; False if nothing fits.
+
+    best[g], rest[g]: the largest sum with exactly g GPUs among the jobs so far, and what rounding took from it.
+    """
+    jobs, columns = gain.shape
+    taken = np.zeros((jobs, total + 1), dtype=np.int32)
+    best = np.full(total + 1, -np.inf)
+    rest = np.zeros(total + 1)
+    best[0] = 0.0
+    reach = 0  # no more GPUs than this can be in use so far
+    for j in range(jobs):
+        fresh = np.full(total + 1, -np.inf)
+        under = np.zeros(total + 1)
+        largest = 0
+        for c in range(columns):
+            if usable[j, c] == 0:
+                continue
+            size = gpus[c]
+            more = gain[j, c]
+            largest = size
+            for g in range(size, min(reach + size, total) + 1):
+                old = best[g - size]
+                if old == -np.inf:
+                    continue
+                wide = old + more
+                part = wide - old
+                lost = (old - (wide - part)) + (more - part) + rest[g - size]
+                whole = wide + lost
+                lost -= whole - wide
+                if whole > fresh[g] or (whole == fresh[g] and lost > under[g]):
+                    fresh[g] = whole
+                    under[g] = lost
+                    taken[j, g] = c
+        best, rest = fresh, under
+        reach = min(reach + largest, total)
+    at = 0
+    for g in range(total + 1):
+        if best[g] > best[at] or (best[g] == best[at] and rest[g] > rest[at]):
+            at = g
+    if best[at] == -np.inf:
+        return False
+    for j in range(jobs - 1, -1, -1):
+        chosen[j] = taken[j, at]
+        at -= gpus[taken[j, at]]
+    return True
+
+
+def plain_table(gain: FloatArray, usable: IntArray, gpus: IntArray, total: int, chosen: IntArray) -> bool:
+    """`fill_table` with whole rows of the table at a time, for where there is no machine code; same results."""
+    taken = np.zeros((len(gain), total + 1), dtype=np.int32)
+    best, rest = np.full(total + 1, -np.inf), np.zeros(total + 1)
+    best[0] = 0.0
+    for j in range(len(gain)):
+        fresh, under = np.full(total + 1, -np.inf), np.zeros(total + 1)
+        for c in np.flatnonzero(usable[j]):
+            size, more = int(gpus[c]), gain[j, c]
+            old = best[: total + 1 - size]
+            with np.errstate(invalid="ignore"):  # what cannot be reached is -inf, and its rounding NaN
+                wide = old + more
+                part = wide - old
+                lost = (old - (wide - part)) + (more - part) + rest[: total + 1 - size]
+                whole = wide + lost
+                lost -= whole - wide
+            better = (whole > fresh[size:]) | ((whole == fresh[size:]) & (lost > under[size:]))
+            np.copyto(fresh[size:], whole, where=better)
+            np.copyto(under[size:], lost, where=better)
+            taken[j, size:][better] = c
+        best, rest = fresh, under
+    top = best.max()
+    if top == -np.inf:
+        return False
+    at = int(np.flatnonzero(best == top)[rest[best == top].argmax()])
+    for j in range(len(gain) - 1, -1, -1):
+        chosen[j] = taken[j, at]
+        at -= int(gpus[taken[j, at]])
+    return True

@@ -1,0 +1,217 @@
+"""Where jobs go whose sizes were just chosen: from GPU counts to a jobs x nodes matrix.
+
+A job whose size is unchanged keeps its GPUs; one that fits on a node gets one, best fit, the largest first; a larger
+one gets whole free nodes; where fragments are in the way, the fewest small jobs are moved, each of which costs a
+restart. A node holds GPUs of at most one job that is spread over several nodes (Pollux, section 4.2.1; placement
+rules of Sia, section 3.4).
+
+The sizes of `goodput.ladder` always find a place on nodes of equal size that are all there. Others may not, nor may
+any when nodes are down or differ: those jobs are named, or shrunk to sizes the caller allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from plait.core.arrays import BoolArray, IntArray
+from plait.core.errors import InputError
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A placement: `gpus` (J, N), and the rows of jobs that were moved or found no place.
+
+    `moved` had as many GPUs before, elsewhere. `unplaced` were to get GPUs and have none, or fewer than chosen.
+    """
+
+    gpus: IntArray
+    moved: IntArray
+    unplaced: IntArray
+
+
+def place(
+    sizes: IntArray,
+    running: IntArray,
+    capacity: IntArray,
+    *,
+    spread: BoolArray | None = None,
+    pinned: BoolArray | None = None,
+    smaller: Sequence[int] = (),
+) -> Placed:
+    """Put jobs of `sizes` (J,) GPUs on nodes, close to where they are `running` (J, N).
+
+    `capacity` (N,): the GPUs that each node has for these jobs, 0 for one that is down. `spread` (J,): jobs that may
+    use several nodes although one would hold them. `pinned` (J,): keep their GPUs even if others find no place.
+    `smaller`: sizes to which a job without a place may be cut, e.g. the ladder's. Among equals earlier rows come first.
+    """
+    jobs, nodes = running.shape
+    if sizes.shape != (jobs,) or capacity.shape != (nodes,) or sizes.min(initial=0) < 0:
+        raise InputError(
+            f"placing needs a size for each of {jobs} jobs and a capacity for each of {nodes} nodes "
+            f"(got {sizes.shape} and {capacity.shape})"
+        )
+    loose = np.zeros(jobs, dtype=bool) if spread is None else spread
+    fixed = np.zeros(jobs, dtype=bool) if pinned is None else pinned
+    parts = (running > 0).sum(axis=1)
+    tidy = (parts == 1) | (((running == 0) | (running == capacity)).all(axis=1))
+    board, missing = _Board(sizes, running, capacity, loose, fixed), list(range(jobs + 1))
+    for kept in (np.arange(jobs), np.flatnonzero(fixed | tidy), np.flatnonzero(fixed)):
+        tried = _Board(sizes, running, capacity, loose, fixed)
+        left = tried.settle(tried.keep(kept))
+        if len(left) < len(missing):
+            board, missing = tried, left
+        if not missing:
+            break  # else what is kept is in the way: first those spread over parts of nodes, then everybody
+    for job in missing:
+        board.cut(job, smaller)
+    same = (running.sum(axis=1) == sizes) & (sizes > 0) & (board.gpus.sum(axis=1) == sizes)
+    moved = np.flatnonzero(same & (board.gpus != running).any(axis=1))
+    return Placed(board.gpus, moved, np.array(sorted(missing), dtype=np.int64))
+
+
+class _Board:
+    """Nodes being filled. `free` (N,), `owner` (N,): the spread job that has GPUs there, or -1."""
+
+    def __init__(
+        self, sizes: IntArray, running: IntArray, capacity: IntArray, loose: BoolArray, pinned: BoolArray
+    ) -> None:
+        self.sizes, self.running, self.capacity, self.loose, self.pinned = sizes, running, capacity, loose, pinned
+        self.gpus = np.zeros_like(running)
+        self.free = capacity.copy()
+        self.owner = np.full(len(capacity), -1, dtype=np.int64)
+
+    def keep(self, jobs: IntArray) -> list[int]:
+        """Leave those of `jobs` where they are whose size is unchanged, if they can stay; who is still to be placed."""
+        unchanged = (self.running.sum(axis=1) == self.sizes) & (self.sizes > 0)
+        for job in jobs[unchanged[jobs]].tolist():
+            row = self.running[job]
+            at = np.flatnonzero(row)
+            if (row[at] <= self.free[at]).all() and (len(at) == 1 or (self.owner[at] < 0).all()):
+                self._put(job, at, row[at])
+        return np.flatnonzero((self.sizes > 0) & ~self.gpus.any(axis=1)).tolist()
+
+    def settle(self, jobs: list[int]) -> list[int]:
+        """Place `jobs`, the largest first; those in their way are placed after them. Who found no place."""
+        waiting = sorted(jobs, key=lambda job: (-self.sizes[job], job))
+        missing = []
+        while waiting:
+            job = waiting.pop(0)
+            size = int(self.sizes[job])
+            large = size > self.capacity.max(initial=0)
+            evicted = self._whole_nodes(job, size) if large else self._one_node(job, size)
+            if evicted is None and (large or self.loose[job]):
+                evicted = self._scatter(job, size)
+            if evicted is None:
+                missing.append(job)
+            elif evicted:
+                waiting = sorted(waiting + evicted, key=lambda job: (-self.sizes[job], job))
+        return missing
+
+    def cut(self, job: int, smaller: Sequence[int]) -> None:
+        """Give a job without a place the largest of the `smaller` sizes for which there is one, moving nobody."""
+        for size in sorted((s for s in smaller if 0 < s < self.sizes[job]), reverse=True):
+            if size > self.capacity.max(initial=0):
+                if self._scatter(job, size) is not None:
+                    return
+            elif (self.free >= size).any():
+                self._put(job, *self._best_fit(size))
+                return
+
+    def _one_node(self, job: int, size: int) -> list[int] | None:
+        if (self.free >= size).any():
+            self._put(job, *self._best_fit(size))
+            return []
+        best: tuple[tuple[int, int], int, list[int]] | None = None
+        for node in np.flatnonzero(self.capacity >= size).tolist():
+            out = self._fewest(node, size - int(self.free[node]), size)
+            if out is not None:
+                cost = (len(out), int(self.sizes[out].sum()))
+                if best is None or cost < best[0]:
+                    best = (cost, node, out)
+        if best is None:
+            return None
+        self._take_away(best[2])
+        self._put(job, np.array([best[1]]), np.array([size]))
+        return best[2]
+
+    def _fewest(self, node: int, need: int, below: int) -> list[int] | None:
+        """The fewest one-node jobs smaller than `below` whose GPUs on `node` are `need` or more; None if too few."""
+        here = [j for j in np.flatnonzero(self.gpus[:, node]).tolist() if self._can_go(j) and self.sizes[j] < below]
+        here.sort(key=lambda job: (-self.sizes[job], -job))
+        out: list[int] = []
+        for job in here:
+            if need <= 0:
+                break
+            out.append(job)
+            need -= int(self.sizes[job])
+        if need > 0:
+            return None
+        if out:  # the last one need not be the largest left: the smallest that is enough
+            short = need + int(self.sizes[out[-1]])
+            enough = [job for job in here if job not in out[:-1] and self.sizes[job] >= short]
+            out[-1] = min(enough, key=lambda job: (self.sizes[job], -job))
+        return out
+
+    def _whole_nodes(self, job: int, size: int) -> list[int] | None:
+        """Whole nodes, the free ones first, then those with the fewest jobs to move; the last may be one in part."""
+        busy = (self.gpus > 0).sum(axis=0)
+        stuck = (self.gpus[~self._movable()] > 0).any(axis=0)
+        held = self.capacity - self.free
+        usable = np.flatnonzero(~stuck & (self.owner < 0) & (self.capacity > 0))
+        chosen: list[int] = []
+        need = size
+        for node in usable[np.lexsort((usable, -self.capacity[usable], held[usable], busy[usable]))].tolist():
+            if need >= self.capacity[node]:
+                chosen.append(node)
+                need -= int(self.capacity[node])
+        out = np.flatnonzero((self.gpus[:, chosen] > 0).any(axis=1)).tolist()
+        tail: list[int] = []
+        if need > 0:  # a part of one more node, where it fits best
+            rest = np.flatnonzero((self.free >= need) & (self.owner < 0))
+            rest = rest[~np.isin(rest, chosen)]
+            if len(rest) == 0:
+                return None
+            tail = [int(rest[self.free[rest].argmin()])]
+        self._take_away(out)
+        at = np.array(chosen + tail, dtype=np.int64)
+        self._put(job, at, np.array([*self.capacity[chosen].tolist(), *[need] * len(tail)], dtype=np.int64))
+        return out
+
+    def _scatter(self, job: int, size: int) -> list[int] | None:
+        """What is free, from the nodes with most of it, the last one best fit; None if that is too little."""
+        usable = np.flatnonzero((self.owner < 0) & (self.free > 0))
+        order = usable[np.argsort(-self.free[usable], kind="stable")]
+        if self.free[order].sum() < size:
+            return None
+        count = int(np.searchsorted(np.cumsum(self.free[order]), size)) + 1
+        at = order[:count]
+        share = self.free[at].copy()
+        share[-1] = size - int(share[:-1].sum())
+        rest = order[count - 1 :]
+        at[-1] = rest[self.free[rest] >= share[-1]][-1]
+        self._put(job, at, share)
+        return []
+
+    def _best_fit(self, size: int) -> tuple[IntArray, IntArray]:
+        fits = np.flatnonzero(self.free >= size)
+        return fits[[self.free[fits].argmin()]], np.array([size])
+
+    def _movable(self) -> BoolArray:
+        movable: BoolArray = ~self.pinned & ((self.gpus > 0).sum(axis=1) == 1)
+        return movable
+
+    def _can_go(self, job: int) -> bool:
+        return not self.pinned[job] and int((self.gpus[job] > 0).sum()) == 1
+
+    def _put(self, job: int, at: IntArray, share: IntArray) -> None:
+        self.gpus[job, at] = share
+        self.free[at] -= share
+        if len(at) > 1:
+            self.owner[at] = job
+
+    def _take_away(self, jobs: list[int]) -> None:
+        self.free += self.gpus[jobs].sum(axis=0)
+        self.gpus[jobs] = 0

@@ -1,0 +1,150 @@
+"""The placer of elastic jobs: a size each, a matrix out, nobody moved without need."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.core.errors import InputError
+from plait.placement.elastic import Placed, place
+
+
+def matrix(*rows: list[int]) -> np.ndarray:
+    return np.array(rows, dtype=np.int64)
+
+
+def column(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def check(found: Placed, sizes: np.ndarray, running: np.ndarray, capacity: np.ndarray) -> None:
+    """What holds for every placement."""
+    got = found.gpus.sum(axis=1)
+    assert (found.gpus >= 0).all()
+    assert (found.gpus.sum(axis=0) <= capacity).all()
+    spread = (found.gpus > 0).sum(axis=1) > 1
+    assert ((found.gpus[spread] > 0).sum(axis=0) <= 1).all(), "two spread jobs share a node"
+    served = np.ones(len(sizes), dtype=bool)
+    served[found.unplaced] = False
+    assert (got[served] == sizes[served]).all()
+    assert (got[~served] < sizes[~served]).all()
+    elsewhere = (found.gpus != running).any(axis=1) & (running.sum(axis=1) == sizes) & (sizes > 0) & served
+    assert found.moved.tolist() == np.flatnonzero(elsewhere).tolist()
+
+
+def test_unchanged_sizes_keep_their_gpus_and_the_rest_fits_best():
+    running = matrix([2, 0, 0], [0, 3, 0], [0, 0, 0], [0, 0, 0])
+    found = place(column(2, 3, 1, 2), running, column(4, 4, 4))
+    assert found.gpus.tolist() == [[2, 0, 0], [0, 3, 0], [0, 1, 0], [2, 0, 0]]
+    assert found.moved.size == found.unplaced.size == 0
+
+
+def test_whole_nodes_are_freed_by_moving_the_fewest_small_jobs():
+    running = matrix([1, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 2, 0], [0, 0, 0, 0])
+    found = place(column(1, 1, 1, 2, 8), running, column(4, 4, 4, 4))
+    check(found, column(1, 1, 1, 2, 8), running, column(4, 4, 4, 4))
+    assert found.gpus[4].tolist() == [0, 4, 0, 4]  # the free node, and the one with a single job
+    assert found.moved.tolist() == [2]
+
+
+def test_a_fragmented_node_is_cleared_of_one_job_not_two():
+    running = matrix([1, 0], [1, 0], [1, 0], [0, 2], [0, 0])
+    found = place(column(1, 1, 1, 2, 2), running, column(4, 3))
+    assert found.unplaced.size == 0
+    assert found.moved.tolist() == [2]
+    assert found.gpus[4].tolist() == [2, 0]
+
+
+def test_a_job_on_a_node_that_went_down_is_moved():
+    running = matrix([2, 0], [0, 2])
+    found = place(column(2, 2), running, column(0, 4))
+    assert found.gpus.tolist() == [[0, 2], [0, 2]]
+    assert found.moved.tolist() == [0]
+
+
+def test_pinned_jobs_stay_and_what_has_no_place_is_named_or_cut():
+    running = matrix([1, 0], [0, 1], [0, 0])
+    pinned = np.array([True, True, False])
+    found = place(column(1, 1, 4), running, column(4, 4), pinned=pinned)
+    assert found.gpus[:2].tolist() == running[:2].tolist()
+    assert found.unplaced.tolist() == [2]
+    cut = place(column(1, 1, 4), running, column(4, 4), pinned=pinned, smaller=(0, 1, 2, 4))
+    assert cut.unplaced.tolist() == [2]
+    assert cut.gpus[2].sum() == 2
+
+
+def test_a_job_that_may_spread_takes_parts_of_nodes_but_never_beside_another():
+    running = np.zeros((4, 3), dtype=np.int64)
+    sizes = column(3, 3, 2, 2)
+    strict = place(sizes, running, column(4, 4, 2))
+    assert strict.unplaced.tolist() == [3]
+    found = place(column(3, 3, 2, 2), running, column(4, 4, 2), spread=np.array([False, False, False, True]))
+    check(found, sizes, running, column(4, 4, 2))
+    assert found.unplaced.size == 0
+    assert found.gpus[3].tolist() == [1, 1, 0]
+
+
+def test_jobs_scattered_over_parts_of_nodes_give_way_when_others_have_no_place():
+    running = matrix([2, 2, 2, 2], [0, 0, 0, 0])
+    found = place(column(8, 8), running, column(4, 4, 4, 4))
+    check(found, column(8, 8), running, column(4, 4, 4, 4))
+    assert found.unplaced.size == 0
+    assert found.moved.tolist() == [0]
+
+
+def test_refuses_columns_of_the_wrong_length():
+    with pytest.raises(InputError, match=r"a size for each of 2 jobs and a capacity for each of 3 nodes"):
+        place(column(1), np.zeros((2, 3), dtype=np.int64), column(4, 4, 4))
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> tuple[int, int, list[list[int]]]:
+    """GPUs a node, nodes, and per round the ladder size of each job, together at most what there is."""
+    per_node = draw(st.sampled_from([1, 2, 4, 6, 8]))
+    nodes = draw(st.integers(1, 7))
+    parts = [k for k in (1, 2, 4) if per_node % k == 0 and k < per_node]
+    ladder = [0, *parts, *(per_node * n for n in range(1, nodes + 1))]
+    jobs = draw(st.integers(1, 12))
+    out = []
+    for _ in range(draw(st.integers(1, 4))):
+        left, sizes = per_node * nodes, []
+        for _ in range(jobs):
+            size = draw(st.sampled_from([k for k in ladder if k <= left]))
+            left -= size
+            sizes.append(size)
+        out.append(sizes)
+    return per_node, nodes, out
+
+
+@settings(max_examples=120, deadline=None)
+@given(rounds())
+def test_every_choice_on_the_ladder_finds_a_place_round_after_round(case):
+    per_node, nodes, sizes_of = case
+    capacity = np.full(nodes, per_node)
+    running = np.zeros((len(sizes_of[0]), nodes), dtype=np.int64)
+    for sizes in sizes_of:
+        found = place(np.array(sizes), running, capacity)
+        check(found, np.array(sizes), running, capacity)
+        assert found.unplaced.size == 0
+        again = place(np.array(sizes), found.gpus, capacity)
+        assert again.gpus.tolist() == found.gpus.tolist(), "a placement that can stay was changed"
+        running = found.gpus
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.data())
+def test_any_sizes_on_unequal_nodes_break_no_rule_and_are_cut_rather_than_lost(data):
+    nodes, jobs = data.draw(st.integers(1, 6)), data.draw(st.integers(0, 8))
+    capacity = np.array(data.draw(st.lists(st.integers(0, 8), min_size=nodes, max_size=nodes)))
+    running = np.zeros((jobs, nodes), dtype=np.int64)
+    for _ in range(3):
+        sizes = np.array(data.draw(st.lists(st.integers(0, 12), min_size=jobs, max_size=jobs)), dtype=np.int64)
+        spread = np.array(data.draw(st.lists(st.booleans(), min_size=jobs, max_size=jobs)), dtype=bool)
+        found = place(sizes, running, capacity, spread=spread, smaller=range(13))
+        check(found, sizes, running, capacity)
+        if found.gpus.sum() < capacity.sum():
+            assert (found.gpus.sum(axis=1)[found.unplaced] > 0).all(), "a GPU is free, and a job has none"
+        running = found.gpus
+        capacity = np.where(np.array(data.draw(st.lists(st.booleans(), min_size=nodes, max_size=nodes))), capacity, 0)
