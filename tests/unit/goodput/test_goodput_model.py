@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from goodput_cases import some_jobs
 from hypothesis import given
 from hypothesis import strategies as st
 
+from goodput_cases import some_jobs
 from plait.goodput.batch import goodput
 from plait.goodput.efficiency import efficiency, gain, noise_scale
 from plait.goodput.speedup import fair_share, replica_cap, restart_factor, speedup

@@ -1,0 +1,129 @@
+"""Parameters of a job's throughput from what it has measured of itself (pollux.md, section 2).
+
+What a job has not tried yet is taken for perfect: no cost of a network that it has not used, and so on. So it is
+given more GPUs, measures them, and the fit learns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plait.core.arrays import FloatArray
+from plait.core.errors import InputError, MissingExtra
+from plait.core.goodput import THETA, Estimate
+from plait.goodput.objective import Profile, evaluate, loss, loss_and_gradient, observations
+
+__all__ = ["Profile", "fit", "fit_many", "loss", "loss_and_gradient"]
+
+#: Where the published code starts, and its bounds: seconds, seconds an example or GPU; gamma is from 1 to 10.
+START = (0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001)
+LOWER = (1e-8, 1e-8, 1e-8, 1e-8, 1e-8, 1e-8, 1.0)
+UPPER = (np.inf, np.inf, np.inf, np.inf, np.inf, np.inf, 10.0)
+
+#: How much slower the network is than the inside of a node, at least, while it has not been measured.
+NETWORK = 1.1
+
+
+def fit(profile: Profile, start: FloatArray | None = None, *, artifact: bool = False) -> FloatArray:
+    """Theta (7,) with the least `loss` found on a profile.
+
+    The search begins at `start` (the last optimum, if any) and at the published start; the lower end is taken. With
+    `artifact` the published start alone. Raises `InputError` for an empty profile, `MissingExtra` without SciPy.
+    """
+    lower, upper = bounds(profile)
+    starts = [np.array(START)]
+    if start is not None and not artifact and np.isfinite(start).all():
+        starts.append(np.asarray(start, dtype=np.float64))
+    seen = observations(profile)
+    with _one_thread():
+        ends = [_minimise(seen, np.clip(begin, lower, upper), lower, upper) for begin in starts]
+    theta = min(ends, key=lambda end: end[0])[1]
+    return _cautious(theta, profile)
+
+
+def fit_many(profiles: Sequence[Profile], starts: FloatArray | None = None, *, artifact: bool = False) -> FloatArray:
+    """Theta (J, 7) of many jobs, each with a profile of its own; rows of `starts` that hold NaN say nothing."""
+    rows = [fit(p, None if starts is None else starts[row], artifact=artifact) for row, p in enumerate(profiles)]
+    return np.array(rows).reshape(-1, THETA)
+
+
+def bounds(profile: Profile) -> tuple[FloatArray, FloatArray]:
+    """Least and largest theta (7,) allowed; equal where the profile cannot tell, on the optimistic side."""
+    if not len(profile):
+        raise InputError("a profile without measurements cannot be fitted; take the job as not fitted yet")
+    lower, upper = np.array(LOWER), np.array(UPPER)
+    several = profile.nodes > 1
+    fixed = {}
+    if np.all(profile.local == profile.local[0]):
+        fixed[Estimate.ALPHA_C] = float(profile.grad_s.mean()) / 2
+    if not several.any():
+        fixed |= dict.fromkeys((Estimate.ALPHA_N, Estimate.BETA_N), lower[Estimate.BETA_N])
+    if not np.any(~several & (profile.gpus > 1)):
+        fixed |= dict.fromkeys((Estimate.ALPHA_R, Estimate.BETA_R), lower[Estimate.BETA_R])
+    if not np.any(profile.gpus > 2):
+        fixed |= dict.fromkeys((Estimate.BETA_N, Estimate.BETA_R), lower[Estimate.BETA_N])
+    for column, value in fixed.items():
+        lower[column] = upper[column] = value
+    return lower, upper
+
+
+def _cautious(theta: FloatArray, profile: Profile) -> FloatArray:
+    """The network never better than the inside of a node, as long as it has not been measured."""
+    if not np.any(profile.nodes > 1):
+        inside = theta[[Estimate.ALPHA_R, Estimate.BETA_R]]
+        between = [Estimate.ALPHA_N, Estimate.BETA_N]
+        theta[between] = np.maximum(theta[between], NETWORK * inside)
+    return theta
+
+
+def _minimise(seen: FloatArray, start: FloatArray, lower: FloatArray, upper: FloatArray) -> tuple[float, FloatArray]:
+    """The loss and the theta at which L-BFGS-B ends."""
+    try:
+        from scipy.optimize import Bounds, minimize
+    except ImportError as error:
+        raise MissingExtra("scipy", "torch", "fitting the throughput of adaptive jobs") from error
+    gradient = np.zeros(THETA)
+
+    def both(theta: FloatArray) -> tuple[float, FloatArray]:
+        return evaluate(theta, seen, gradient), gradient.copy()
+
+    end = minimize(both, start, jac=True, bounds=Bounds(lower, upper, keep_feasible=True), method="L-BFGS-B")
+    return float(end.fun), np.asarray(end.x, dtype=np.float64)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread for the linear algebra of SciPy: more of them only wait for each other on seven numbers."""
+    library = _linear_algebra()
+    if library is None:
+        yield
+        return
+    threads = library.scipy_openblas_get_num_threads()
+    library.scipy_openblas_set_num_threads(1)
+    try:
+        yield
+    finally:
+        library.scipy_openblas_set_num_threads(threads)
+
+
+@cache
+def _linear_algebra() -> Any:
+    """The OpenBLAS that SciPy's wheels bring, or None if it is another, which then keeps its threads."""
+    import ctypes
+
+    try:
+        import scipy
+
+        for file in (Path(scipy.__file__).parents[1] / "scipy.libs").glob("libscipy_openblas-*"):
+            library = ctypes.CDLL(str(file))
+            if hasattr(library, "scipy_openblas_set_num_threads"):
+                return library
+    except (ImportError, OSError):
+        pass
+    return None
