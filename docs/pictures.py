@@ -1,6 +1,7 @@
 """Draw the pictures of the README and the documentation again, from real runs.
 
 python docs/pictures.py                  those of `make demo-simulate`; the screenshot only where there is a Chromium
+python docs/pictures.py goodput          those of goodput, from plait's fit of ResNet18 on CIFAR-10
 python docs/pictures.py DATA rows.json   those about Muri, from its traces and `plait reproduce muri --json rows.json`
 
 Needs the package with [sim].
@@ -14,10 +15,17 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from plait import Cluster, load_jobs, make_world
+from plait.goodput.efficiency import efficiency
+from plait.goodput.jobs import GoodputJobs
+from plait.goodput.table import goodput_table
+from plait.goodput.throughput import throughput
 from plait.report.bars import GroupedBar, grouped_bars_svg
 from plait.report.figures import cdf_svg, policy_bars_svg
 from plait.report.html import write_html
+from plait.report.lines import Line, lines_svg
 from plait.reproduce.muri.own import HARDWARE, PLACEMENT, ROUND_S
 from plait.reproduce.muri.own import POLICIES as MURI_POLICIES
 from plait.sim.cases import Case, run_case
@@ -57,6 +65,33 @@ def muri(data: Path, rows: Path) -> None:
         (ASSETS / f"muri-worlds-{metric.removesuffix('_s')}.svg").write_text(svg, encoding="utf-8")
 
 
+def goodput() -> None:
+    """Throughput, efficiency and goodput of one model over its batch, and its best goodput over the GPUs."""
+    theta = np.array([[0.01866, 0.0006798, 0.09152, 0.002525, 0.01540, 5e-8, 1.277]])  # docs/explanation/pollux.md
+    initial, batch = 128, 128 * 2.0 ** np.arange(0, 5.01, 0.125)
+    early, late = 72.0, 38_660.0  # gradient noise scale in the first and in the last epoch, examples
+    by_gpus = [Line(f"{k} GPUs", batch, throughput(theta, -(-k // 4), k, batch / k, 0)) for k in (4, 8, 16)]
+    worth = [
+        Line(f"{when} (noise scale {phi:,.0f})", batch, efficiency(1.0, phi / initial, batch / initial))
+        for when, phi in (("first epoch", early), ("last epoch", late))
+    ]
+    speed = throughput(theta, 2, 8, batch / 8, 0)
+    useful = [Line(line.name, batch, speed * np.asarray(line.y), mark_best=True) for line in worth]
+    gpus = np.array([1, 2, 4, 8, 16, 32, 64])
+    sizes = []
+    for line, phi in zip(worth, (early, late), strict=True):
+        job = GoodputJobs(theta, [1.0], [phi / initial], [initial], [4096], [32], [1024], [True])
+        table = goodput_table(job, np.stack([-(-gpus // 4), gpus], axis=1))
+        sizes.append(Line(line.name, gpus, table[0] / table[0, 0]))
+    for name, picture in {
+        "throughput": lines_svg("Throughput", by_gpus, "total batch, examples", "examples/s"),
+        "efficiency": lines_svg("Statistical efficiency", worth, "total batch, examples", "share"),
+        "product": lines_svg("Goodput on 8 GPUs", useful, "total batch, examples", "useful examples/s"),
+        "gpus": lines_svg("Best goodput, relative to 1 GPU", sizes, "GPUs, on nodes of 4", "times"),
+    }.items():
+        (ASSETS / f"goodput-{name}.svg").write_text(picture, encoding="utf-8")
+
+
 def demo() -> None:
     """The comparison of `make demo-simulate`: bars, distributions, and the report as a browser shows it."""
     jobs = load_jobs(generate("philly", 2000, 64, 1.0, 1, models="uniform")).jobs
@@ -85,7 +120,9 @@ def demo() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
+    if sys.argv[1:] == ["goodput"]:
+        goodput()
+    elif len(sys.argv) == 3:
         muri(Path(sys.argv[1]), Path(sys.argv[2]))
     else:
         demo()
