@@ -1,0 +1,284 @@
+"""Squared norms of gradients, taken where the backward pass makes them; and gradients that are means over all passes.
+
+What is looked at, and by which of torch's public hooks, depends on how a step is made:
+
+    ranks  passes  samples of a step                    seen by
+    K > 1  1       the gradient of each rank            DDP's communication hook, bucket by bucket, before reduction
+    K > 1  s+1     the gradient of each rank and pass   a hook on each parameter, before accumulation
+    1      s+1     the gradient of each pass            the same
+    1      1       this step's and the last one's       a hook after accumulation, with a copy of the last gradient
+
+The gradient of the whole step is looked at when it is complete: in the futures of DDP's buckets, or after the
+accumulation of the last pass. All this happens within `backward()`, so what a script does to its gradients afterwards
+(clipping, unscaling) does not change the estimates.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from plait.training.adaptive.noise import Estimate, from_pair, from_samples
+from plait.training.adaptive.preconditioner import Preconditioner, squared_norm
+from plait.training.adaptive.timing import SyncClock
+
+Hook = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward and backward pass of this rank, the `index`-th; `passes` of each of `ranks` ranks make a step.
+
+    `examples` are those of this rank in this pass, `batch` those of the whole step; `full` says whether all parts of
+    the step are of equal size.
+    """
+
+    ranks: int
+    passes: int
+    index: int
+    examples: int
+    batch: int
+    full: bool = True
+
+    @property
+    def last(self) -> bool:
+        """Whether the optimizer steps after it."""
+        return self.index == self.passes - 1
+
+    @property
+    def weight(self) -> float:
+        """By what its mean gradient is multiplied, so that each example of an uneven step counts alike."""
+        parts = self.ranks * self.passes
+        return 1.0 if self.full or self.batch < parts else self.examples * parts / self.batch
+
+
+@dataclass(slots=True)
+class Squares:
+    """What one step has shown: two rows of one float64 per parameter group, on the gradients' device.
+
+    `first` and `second` are the arguments of `from_samples` if there were `samples` > 1, else of `from_pair`. `batch`
+    is that of the step.
+    """
+
+    first: torch.Tensor
+    second: torch.Tensor
+    samples: int
+    batch: int
+
+    def estimate(self, initial_batch: int) -> Estimate:
+        """The estimate it gives; waits for the device."""
+        rows = torch.stack([self.first, self.second]).tolist()
+        return estimate(rows, self.samples, self.batch / initial_batch)
+
+
+def estimate(rows: list[list[float]], samples: int, scale: float) -> Estimate:
+    """From the two rows of `Squares` as numbers."""
+    first, second = rows
+    return from_samples(first, second, samples, scale) if samples > 1 else from_pair(first, second, scale)
+
+
+class GradientHooks:
+    """Watches the gradients of one model and optimizer, one step at a time: `begin` each pass, then `collect`."""
+
+    def __init__(self, optimizer: Any, *, group: Any = None, inner: Hook | None = None) -> None:
+        """Watch what this optimizer steps.
+
+        `group` is the process group over which DDP averages, None for one process. `inner` is the communication hook
+        that does the averaging, an all-reduce if None.
+        """
+        self.precondition = Preconditioner(optimizer)
+        self.clock = SyncClock()
+        self._optimizer = optimizer
+        self._ranks = group.size() if group is not None else 1
+        self._process_group, self._inner = group, inner or self._all_reduce
+        self._now = Pass(self._ranks, 1, 0, 1, self._ranks)
+        self._loss_scale: torch.Tensor | None = None
+        self._hooked: list[Any] = []
+        self._passing = False
+        self._groups = len(optimizer.param_groups)
+        self._before: dict[int, torch.Tensor] = {}  # the last step's gradients
+        self._before_batch = 0
+        self._forget()
+        if self._ranks == 1:
+            self._hook("register_post_accumulate_grad_hook", self._accumulated)
+
+    def _parameters(self) -> Iterable[torch.Tensor]:
+        return itertools.chain.from_iterable(group["params"] for group in self._optimizer.param_groups)
+
+    def _hook(self, kind: str, function: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor | None]) -> None:
+        """Have it called for each parameter: with it and what torch gives such a hook."""
+        for parameter in self._parameters():
+            if parameter.requires_grad:
+                register = getattr(parameter, kind)
+                self._hooked.append(register(lambda given, parameter=parameter: function(parameter, given)))
+
+    # -- one step -------------------------------------------------------------------------------------------------
+
+    def begin(self, now: Pass, loss_scale: torch.Tensor | None = None) -> None:
+        """The next backward pass is this one; its loss is multiplied by `loss_scale` (a scalar tensor)."""
+        self._now = now
+        if now.index == 0:
+            self._await_reduced()  # of a step that was skipped
+            self._forget()
+            self._loss_scale = loss_scale
+        if now.passes > 1 and not self._passing:
+            self._passing = True
+            self._hook("register_hook", self._passed)
+
+    def collect(self) -> Squares | None:
+        """What the step has shown, between its last backward pass and the optimizer's step; None if that is nothing.
+
+        Nothing: of an uneven step, of the first step of a pair, or if no backward pass was seen. Waits for no device.
+        """
+        now, samples = self._now, self._now.ranks * self._now.passes
+        self._divide_rest()
+        local, total, reduced = self._local, self._total, self._await_reduced()
+        usable = now.full and not self._odd and any(total)
+        self._forget()
+        if samples == 1:
+            paired = usable and self._before_batch == now.batch and any(local)
+            self._remember(usable)
+            return Squares(self._sum(local), self._sum(total), 1, now.batch) if paired else None
+        self._remember(False)
+        if not usable or (self._ranks > 1 and reduced is None):
+            return None
+        mean = (self._sum(local) if reduced is None else reduced) / samples
+        c = 1.0 if self._loss_scale is None else self._loss_scale.to(mean.device, torch.float64)
+        return Squares(mean / c**2, self._sum(total) / c**2, samples, now.batch)
+
+    def _forget(self) -> None:
+        """Nothing of this step was seen yet."""
+        self._local: list[list[torch.Tensor]] = [[] for _ in range(self._groups)]
+        self._total: list[list[torch.Tensor]] = [[] for _ in range(self._groups)]
+        self._reducing: tuple[torch.Tensor, Any] | None = None
+        self._seen: dict[int, torch.Tensor] = {}  # parameters with a gradient in some pass that is not divided yet
+        self._odd = False  # something in it gives no estimate
+
+    def _remember(self, usable: bool) -> None:
+        """Whether the gradients kept are those of this step."""
+        self._before_batch = self._now.batch if usable else 0
+        if not usable:
+            self._before.clear()
+
+    def _await_reduced(self) -> torch.Tensor | None:
+        """The sum over ranks of what each has seen of its own; only the device waits."""
+        if self._reducing is None:
+            return None
+        squares, work = self._reducing
+        work.wait()
+        return squares
+
+    def _sum(self, terms: list[list[torch.Tensor]]) -> torch.Tensor:
+        """One number per group."""
+        device = next((t.device for group in terms for t in group), torch.device("cpu"))
+        zero = torch.zeros((), dtype=torch.float64, device=device)
+        if device.type == "cuda":  # made on a stream of the future's own
+            for term in itertools.chain.from_iterable(terms):
+                term.record_stream(torch.cuda.current_stream(term.device))
+        return torch.stack([torch.stack([t.to(device) for t in group]).sum() if group else zero for group in terms])
+
+    def _square(self, parameter: torch.Tensor, gradient: torch.Tensor, into: list[list[torch.Tensor]]) -> None:
+        """Add |P g|^2 of one parameter; one that the optimizer does not know counts nothing."""
+        group = self.precondition.group_of.get(id(parameter))
+        if group is not None:
+            into[group].append(squared_norm(self.precondition(parameter, gradient)))
+
+    # -- hooks of parameters --------------------------------------------------------------------------------------
+
+    def _passed(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """The gradient of this pass alone, of this rank alone."""
+        if self._now.passes == 1 or gradient is None:
+            return None
+        self._seen[id(parameter)] = parameter
+        self._square(parameter, gradient.detach(), self._local)
+        weight = self._now.weight
+        return None if weight == 1.0 else gradient * weight
+
+    def _accumulated(self, parameter: torch.Tensor, _: object) -> None:
+        """On one rank: the gradient in `parameter.grad` is complete after the last pass."""
+        now = self._now
+        if not now.last or parameter.grad is None:
+            return
+        if now.passes > 1:
+            self._seen.pop(id(parameter), None)
+            parameter.grad.div_(now.passes)
+            self._square(parameter, parameter.grad.detach(), self._total)
+        else:
+            self._compare(parameter, parameter.grad.detach())
+
+    def _compare(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """With the gradient of the last step, and remember this one."""
+        group = self.precondition.group_of.get(id(parameter))
+        if group is None:
+            return
+        scale = self._loss_scale
+        if scale is None:
+            gradient = gradient.clone()
+        else:  # half precision might not hold it without its scale
+            gradient = gradient / scale.to(gradient.device, torch.promote_types(gradient.dtype, torch.float32))
+        if id(parameter) in self._before:
+            before = self._before[id(parameter)]
+            plus = squared_norm(self.precondition(parameter, gradient + before))
+            minus = squared_norm(self.precondition(parameter, gradient - before))
+            self._local[group].append((plus - minus) / 4)
+            self._total[group].append(minus)
+        else:
+            self._total[group].append(torch.zeros((), dtype=torch.float64, device=gradient.device))
+        self._before[id(parameter)] = gradient
+
+    def _divide_rest(self) -> None:
+        """On one rank, what had a gradient in some pass but not in the last one; such a step gives no estimate."""
+        if self._ranks == 1 and self._now.passes > 1:
+            for parameter in self._seen.values():
+                if parameter.grad is not None:
+                    parameter.grad.div_(self._now.passes)
+                    self._odd = True
+
+    # -- the hook of DDP ------------------------------------------------------------------------------------------
+
+    def bucket(self, state: Any, bucket: Any) -> Any:
+        """DDP's communication hook: look at what this rank has, then have it averaged, then look at the mean."""
+        if self._ranks == 1:
+            return self._inner(state, bucket)
+        buffer, parameters = bucket.buffer(), bucket.parameters()
+        if buffer.is_sparse:
+            parameters, places, self._odd = [], [], True
+        else:
+            gradients = bucket.gradients()
+            places = [(g.shape, g.stride(), g.storage_offset() - buffer.storage_offset()) for g in gradients]
+            if self._now.passes == 1:
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    self._square(parameter, gradient, self._local)
+        if (factor := self._now.weight if self._now.passes == 1 else 1 / self._now.passes) != 1:
+            buffer.mul_(factor)
+        total = self._total  # of this step, whenever the future completes
+
+        def reduced(future: Any) -> Any:
+            value = future.value()
+            mean = value[0] if isinstance(value, list) else value
+            for parameter, (shape, stride, offset) in zip(parameters, places, strict=True):
+                gradient = mean.as_strided(shape, stride, mean.storage_offset() + offset)
+                self._square(parameter, gradient, total)
+            self.clock.arrived(buffer)
+            return mean
+
+        future = self._inner(state, bucket)
+        if bucket.is_last():
+            self.clock.handed_over(buffer)
+            squares = self._sum(self._local)
+            self._reducing = squares, dist.all_reduce(squares, group=self._process_group, async_op=True)
+        return future.then(reduced)
+
+    def _all_reduce(self, state: Any, bucket: Any) -> Any:
+        """The mean over all ranks, as DDP computes it without a hook: scaled first (by the inverse), then summed."""
+        tensor = bucket.buffer().mul_(1.0 / self._ranks)
+        if self._ranks == 1:
+            done: Any = torch.futures.Future(devices=[tensor.device] if tensor.is_cuda else [])
+            done.set_result(tensor)
+            return done
+        return dist.all_reduce(tensor, group=self._process_group, async_op=True).get_future()

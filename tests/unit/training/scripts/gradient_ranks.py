@@ -1,0 +1,155 @@
+"""Ranks of DDP whose gradients everybody knows: what the hooks must find is computed on each rank.."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from plait.training import attach
+from plait.training.adaptive.hooks import GradientHooks, Pass
+from plait.training.adaptive.noise import Estimate, from_samples
+
+M0 = 4
+SIZES = [(40, 30), (7,), (300,), (5, 5)]
+NUMBERS = sum(math.prod(shape) for shape in SIZES)
+
+
+class Known(torch.nn.Module):
+    """Its gradient is its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = torch.nn.ParameterList(torch.zeros(shape) for shape in SIZES)
+
+    def forward(self, gradient: torch.Tensor) -> torch.Tensor:
+        pieces = gradient.split([p.numel() for p in self.parts])
+        return sum((p.reshape(-1) * g).sum() for p, g in zip(self.parts, pieces, strict=True))
+
+
+class World:
+    """A model in DDP, with several buckets, and its hooks."""
+
+    def __init__(self, make=torch.optim.SGD, inner=None, **options: float) -> None:
+        torch.manual_seed(0)
+        self.job = attach()
+        self.model = Known()
+        parts = list(self.model.parts)
+        self.optimizer = make([{"params": parts[:2]}, {"params": parts[2:]}], lr=0.01, **options)
+        self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=0.002)
+        self.hooks = GradientHooks(self.optimizer, group=self.ddp.process_group, inner=inner)
+        self.job.wrap_ddp(self.ddp, inner=self.hooks.bucket)
+
+    def step(self, gradients: torch.Tensor, examples: int = 2, scale: float = 1.0) -> Estimate | None:
+        """One step; `gradients` (passes, ranks, NUMBERS)."""
+        self.optimizer.zero_grad()
+        passes, ranks = gradients.shape[:2]
+        c = None if scale == 1 else torch.tensor(scale)
+        for index in range(passes):
+            self.hooks.begin(Pass(ranks, passes, index, examples, examples * passes * ranks), c)
+            self.backward(gradients[index, dist.get_rank()] * scale, index == passes - 1)
+        found = self.hooks.collect()
+        return None if found is None else found.estimate(M0)
+
+    def backward(self, gradient: torch.Tensor, last: bool) -> None:
+        with contextlib.nullcontext() if last else self.ddp.no_sync():
+            self.ddp(gradient).backward()
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        return torch.cat([p.grad.reshape(-1) for p in self.model.parts])
+
+
+def drawn(passes: int, seed: int) -> torch.Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(passes, dist.get_world_size(), NUMBERS, generator=random) + 0.1
+
+
+def expected(gradients: torch.Tensor, examples: int = 2) -> Estimate:
+    many = gradients.reshape(-1, NUMBERS).double()
+    first = sum(math.prod(shape) for shape in SIZES[:2])
+    parts = [many[:, :first], many[:, first:]]
+    local = [float((part**2).sum(1).mean()) for part in parts]
+    total = [float((part.mean(0) ** 2).sum()) for part in parts]
+    return from_samples(local, total, len(many), examples * len(many) / M0)
+
+
+def same(one: Estimate | None, other: Estimate, rel: float = 1e-4) -> None:
+    assert one is not None
+    near = rel * max(other.var)  # sqr is a difference of such numbers
+    for found, right in ((one.sqr, other.sqr), (one.var, other.var)):
+        assert all(abs(f - r) < near for f, r in zip(found, right, strict=True)), (one, other)
+    assert (one.scale, one.biased) == (other.scale, other.biased)
+
+
+def samples(passes: int) -> None:
+    """Before and after the buckets are rebuilt; whatever happens to the gradients afterwards; with any loss scale."""
+    for make in (torch.optim.SGD, torch.optim.Adam):
+        world = World(make)
+        for turn in range(4):
+            gradients = drawn(passes, turn)
+            same(world.step(gradients, scale=1.0 if turn % 2 else 2.0**10), expected(gradients))
+            mean = gradients.mean((0, 1)) * (1 if turn % 2 else 2**10)
+            torch.testing.assert_close(world.gradient, mean, rtol=1e-4, atol=1e-3)
+            torch.nn.utils.clip_grad_norm_(world.ddp.parameters(), 1e-3)
+            world.optimizer.step()
+            world.hooks.clock.end_step()
+        assert [step for step, _ in world.hooks.clock.seconds] == [0, 1, 2, 3]
+        assert all(0 <= seconds < 10 for _, seconds in world.hooks.clock.seconds)
+
+
+def adam(passes: int) -> None:
+    """From the fifth step on divided as Adam divides."""
+    world = World(torch.optim.AdamW, betas=(0.9, 0.9), eps=1e-3)
+    below = torch.ones(NUMBERS)
+    for turn in range(7):
+        gradients = drawn(passes, turn)
+        same(world.step(gradients), expected(gradients / below))
+        world.optimizer.step()
+        if turn >= 4:
+            second = torch.cat([world.optimizer.state[p]["exp_avg_sq"].reshape(-1) for p in world.model.parts])
+            below = (second / (1 - 0.9 ** (turn + 1))).sqrt() + 1e-3
+
+
+def uneven(passes: int) -> None:
+    """Each example counts alike; no estimate."""
+    world, rank, ranks = World(), dist.get_rank(), dist.get_world_size()
+    examples = torch.arange(2, 2 + passes * ranks).view(passes, ranks)
+    gradients, batch = drawn(passes, 0), int(examples.sum())
+    for index in range(passes):
+        world.hooks.begin(Pass(ranks, passes, index, int(examples[index, rank]), batch, full=False))
+        world.backward(gradients[index, rank], index == passes - 1)
+    assert world.hooks.collect() is None
+    mean = (gradients * examples[..., None]).sum((0, 1)) / batch
+    torch.testing.assert_close(world.gradient, mean)
+
+
+def inner(passes: int) -> None:
+    """A script's own communication hook does the sending."""
+    world = World(inner=lambda state, bucket: fp16_compress_hook(None, bucket))
+    for turn in range(2):
+        gradients = drawn(passes, turn)
+        same(world.step(gradients), expected(gradients), 1e-2)
+
+
+def not_finite(passes: int) -> None:
+    """All ranks see it, whoever has it."""
+    world, gradients = World(), drawn(passes, 0)
+    gradients[0, -1, 7] = math.inf
+    found = world.step(gradients)
+    assert found is not None
+    assert not math.isfinite(found.sqr[0])
+    assert math.isfinite(found.sqr[1])
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    for passes in (1, 3):
+        for scenario in (samples, adam, uneven, inner, not_finite):
+            scenario(passes)
+    dist.destroy_process_group()
+    print("the end")
