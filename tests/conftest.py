@@ -32,6 +32,15 @@ def published() -> Path:
 
 
 @pytest.fixture(scope="session")
+def measured() -> Path:
+    """The folder of Pollux's measurements; tests that need it are skipped where it is not."""
+    folder = Path(os.environ.get("PLAIT_DATA", ROOT.parent / "shared" / "data")) / "pollux"
+    if not (folder / "workload-6.csv").exists():
+        pytest.skip(f"no measurements in {folder}; set PLAIT_DATA to the folder that has pollux/workload-6.csv")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def postgres() -> Iterator[Callable[[], str]]:
     """Makes an empty database on a PostgreSQL server of our own at each call, and returns its URL."""
     with postgres_server.server() as database:

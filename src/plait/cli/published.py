@@ -16,8 +16,9 @@ from plait.reproduce.worlds import SUMMARIES, PublishedRun, PublishedWorld, publ
 from plait.sim.cases import over_processes
 from plait.sim.world import WORLDS
 
-#: Options of `plait simulate` that mean something in a published world.
-TAKES = ("traces", "policy", "world", "round_s", "overheads", "jobs", "json", "csv", "jobs_csv", "processes")
+#: Options of `plait simulate` that mean something in every published world.
+ASKS = ("traces", "policy", "world")
+OUTPUTS = ("json", "csv", "jobs_csv", "processes")
 
 
 def published_runs(request: Request) -> list[PublishedRun] | None:
@@ -40,7 +41,7 @@ def published_runs(request: Request) -> list[PublishedRun] | None:
     for policy in policies:
         world.check(policy)
     return [
-        PublishedRun(name, trace, policy, request.jobs, round_s, request.overheads)
+        PublishedRun(name, trace, policy, request.jobs, round_s, request.overheads, request.data)
         for trace in request.traces
         for policy in policies
     ]
@@ -48,19 +49,25 @@ def published_runs(request: Request) -> list[PublishedRun] | None:
 
 def _refuse(request: Request, name: str, world: PublishedWorld) -> None:
     """Name the first option that means nothing in this world."""
-    allowed = {"cluster": world.cluster, "trace_format": "muri"}
+    allowed = {"cluster": world.cluster, "trace_format": world.trace_format}
+    options = (*world.takes, *OUTPUTS)
     for field in dataclasses.fields(Request):
         value = getattr(request, field.name)
-        if field.name in TAKES or value == field.default or value == allowed.get(field.name):
+        if field.name in (*ASKS, *options) or value == field.default or value == allowed.get(field.name):
             continue
-        option = {"trace_format": "format"}.get(field.name, field.name).replace("_", "-")
-        takes = ", ".join(f"--{'round' if o == 'round_s' else o.replace('_', '-')}" for o in TAKES[3:])
-        hint = "; `plait reproduce muri --report` writes a page" if option == "report" else ""
-        raise InputError(f"world {name} is as published and has no --{option}; it takes {takes}{hint}")
+        option, *takes = (_option(o) for o in (field.name, *options))
+        paper = name.removesuffix("-artifact")
+        hint = f"; `plait reproduce {paper} --report` writes a page" if option == "--report" else ""
+        raise InputError(f"world {name} is as published and has no {option}; it takes {', '.join(takes)}{hint}")
     if request.overheads is not None and request.overheads not in world.overheads:
         raise InputError(
             f"world {name}: --overheads {request.overheads!r}; {suggest(request.overheads, world.overheads)}"
         )
+
+
+def _option(field: str) -> str:
+    """An option of the command line by its field in the request."""
+    return "--" + {"trace_format": "format", "round_s": "round"}.get(field, field).replace("_", "-")
 
 
 def run_published(runs: list[PublishedRun], processes: int) -> list[RunResult]:

@@ -47,6 +47,7 @@ class Request:
     trace_format: str = "auto"
     work: str | None = None
     nodes: Path | None = None
+    data: Path | None = None
     assign_models: str | None = None
     censored: str = "as_is"
     overheads: str | None = None
@@ -116,6 +117,8 @@ def note(text: str) -> None:
 def make_cases(request: Request) -> list[Case]:
     """One case a (trace, policy, world, seed), in this order; everything is checked before anything runs."""
     given = None if request.cluster == "trace" else Cluster.parse(request.cluster)
+    if request.data is not None:
+        raise InputError(f"world {request.world} uses no --data; of the worlds only pollux-artifact does")
     policies = split_policies(request.policy)
     if not policies:
         raise InputError("no policy given; `plait policies` lists them")

@@ -30,6 +30,7 @@ def simulate(
     trace_format: Annotated[str, typer.Option("--format", "-f", help="See `plait trace formats`.")] = "auto",
     work: Annotated[Text, typer.Option(help="muri: duration or iterations, what the work of a job is.")] = None,
     nodes: Annotated[Path | None, typer.Option(help="openb2023, spot2026: the node list.")] = None,
+    data: Annotated[Path | None, typer.Option(help="pollux-artifact: the folder with its measurements.")] = None,
     assign_models: Annotated[Text, typer.Option(help="Draw models: uniform or by_gpu_hours.")] = None,
     censored: Annotated[str, typer.Option(help="Jobs whose end nobody saw: as_is, drop, extend.")] = "as_is",
     overheads: Annotated[Text, typer.Option(help="Cost of starts and stops: measured, none or a CSV file.")] = None,

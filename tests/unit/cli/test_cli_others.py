@@ -25,7 +25,12 @@ def test_policies(plait):
 
 def test_worlds(plait):
     assert "measured start overheads" in plait("worlds").out
-    assert [w["name"] for w in json.loads(plait("worlds", "--json").out)] == ["plait", "ideal", "muri-artifact"]
+    assert [w["name"] for w in json.loads(plait("worlds", "--json").out)] == [
+        "plait",
+        "ideal",
+        "muri-artifact",
+        "pollux-artifact",
+    ]
     assert "2D-LAS" in plait("worlds").out
 
 

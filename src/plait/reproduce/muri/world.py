@@ -25,6 +25,8 @@ class MuriArtifact:
     policies: Mapping[str, str] = SUMMARIES
     options: Mapping[str, str] = MEANINGS
     cluster = "8x8"
+    trace_format: str | None = "muri"
+    takes: tuple[str, ...] = ("round_s", "overheads", "jobs")
     overheads: tuple[str, ...] = get_args(Overhead)
 
     def check(self, policy: str) -> None:

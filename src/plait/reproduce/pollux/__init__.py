@@ -1,0 +1,16 @@
+"""Pollux's published simulation as a world of its own, and the published numbers beside ours (Qiao et al., OSDI'21).
+
+Like Muri's (see `plait.reproduce.muri`), it is a closed set of rules that hang together: a clock of 60 s steps, jobs
+that choose their batch after every segment of a step, whole seconds, a restart whose delay is set and not added, and
+fair shares that are all on one node. So it is a small loop here, written for one purpose: the published digits.
+
+    applications   the six models and the limits of their batch
+    tables         measured step times and gradient noise, interpolated
+    workload       the jobs of a file
+    jobs           one job: its progress, its batch, what it has seen
+    clock          `run`: step after step; who may share a node
+    tiresias, optimus, pollux
+                   the policies, each a `Rule`
+    settings       policies and options as text
+    world          the world for `plait simulate`
+"""

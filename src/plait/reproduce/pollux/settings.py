@@ -1,0 +1,118 @@
+"""A policy of the artifact's world as text, with its options: `tiresias:interval=120,interference=0.25`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+
+from plait.core.errors import InputError, suggest
+from plait.reproduce.pollux.clock import INTERVAL_S, NODES, Rule, Shape
+from plait.reproduce.pollux.optimus import Optimus
+from plait.reproduce.pollux.tiresias import Tiresias
+from plait.reproduce.pollux.workload import Workload
+
+SUMMARIES: Mapping[str, str] = {
+    "tiresias": "Tiresias with tuned jobs: two queues by attained service, GPUs and batch as in the workload",
+    "optimus": "Optimus with an oracle and tuned jobs: true times and remaining work, the batch as in the workload",
+}
+MEANINGS: Mapping[str, str] = {
+    "interval": f"whole seconds between decisions; default {INTERVAL_S}",
+    "interference": "share of its speed that a job on several nodes loses beside another such job; default 0",
+    "nodes": f"nodes of 4 GPUs; default {NODES}",
+}
+EVERYWHERE = ("interval", "interference", "nodes")
+TAKES: Mapping[str, tuple[str, ...]] = {"tiresias": EVERYWHERE, "optimus": EVERYWHERE}
+MAKERS: Mapping[str, Callable[[Workload, Setting], Rule]] = {
+    "tiresias": lambda workload, setting: Tiresias(workload, setting.shape),
+    "optimus": lambda workload, setting: Optimus(workload, setting.shape),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A policy of this world with its options, as published unless given."""
+
+    policy: str
+    interval: int = INTERVAL_S
+    interference: float = 0.0
+    nodes: int = NODES
+
+    @property
+    def shape(self) -> Shape:
+        """The cluster and the clock."""
+        return Shape(self.nodes, self.interval, self.interference)
+
+    @property
+    def text(self) -> str:
+        """The same as text: options that are not as published, in a fixed order."""
+        given = [(f.name, getattr(self, f.name)) for f in fields(self)[1:] if getattr(self, f.name) != f.default]
+        return self.policy + (":" if given else "") + ",".join(f"{name}={_shown(value)}" for name, value in given)
+
+
+def make_rule(setting: Setting, workload: Workload) -> Rule:
+    """The policy of a setting, for one run of a workload."""
+    return MAKERS[setting.policy](workload, setting)
+
+
+def read_setting(text: str) -> Setting:
+    """Read `NAME` or `NAME:option=value,...`; raises `InputError` for what is unknown.
+
+    >>> read_setting("tiresias:interference=0.5,interval=60").text
+    'tiresias:interference=0.5'
+    """
+    name, _, rest = text.strip().partition(":")
+    if name not in SUMMARIES:
+        hint = suggest(name, SUMMARIES)
+        has = "" if hint.startswith("known") else f"; it has {', '.join(SUMMARIES)}"
+        raise InputError(f"world pollux-artifact has no policy {name!r}; {hint}{has}")
+    given: dict[str, object] = {}
+    for part in filter(None, (p.strip() for p in rest.split(","))):
+        option, equals, value = part.partition("=")
+        if not equals:
+            raise InputError(f"{text.strip()}: {part!r} is not option=value; write e.g. {name}:interval=120")
+        if option not in TAKES[name]:
+            hint = suggest(option, TAKES[name])
+            raise InputError(f"{text.strip()}: {name} has no option {option!r} in world pollux-artifact; {hint}")
+        if option in given:
+            raise InputError(f"{text.strip()}: option {option!r} is given twice; give it once")
+        try:
+            given[option] = READERS[option](value)
+        except ValueError as error:
+            raise InputError(f"{text.strip()}: option {option} must be {error}, got {value!r}") from None
+    return Setting(name, **given)  # type: ignore[arg-type]
+
+
+def _whole(least: int, meaning: str) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not (text.isdecimal() and text.isascii() and int(text) >= least):
+            raise ValueError(meaning)
+        return int(text)
+
+    return read
+
+
+def _between(low: float, high: float, meaning: str) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:
+            raise ValueError(meaning)
+        return value
+
+    return read
+
+
+READERS: Mapping[str, Callable[[str], object]] = {
+    "interval": _whole(1, "a whole number of seconds, at least 1"),
+    "interference": _between(0.0, 0.99, "a share from 0 to 0.99"),
+    "nodes": _whole(1, "a whole number, at least 1"),
+}
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,46 @@
+"""The artifact's world against the released simulator's numbers, to the last digit (Qiao et al., OSDI'21).
+
+Read from `PLAIT_DATA` or `../shared/data`, and skipped where that is not.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plait.reproduce.pollux.settings import read_setting
+from plait.reproduce.pollux.workload import load
+from plait.reproduce.pollux.world import figures, simulate
+
+BASELINES = {
+    "tiresias": (
+        (3469.69375, 555151, 1247.5, 46335.52, 78609, 43, 1311),
+        (3761.0, 2470.418, 5521.625, 49761.0, 357.0, 15262.2),
+        (947, 966, 3594, 564, 2534, 659, 112, 120),
+    ),
+    "optimus": (
+        (5301.875, 848300, 2494.0, 44771.26, 66299, 870, 1105),
+        (9375.0, 3375.806, 13261.75, 48640.667, 105.889, 23533.6),
+        (902, 921, 2848, 687, 1654, 640, 112, 120),
+    ),
+}
+"""Figures, means by model in the order of their names, the first eight completion times."""
+NAMES = ("avg_jct_s", "sum_jct_s", "p50_jct_s", "p99_jct_s", "last_completion_s", "restarts", "rounds")
+
+
+@pytest.fixture(scope="module")
+def workload(measured: Path):
+    return load(measured / "workload-6.csv", measured)
+
+
+@pytest.mark.parametrize("policy", BASELINES)
+def test_baselines(workload, policy):
+    done = simulate(workload, read_setting(policy))
+    numbers, means, first = BASELINES[policy]
+    found = figures(workload.jobs, done)
+    assert [found[name] for name in NAMES] == pytest.approx(numbers, rel=1e-12)
+    by_model = [value for name, value in found.items() if name.startswith("avg_jct_s_")]
+    assert np.round(by_model, 3).tolist() == list(means)
+    assert done.jct_s[:8].tolist() == list(first)

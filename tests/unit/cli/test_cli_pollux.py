@@ -1,0 +1,77 @@
+"""`plait simulate --world pollux-artifact` as a user meets it."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from pollux_files import write_measurements, write_workload
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_measurements(tmp_path_factory.mktemp("measured"), "bert", "ncf")
+
+
+@pytest.fixture
+def trace(tmp_path):
+    return write_workload(tmp_path / "w.csv", (5, "bert", 2, 24), (70, "ncf", 1, 32768), (130, "bert", 6, 192))
+
+
+def test_simulate(plait, data, trace):
+    answer = plait("simulate", trace, "--world", "pollux-artifact", "--data", data, "--policy",
+                   "tiresias,optimus:interval=30,nodes=2", "--json", "f.json", "--jobs-csv", "j.csv")  # fmt: skip
+    assert answer.code == 0, answer.err
+    one, other = json.loads(Path("f.json").read_text())
+    assert (one["policy"], one["cluster"], one["round_s"], one["gpus"]) == ("tiresias", "16x4", 60, 64)
+    assert (other["policy"], other["cluster"], other["round_s"]) == ("optimus:interval=30,nodes=2", "2x4", 30)
+    jobs = list(csv.DictReader(Path("j-tiresias.csv").read_text().splitlines()))
+    assert [j["id"] for j in jobs] == ["bert-0", "ncf-1", "bert-2"]
+    jct_s = [float(j["jct_s"]) for j in jobs]
+    assert one["avg_jct_s"] == sum(jct_s) / 3
+    assert one["sum_jct_s"] == sum(jct_s)
+    assert one["avg_jct_s_bert"] == (jct_s[0] + jct_s[2]) / 2
+    assert one["restarts"] == sum(int(j["starts"]) - 1 for j in jobs)
+    assert one["last_completion_s"] == max(float(j["end_s"]) for j in jobs) == one["makespan_s"] + 5
+    assert one["rounds"] == -(-one["last_completion_s"] // 60)
+
+
+def test_part_of_the_jobs(plait, data, trace):
+    answer = plait("simulate", trace, "--world", "pollux-artifact", "--data", data, "-p", "tiresias", "--jobs", "2",
+                   "--json", "-")  # fmt: skip
+    assert json.loads(answer.out)[0]["jobs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-p", "tiresias"], "world pollux-artifact needs --data, the folder with the measurements"),
+        (["-p", "tiresias", "--data", "no"], "no folder no; give --data the folder that has bert, cifar10"),
+        (["-p", "tiresias", "--data", "DATA", "--round", "30"], "has no --round; it takes --data, --jobs, --json"),
+        (["-p", "tiresias", "--data", "DATA", "--cluster", "8x8", "--format", "philly"], "has no --format"),
+        (["-p", "fifo", "--data", "DATA"], "world pollux-artifact has no policy 'fifo'"),
+        (["-p", "tiresias:intervall=3", "--data", "DATA"], "did you mean 'interval'?"),
+    ],
+)
+def test_simulate_refuses(plait, data, trace, options, message):
+    given = [data if option == "DATA" else option for option in options]
+    answer = plait("simulate", trace, "--world", "pollux-artifact", *given)
+    assert (answer.code, message in answer.err) == (2, True), answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_other_worlds_use_no_data(plait, data, trace):
+    own = plait("simulate", trace, "--data", data)
+    assert (own.code, "world plait uses no --data" in own.err) == (2, True), own.err
+    muri = plait("simulate", trace, "--data", data, "--world", "muri-artifact", "-p", "srtf")
+    assert (muri.code, "world muri-artifact is as published and has no --data" in muri.err) == (2, True), muri.err
+
+
+def test_mistakes_in_the_workload_are_named(plait, data, trace):
+    trace.write_text(trace.read_text().replace(",ncf,", ",ncg,"))
+    answer = plait("simulate", trace, "--world", "pollux-artifact", "--data", data, "-p", "tiresias")
+    assert (answer.code, "w.csv:3: column 'application'" in answer.err) == (2, True), answer.err
+    trace.write_text(trace.read_text().replace(",ncg,1,32768", ",imagenet,1,200"))
+    answer = plait("simulate", trace, "--world", "pollux-artifact", "--data", data, "-p", "tiresias")
+    assert (answer.code, "with the measurements of imagenet" in answer.err) == (2, True), answer.err
