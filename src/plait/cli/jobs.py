@@ -18,6 +18,9 @@ CommandArgument = Annotated[
 ]
 EnvOption = Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE, or NAME for its value here.")]
 MergeFlag = Annotated[bool, typer.Option("--merge", help="May share a process with other jobs of mine in this folder.")]
+AccumulationFlag = Annotated[
+    bool, typer.Option("--accumulation", help="Adaptive: several passes may make one optimizer step.")
+]
 SchemaFlag = Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of job files and leave.")]
 
 #: Seconds between two looks of `plait wait`.
@@ -30,6 +33,10 @@ def submit(
     gpus: Annotated[int | None, typer.Option("--gpus", "-g", help="Processes, one a GPU; all at once or none.")] = None,
     min_gpus: Annotated[int | None, typer.Option(help="Elastic: the fewest GPUs it can go on with.")] = None,
     max_gpus: Annotated[int | None, typer.Option(help="Elastic: the most GPUs it can use.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Adaptive: the batch its learning rate was tuned for.")] = None,
+    max_batch_size: Annotated[int | None, typer.Option(help="Adaptive: the largest batch, all GPUs together.")] = None,
+    local_batch: Annotated[str | None, typer.Option(help="Adaptive: examples that one GPU takes, 32..1024.")] = None,
+    accumulation: AccumulationFlag = False,
     name: Annotated[str | None, typer.Option("--name", "-n", help="A label to recognise it by.")] = None,
     job_class: Annotated[str | None, typer.Option("--class", help="guaranteed or opportunistic.")] = None,
     model: Annotated[str | None, typer.Option(help="What is trained; jobs of one model share measurements.")] = None,
@@ -55,6 +62,7 @@ def submit(
     \b
     plait submit -- python train.py --epochs 3
     plait submit --gpus 2 --model gpt2 -- python train.py
+    plait submit --batch-size 128 --max-batch-size 4096 --local-batch 32..1024 --max-gpus 8 -- python train.py
     plait submit -f job.yaml
     """
     from plait.live.jobfile import schema_text
@@ -67,6 +75,8 @@ def submit(
         "iterations": iterations, "retries": retries, "merge": merge or None, "cpus": cpus, "deadline_s": deadline_s,
         "checkpoint_s": checkpoint_s, "project": project, "priority": priority,
     }  # fmt: skip
+    if batch := _batch(batch_size, max_batch_size, local_batch, accumulation):
+        given["batch"] = batch
     ready = _requests(command, file, given, {"gpu_memory": gpu_memory, "memory": memory}, workdir, env or [])
     with client(home) as service:
         answers = service.submit(ready)
@@ -101,18 +111,37 @@ def _requests(
         given["workdir"] = str(workdir.expanduser().resolve())
     if file is None and not command:
         raise InputError("nothing to submit; write plait submit -- python train.py, or plait submit -f job.yaml")
-    jobs = [{"command": command}] if file is None else read_jobs(file)
+    jobs: list[dict[str, Any]] = [{"command": command}] if file is None else read_jobs(file)
     if file is not None and command:
         jobs = [{**job, "command": command} for job in jobs]
     ready = []
     for job in jobs:
         merged = {**job, **given}
+        if "batch" in given:
+            merged["batch"] = {**(job.get("batch") or {}), **given["batch"]}
         merged.setdefault("workdir", str(Path.cwd()))
         merged["workdir"] = str((Path.cwd() / merged["workdir"]).expanduser().resolve())
         if env:
             merged["env"] = {**merged.get("env", {}), **_environment(env)}
         ready.append(check(merged, str(file) if file else "plait submit"))
     return ready
+
+
+def _batch(initial: int | None, most: int | None, local: str | None, accumulation: bool) -> dict[str, Any]:
+    """What the options say of the bounds of the batch; `InputError` for a range that is none."""
+    import re
+
+    from plait.core.errors import InputError
+
+    bounds: list[int | None] = [None, None]
+    if local is not None:
+        match = re.fullmatch(r"\s*([0-9]+)\s*\.\.\s*([0-9]+)\s*", local)
+        if match is None:
+            raise InputError(f"--local-batch is {local!r}; write the fewest and the most examples of one GPU: 32..1024")
+        bounds = [int(match[1]), int(match[2])]
+    said = {"initial": initial, "most": most, "least_local": bounds[0], "most_local": bounds[1]}
+    found: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    return {**found, "accumulation": True} if accumulation else found
 
 
 def _environment(pairs: list[str]) -> dict[str, str]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks at a node that is to become empty.
 LOOK_S = 0.5
+#: What happens all the time and tells people little.
+_UNTOLD = ("ProgressReported", "GoodputReported", "ReplanDue")
 
 
 def status(home: HomeOption = None, as_json: JsonFlag = False) -> None:
@@ -212,7 +214,7 @@ def events(
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only what happened to this job.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as things happen.")] = False,
     limit: Annotated[int, typer.Option("--last", min=1, help="Only the newest so many.")] = 50,
-    all_kinds: Annotated[bool, typer.Option("--all", help="Progress reports and idle rounds too.")] = False,
+    all_kinds: Annotated[bool, typer.Option("--all", help="Progress, estimates and idle rounds too.")] = False,
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -238,7 +240,7 @@ def events(
 
 
 def _telling(step: dict[str, Any]) -> bool:
-    return bool(step.get("commands")) or step["event"]["type"] not in ("ProgressReported", "ReplanDue")
+    return bool(step.get("commands")) or step["event"]["type"] not in _UNTOLD
 
 
 def _print_steps(steps: list[dict[str, Any]], as_json: bool) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from plait.live.attempts import Attempt, JobRecord, NodeRecord, Rank
 from plait.live.reconcile import GRACEFUL
-from plait.live.requests import merge_key
+from plait.live.requests import limits_of, merge_key
 from plait.live.wire import Assignment, GroupInfo, Mate, Run
 
 if TYPE_CHECKING:
     from plait.live.engine import Engine
+
+
+#: Where a job finds the bounds of its batch that were given when it was submitted: `BatchLimits` as JSON.
+BATCH_VARIABLE = "PLAIT_BATCH"
 
 
 class Assigner:
@@ -118,7 +124,7 @@ class Assigner:
             gpus=[rank.gpu],
             group=self._group(job, attempt),
             workdir=request.get("workdir") or "",
-            env=dict(request.get("env") or {}),
+            env=dict(request.get("env") or {}) | _batch_env(request),
             stop=attempt.stop is not None,
             grace_s=_grace_s(attempt, options.grace_s) if graceful else options.kill_grace_s,
             local_rank=same_node.index(index),
@@ -137,6 +143,12 @@ class Assigner:
             return groups.by_gpus[attempt.gpus]
         # It is on its way out: it waits for nobody's turn, and others wait for its GPUs.
         return GroupInfo(f"left-{job.number}-{attempt.epoch}", members=[Mate(job.number, 0, len(attempt.ranks))])
+
+
+def _batch_env(request: Mapping[str, Any]) -> dict[str, str]:
+    """The bounds of the batch for the training library, which may have been given others by the script."""
+    limits = limits_of(request)
+    return {} if limits is None else {BATCH_VARIABLE: json.dumps(asdict(limits))}
 
 
 def _grace_s(attempt: Attempt, usual_s: float) -> float:

@@ -5,6 +5,7 @@ Fields marked *seen* are what agents last said. They are not in the log: after a
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -50,7 +51,7 @@ class Attempt:
 
     `stop`: why it was told to stop, None if it was not. `fault` and `cause`: what went wrong first, by itself.
     `merge`: it may share a process with others of its group. `grace_s`: less than the usual time for its checkpoint,
-    None if there is no hurry.
+    None if there is no hurry. `stop_s`: when it was told to stop.
     """
 
     job: int
@@ -66,6 +67,7 @@ class Attempt:
     outcome: str = ""
     merge: bool = False
     grace_s: float | None = None
+    stop_s: float | None = None
 
     @property
     def over(self) -> bool:
@@ -82,6 +84,12 @@ class Attempt:
         """Iterations since the beginning of the job; None if nobody has said."""
         known = [r.seen.steps for r in self.ranks if r.seen and r.seen.steps > 0]
         return max(known) if known else None
+
+    @property
+    def progress(self) -> float | None:
+        """Iterations of an adaptive job at its first batch size since its beginning; None if nobody has said."""
+        known = [r.seen.adaptive.progress for r in self.ranks if r.seen and r.seen.adaptive]
+        return max(known, default=0.0) or None
 
     @property
     def lead(self) -> Seen | None:
@@ -124,6 +132,7 @@ class Attempt:
             "job": self.job, "epoch": self.epoch, "gpus": list(self.gpus), "ranks": ranks, "began_s": self.began_s,
             "port": self.port, "stop": self.stop, "fault": self.fault, "cause": self.cause, "ended_s": self.ended_s,
             "outcome": self.outcome, "merge": self.merge, "grace_s": self.grace_s,
+            "stop_s": self.stop_s,
         }  # fmt: skip
 
     @classmethod
@@ -165,7 +174,9 @@ class JobRecord:
     `held_s`, `held_gpu_s`: service of attempts that are over. `requeues`, `launch_failures`: in a row, without an
     iteration in between (`mark` is the iteration at the last one). `unmerged`: it is kept from sharing a process, for
     its next attempt (`ONCE`) or for good (`ALWAYS`), because one that it shared broke down. `first_epoch`: of its first
-    attempt, 0 before that.
+    attempt, 0 before that. `down_s`: seconds from being told to stop to its end that its last attempt took, if it is to
+    go on from there; `restarts` of these were measured until their first step, and cost `restart_s` seconds, an average
+    in which the last one counts most. `estimated_s` (*seen*): when it was last believed what it estimates of itself.
     """
 
     number: int
@@ -184,8 +195,12 @@ class JobRecord:
     reason: str = ""
     unmerged: str = ""
     first_epoch: int = 0
+    down_s: float | None = None
+    restarts: int = 0
+    restart_s: float | None = None
     attempt: Attempt | None = None
     shown: str = ""
+    estimated_s: float = -math.inf
 
     @property
     def live(self) -> Attempt | None:
@@ -194,7 +209,7 @@ class JobRecord:
 
     def to_json(self) -> dict[str, Any]:
         """All but what is derived."""
-        out = {name: getattr(self, name) for name in self.__slots__ if name not in ("attempt", "shown")}
+        out = {name: getattr(self, name) for name in self.__slots__ if name not in ("attempt", "shown", "estimated_s")}
         return {**out, "attempt": self.attempt.to_json() if self.attempt else None}
 
     @classmethod

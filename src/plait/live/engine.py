@@ -24,6 +24,7 @@ import numpy as np
 
 from plait.control.messages import (
     Command,
+    GoodputReported,
     JobCancelled,
     JobProfiled,
     JobSubmitted,
@@ -54,7 +55,8 @@ from plait.live.wire import Assignment, Observed
 from plait.policies.catalog import make_policy
 
 DEFAULT_POLICY = "muri-l"
-_QUIET = (ProgressReported, JobSubmitted, JobProfiled)
+_QUIET = (ProgressReported, JobSubmitted, JobProfiled, GoodputReported)
+_QUIET_NOTES = ("Requested", "Learnt", "Restarted", "ProjectSet", "PolicySet")
 
 
 class Engine:
@@ -158,7 +160,7 @@ class Engine:
         text = json.dumps(data, separators=(",", ":"), allow_nan=False)
         self._rows.append(Row(state.seq, state.now_s, data["type"], text, done, tuple(about)))
         self.snapshots.weight += 1 + (0 if note or not isinstance(entry, ReplanDue) else len(state.jobs) / 20)
-        if not isinstance(entry, _QUIET) and data["type"] not in ("Requested", "Learnt", "ProjectSet", "PolicySet"):
+        if not isinstance(entry, _QUIET) and data["type"] not in _QUIET_NOTES:
             self.stale = True
 
     @contextmanager

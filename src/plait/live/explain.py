@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from plait.core.jobs import Phase
 from plait.core.resources import Resource
 from plait.live import views
+from plait.live.adaptive import work_of
 from plait.live.attempts import Attempt, JobRecord
 from plait.live.layout import job_name
 
@@ -108,11 +109,13 @@ def _blockers(engine: Engine, controller: Controller, job: JobRecord) -> list[di
 
 def _seconds_left(engine: Engine, job: JobRecord) -> float | None:
     attempt = job.live
-    lead = attempt.lead if attempt else None
-    total = job.request.get("iterations") or (lead.total_steps if lead else None)
-    if lead is None or not total or not lead.step_s:
+    if attempt is None:
         return None
-    return max(float(total) - lead.steps, 0.0) * lead.step_s
+    work = work_of(engine, job, attempt)
+    total = job.request.get("iterations") or work.total
+    if not total or not work.each_s:
+        return None
+    return max(float(total) - (work.done or 0.0), 0.0) * work.each_s
 
 
 # -- running ------------------------------------------------------------------------------------------

@@ -17,11 +17,12 @@ from plait.control.messages import JobProfiled, NodeJoined, NodeLost
 from plait.core.cluster import Node
 from plait.core.errors import InputError
 from plait.core.jobs import Phase
+from plait.live.adaptive import hear_estimate, hear_restart
 from plait.live.attempts import NOT_STARTED, JobRecord, NodeRecord, Rank
 from plait.live.errors import Conflict
 from plait.live.layout import NODE_NAME
 from plait.live.reconcile import ask_stop
-from plait.live.requests import profile_key
+from plait.live.requests import limits_of, profile_key
 from plait.live.sane import check_node, sane_notice, sane_profile, sane_seen
 from plait.live.wire import ENDED, STARTING, STATES, Observed, Profile, Seen
 
@@ -166,11 +167,16 @@ def _see(engine: Engine, node: NodeRecord, seen: Seen, now: float) -> None:
         if STATES.index(seen.state) < STATES.index(before.state):
             return  # an old message
         seen = replace(seen, held_s=max(seen.held_s, before.held_s), steps=max(seen.steps, before.steps))
+        if seen.adaptive is not None and before.adaptive is not None:
+            done = max(seen.adaptive.progress, before.adaptive.progress)
+            seen = replace(seen, adaptive=replace(seen.adaptive, progress=done))
     rank.seen = seen
     if before is None or before.state != seen.state:
         engine.state.touched.add(seen.job)
     if seen.rank == 0:
         _learn(engine, job, attempt.ranks[0], seen, now)
+        hear_restart(engine, job, seen, now)
+        hear_estimate(engine, job, seen, now)
     if seen.state == ENDED:
         if node.leaving and attempt.stop is None:  # its agent did not wait to be told
             ask_stop(engine, attempt, "leaving", now)
@@ -197,6 +203,8 @@ def _learn(engine: Engine, job: JobRecord, rank: Rank, seen: Seen, now: float) -
         return
     if len(attempt.gpus) != int(job.request.get("gpus") or 1):
         return  # an elastic job at another size: a profile is that of the size asked for
+    if (limits := limits_of(job.request)) and (seen.adaptive is None or seen.adaptive.batch_size != limits.initial):
+        return  # an adaptive one at another batch
     key = profile_key(job.request, info.gpu_kind)
     known = engine.state.learnt.get(key, {})
     learnt_s = rank.learnt_s

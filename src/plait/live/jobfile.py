@@ -178,7 +178,8 @@ def _check_object(value: Mapping[str, Any], rule: Mapping[str, Any], where: str,
             _check(item, others, where, inner)
     missing = [key for key in rule.get("required", ()) if key not in value]
     if missing:
-        raise InputError(f"{where}: {missing[0]} is missing; `plait submit --schema` shows what a job may say")
+        name = f"{field}.{missing[0]}" if field else missing[0]
+        raise InputError(f"{where}: {name} is missing; `plait submit --schema` shows what a job may say")
 
 
 def _quotes(value: Any, wanted: list[str]) -> str:

@@ -24,6 +24,7 @@ class Options:
     most_gpus       the nodes may become so many that they have so many GPUs: a job that is too large for those there
                     are, but not for that, waits for them; 0 = they are what they are
     progress_s      note progress at least this often while jobs run
+    estimate_s      a job is believed what it estimates of itself this often: each is an entry of the log
     grace_s         for a checkpoint when a job is preempted
     kill_grace_s    ... when it is cancelled or has failed
     first_port, ports    master ports of gangs
@@ -43,6 +44,7 @@ class Options:
     settle_s: float = 10.0
     most_gpus: int = 0
     progress_s: float = 10.0
+    estimate_s: float = 30.0
     grace_s: float = 60.0
     kill_grace_s: float = 10.0
     first_port: int = 29_500

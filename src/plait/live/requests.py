@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from plait.core.errors import InputError
+from plait.core.goodput import BatchLimits
 from plait.core.jobs import JobClass, JobSpec
 from plait.core.resources import Resource, StageProfile
 from plait.live.layout import job_name
@@ -54,6 +55,30 @@ def given_profile(request: Mapping[str, Any]) -> StageProfile | None:
         return None
     stages = {r.name.lower(): float(given.get(r.name.lower()) or 0.0) for r in Resource}
     return StageProfile.of(iteration_s=given.get("iteration_s"), **stages)
+
+
+def limits_of(request: Mapping[str, Any]) -> BatchLimits | None:
+    """The bounds of the batch of an adaptive job; None if the job does not adapt. `InputError` for some that cannot be.
+
+    >>> limits_of({"batch": {"initial": 128, "most": 1024}})
+    BatchLimits(initial=128, most=1024, least_local=1, most_local=128, accumulation=False)
+    """
+    given = request.get("batch")
+    if not given:
+        return None
+    if processes_per_gpu(request) > 1:
+        raise InputError("batch: a job adapts its batch with one process a GPU; leave processes_per_gpu out")
+    initial = int(given["initial"])
+    try:
+        return BatchLimits(
+            initial=initial,
+            most=int(given.get("most") or initial),
+            least_local=int(given.get("least_local") or 1),
+            most_local=int(given.get("most_local") or initial),
+            accumulation=bool(given.get("accumulation")),
+        )
+    except InputError as error:
+        raise InputError(f"batch: {error}") from None
 
 
 def merge_key(request: Mapping[str, Any], owner: str, project: str) -> str:
@@ -115,4 +140,5 @@ def spec_of(
         priority=float(request.get("priority") or 0.0),
         weight=weight,
         retries=int(request["retries"]) if request.get("retries") is not None else 3,
+        batch=limits_of(request),
     )

@@ -17,6 +17,7 @@ import numpy as np
 from plait.control.books import refusal
 from plait.control.messages import JobCancelled, JobSubmitted, NodeLost, ProgressReported, ReplanDue
 from plait.core.jobs import JobBatch, JobSpec, Phase
+from plait.live.adaptive import work_of
 from plait.live.hearing import touch_node
 from plait.live.reconcile import reconcile
 
@@ -172,11 +173,11 @@ class Rounds:
             attempt = job.live
             if attempt is None or attempt.lead is None or columns["phase"][number] > Phase.RUNNING:
                 continue
-            steps = attempt.steps
-            done = float(columns["iterations_done"][number]) if steps is None else steps
+            work = work_of(engine, job, attempt)
+            done = float(columns["iterations_done"][number]) if work.done is None else work.done
             ran = max(float(columns["run_s"][number]), job.held_s + attempt.held_s)
             service = job.held_gpu_s + attempt.held_s * len(attempt.gpus)
-            pace = attempt.lead.step_s
+            pace = work.each_s
             served = max(float(columns["attained_gpu_s"][number]), service)
             rows.append((number, done, served, ran, math.nan if pace is None or not pace > 0 else pace))
         if only is None:

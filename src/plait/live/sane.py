@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from plait.core.errors import InputError
+from plait.core.goodput import THETA, BatchLimits, Estimate
 from plait.core.resources import Resource
-from plait.live.wire import NodeInfo, Profile, Seen
+from plait.live.wire import Adaptive, NodeInfo, Profile, Seen
 
 #: Seconds of an iteration or a stage, and iterations of a job, at most.
 LONGEST_S, MOST_STEPS = 1e6, 1e15
+#: Squared norms and variances of gradients, and the overlap of throughput, at most.
+LARGEST, GAMMA_MOST = 1e30, 10.0
 #: Characters of a reason at most.
 LONGEST_REASON = 2000
 #: What a process cannot end with counts as this exit code.
@@ -55,7 +58,34 @@ def sane_seen(seen: Seen) -> Seen:
         checkpoint_age_s=_or_none(seen.checkpoint_age_s, math.inf),
         skew=_or_none(seen.skew, 1.0),
         stage_s=stage_s,
+        adaptive=None if seen.adaptive is None else _sane_adaptive(seen.adaptive),
     )
+
+
+def _sane_adaptive(said: Adaptive) -> Adaptive:
+    """The same with numbers that are numbers, and an estimate and bounds whole or not at all."""
+    estimate, limits = said.estimate, said.limits
+    if estimate is not None and not _sane_estimate(estimate):
+        estimate = None
+    if limits is not None and (len(limits) != len(fields(BatchLimits)) or not all(_between(x, 0, 1e9) for x in limits)):
+        limits = None
+    return Adaptive(
+        progress=_or_none(said.progress, MOST_STEPS) or 0.0,
+        total=_or_none(said.total, MOST_STEPS),
+        batch_size=_or_none(said.batch_size, MOST_STEPS) or None,
+        estimate=estimate,
+        limits=limits,
+    )
+
+
+def _sane_estimate(estimate: Sequence[float | None]) -> bool:
+    """Whether all of it can be; seconds and norms so large that they overflow in a policy are none."""
+    if len(estimate) != len(Estimate):
+        return False
+    theta, gamma = estimate[:THETA], estimate[Estimate.GAMMA]
+    whole = all(t is None for t in theta) or (gamma is not None and None not in theta and 1 <= gamma <= GAMMA_MOST)
+    times_only = all(t is None or _between(t, 0.0, LONGEST_S) for t in theta)
+    return whole and times_only and all(x is None or _between(x, 0.0, LARGEST) for x in estimate[THETA:])
 
 
 def sane_text(text: str) -> str:

@@ -9,6 +9,7 @@ object with `type` and `at_s`:
     StopAsked      an attempt was told to stop, and why                       Learnt       a profile for later jobs
     RankEnded      a process ended                                            AttemptOver  nothing of it is left
     NodeLeaving    a node gave notice, or is back                             NodeForgotten  it will not come back
+    Restarted      the first step after a stop that was asked for, and what the two cost
 
 `apply` is the only thing that changes a `State`, live, after a restart and in `replay --verify`; so all three agree.
 """
@@ -58,6 +59,8 @@ _VERSION = 1
 MOST_LEARNT = 10_000
 #: So many jobs that left last are kept whole: forecasts take them for what is typical here.
 RECENT = 200
+#: How much the last restart counts in the average of what restarts cost a job.
+NEWEST = 0.5
 _WAITING, _RUNNING = int(Phase.WAITING), int(Phase.RUNNING)
 _CHANGES_GROUPS = (ReplanDue, JobFinished, JobFailed, JobCancelled, LaunchFailed, NodeLost)
 
@@ -92,6 +95,7 @@ class State:
             "ProjectSet": self._project_set, "AttemptBegan": self._attempt_began, "StopAsked": self._stop_asked,
             "RankEnded": self._rank_ended, "AttemptOver": self._attempt_over, "NodeDrained": self._node_drained,
             "Learnt": self._learnt, "NodeLeaving": self._node_leaving, "NodeForgotten": self._node_forgotten,
+            "Restarted": self._restarted,
         }  # fmt: skip
 
     # -- the fold -------------------------------------------------------------------------------------
@@ -214,7 +218,7 @@ class State:
     def _stop_asked(self, note: Note) -> None:
         attempt = self.jobs[note["job"]].attempt
         assert attempt is not None
-        attempt.stop, attempt.grace_s = note["why"], note.get("grace_s")
+        attempt.stop, attempt.grace_s, attempt.stop_s = note["why"], note.get("grace_s"), note["at_s"]
         self.touched.add(note["job"])
 
     def _rank_ended(self, note: Note) -> None:
@@ -239,6 +243,15 @@ class State:
         job.launch_failures += attempt.outcome == "start failed"
         if attempt.cause:
             job.reason = attempt.cause
+        job.down_s = None
+        if note["outcome"] == "preempted" and attempt.stop_s is not None:
+            job.down_s = max(0.0, float(note.get("ended_s") or note["at_s"]) - attempt.stop_s)
+        self.touched.add(job.number)
+
+    def _restarted(self, note: Note) -> None:
+        job, cost_s = self.jobs[note["job"]], float(note["cost_s"])
+        job.restart_s = cost_s if job.restart_s is None else job.restart_s + NEWEST * (cost_s - job.restart_s)
+        job.restarts, job.down_s = job.restarts + 1, None
         self.touched.add(job.number)
 
     def _node_drained(self, note: Note) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from plait.control.books import refusal
 from plait.control.snapshot import of_active, snapshot
 from plait.core.jobs import Phase
+from plait.live.adaptive import shown, work_of
 from plait.live.attempts import NODE_STATES, Attempt, JobRecord, NodeRecord
 from plait.live.layout import job_name
 from plait.live.state import RECENT, State
@@ -89,7 +90,7 @@ def job_row(engine: Engine, job: JobRecord) -> dict[str, Any]:
         "model": request.get("model") or "",
         "gpus": len(job.live.gpus) if job.live else int(request.get("gpus") or 1),
         "class": request.get("class") or "guaranteed",
-        "iterations": request.get("iterations"),
+        "iterations": None if request.get("batch") else request.get("iterations"),  # steps may be fewer
         "state": shown_state(engine, job),
         "reason": job.reason,
         "epoch": job.epoch,
@@ -113,6 +114,8 @@ def job_row(engine: Engine, job: JobRecord) -> dict[str, Any]:
         columns, n = engine.state.controller.books.columns, job.number
         row["started_s"], row["ended_s"] = _number(columns["first_start_s"][n]), _number(columns["end_s"][n])
         row["steps"] = float(columns["iterations_done"][n])
+        if request.get("batch"):  # the books count its work in another unit
+            row["steps"] = max(job.mark, (attempt.steps if attempt else None) or 0.0)
         row["run_s"] = max(job.held_s, float(columns["run_s"][n]))
         row["held_gpu_s"] = max(job.held_gpu_s, float(columns["attained_gpu_s"][n]))
         for name in ("starts", "preemptions", "failures"):
@@ -175,6 +178,8 @@ def live_fields(engine: Engine, number: int) -> dict[str, Any]:
     if out["state"] == "waiting":
         out["reason"] = waiting_reason(engine, job)
     attempt = job.live
+    if adaptive := shown(engine, job):
+        out["adaptive"] = adaptive
     if attempt is None:
         return out
     out["run_s"] = job.held_s + attempt.held_s
@@ -279,8 +284,8 @@ def forecast(engine: Engine, now: float) -> Callable[[], dict[str, Any]]:
     new = {number: i for i, number in enumerate(facts["job_numbers"])}
     for number in engine.live:
         attempt = state.jobs[number].live
-        lead = attempt.lead if attempt else None
-        if attempt is not None and lead is not None and number in new:
-            pace = {"step_s": lead.step_s, "steps": attempt.steps, "total_steps": lead.total_steps}
+        if attempt is not None and attempt.lead is not None and number in new:
+            work = work_of(engine, state.jobs[number], attempt)
+            pace = {"step_s": work.each_s, "steps": work.done, "total_steps": work.total}
             facts["paces"][str(new[number])] = pace
     return lambda: {**facts, "controller": snapshot(small)}

@@ -58,6 +58,22 @@ class Profile:
 
 
 @dataclass(frozen=True)
+class Adaptive:
+    """What a process whose batch adapts says of itself.
+
+    `progress` iterations at its first batch size done, of `total`; `batch_size` examples of a step now, all ranks
+    together; `estimate` by `plait.core.goodput.Estimate`; `limits` the bounds that it keeps to: initial, most,
+    least_local, most_local, and 1 if it accumulates.
+    """
+
+    progress: float = 0.0
+    total: float | None = None
+    batch_size: float | None = None
+    estimate: list[float | None] | None = None
+    limits: list[int] | None = None
+
+
+@dataclass(frozen=True)
 class Seen:
     """One process of one attempt, as the agent sees it.
 
@@ -91,6 +107,7 @@ class Seen:
     merged: str = ""
     first_step_s: float | None = None
     last_step_s: float | None = None
+    adaptive: Adaptive | None = field(default=None, metadata={"since": 2})
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ fact is written.
        392  batch_size                 f8       examples in its optimizer steps now, all ranks together; 0 not adaptive
        400  goodput guard              i8       even: whole, odd: being written, 0: none yet
        408  goodput[11]                f8       what its goodput is predicted from (columns of `core.goodput.Estimate`)
+       496  limits[5]                  f8       bounds of its batch that it keeps to, as `core.goodput.BatchLimits`
                                                 written by the agent
       2048  stop                       i8       0 go on, 1 checkpoint and exit, 2 exit now
       2056  control_version            i8       read control.json again when it changes
@@ -60,13 +61,13 @@ import os
 import struct
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from enum import IntEnum
 from pathlib import Path
 from typing import Protocol, cast, overload
 
 from plait.core.errors import InputError
-from plait.core.goodput import THETA, Estimate
+from plait.core.goodput import THETA, BatchLimits, Estimate
 from plait.core.resources import Resource
 
 SIZE = 4096
@@ -78,6 +79,7 @@ WORD = 8
 GATES = ("none", "tokens", "barrier")
 GO_ON, STOP_GRACEFULLY, STOP_NOW = 0, 1, 2
 _GOODPUT_AT = 408 // WORD
+_LIMITS_AT = 496 // WORD
 
 
 class PageError(InputError):
@@ -308,6 +310,18 @@ class Page:
             if self._goodput_guard == guard:
                 return found if _makes_sense(found) else None
         return None
+
+    def set_limits(self, limits: BatchLimits) -> None:
+        """Say between which bounds the batch is chosen; once, and the word that says that there are some comes last."""
+        for i, number in reversed(list(enumerate(astuple(limits)))):
+            self._floats[_LIMITS_AT + i] = float(number)
+
+    @property
+    def limits(self) -> tuple[int, ...] | None:
+        """The bounds of the batch in the order of `BatchLimits`; None while there are none, or none that can be."""
+        found = [self._floats[_LIMITS_AT + i] for i in range(len(fields(BatchLimits)))]
+        possible = found[0] >= 1 and all(0 <= x <= 1e15 and x == int(x) for x in found)
+        return tuple(int(x) for x in found) if possible else None
 
     def seconds(self, field: str) -> tuple[float, ...]:
         """A field of seconds by resource as a reader should take it: what cannot be is 0."""

@@ -67,6 +67,32 @@ def test_submit_sends_the_command_as_it_is_written(plait, fake, tmp_path):
     ]
 
 
+def test_submit_says_between_which_bounds_a_batch_adapts(plait, fake, tmp_path):
+    fake.answers["POST", "/v1/jobs"] = {"id": "j-1", "number": 1}
+    options = ("--batch-size", 128, "--max-batch-size", 4096, "--local-batch", "32..1024", "--accumulation")
+    assert plait("submit", *options, "--max-gpus", 8, "--", "train").code == 0
+    whole = {"initial": 128, "most": 4096, "least_local": 32, "most_local": 1024, "accumulation": True}
+    assert fake.bodies[-1] == {"command": ["train"], "max_gpus": 8, "batch": whole, "workdir": str(tmp_path)}
+    (tmp_path / "job.yaml").write_text("command: [train]\nbatch: {initial: 128, most: 256}\n")
+    assert plait("submit", "-f", "job.yaml", "--max-batch-size", 512).code == 0
+    assert fake.bodies[-1]["batch"] == {"initial": 128, "most": 512}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--batch-size", 128, "--local-batch", "32"), "--local-batch is '32'; write the fewest and the most"),
+        (("--max-batch-size", 128), "batch.initial is missing"),
+        (("--batch-size", 0), "batch.initial is 0, needs at least 1"),
+    ],
+)
+def test_a_wrong_bound_is_refused_before_anything_is_sent(plait, fake, options, says):
+    answer = plait("submit", *options, "--", "train")
+    assert answer.code == 2
+    assert says in answer.err
+    assert not fake.bodies
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from plait.core.resources import Resource
 from plait.live.agent import procs
-from plait.live.wire import Profile
+from plait.live.wire import Adaptive, Profile
 from plait.training.page import GATES, JobState, Page, PageError
 
 #: Stage seconds are means over at least so many iterations, if there were as many.
@@ -32,6 +33,7 @@ class Progress:
     skew: float | None = None
     first_step_boot_s: float | None = None
     last_step_boot_s: float | None = None
+    adaptive: Adaptive | None = None
 
 
 class PageReader:
@@ -83,6 +85,7 @@ class PageReader:
             skew=page.number("skew"),
             first_step_boot_s=_boot_s(page.number("first_step_monotonic")),
             last_step_boot_s=_boot_s(page.number("last_step_monotonic")),
+            adaptive=_adaptive(page),
         )
         return self._last
 
@@ -126,6 +129,21 @@ class PageReader:
             self.read()
             self._page.close()
             self._page = None
+
+
+def _adaptive(page: Page) -> Adaptive | None:
+    """What a job says whose batch adapts; None for others, and before it has said anything."""
+    progress, batch_size = _above_zero(page.number("progress")), _above_zero(page.number("batch_size"))
+    goodput, limits = page.goodput, page.limits
+    if progress is None and batch_size is None and goodput is None and limits is None:
+        return None
+    return Adaptive(
+        progress=progress or 0.0,
+        total=_above_zero(page.number("total_progress")),
+        batch_size=batch_size,
+        estimate=None if goodput is None else [None if math.isnan(x) else x for x in goodput],
+        limits=None if limits is None else list(limits),
+    )
 
 
 def _above_zero(value: float | None) -> float | None:

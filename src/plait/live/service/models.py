@@ -26,7 +26,15 @@ Positive = Annotated[float, Field(gt=0, le=1e9)]
 Size = Annotated[float, Field(ge=0, le=1e18)]
 StageSeconds = Annotated[float, Field(ge=0, le=1e6)]
 Variable = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"^[^\x00=]*$")]
+Examples = Annotated[int, Field(ge=1, le=10**9)]
 M = TypeVar("M", bound=BaseModel)
+
+
+def whole(value: Any) -> Any:
+    """A value that pydantic may take for a whole number; `ValueError` for those that it should not."""
+    if isinstance(value, (bool, str)):
+        raise ValueError("needs a whole number")
+    return value
 
 
 class Model(BaseModel):
@@ -45,6 +53,21 @@ class ProfileIn(Model):
     iteration_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
 
 
+class BatchIn(Model):
+    """Bounds of the batch of an adaptive job, in examples; see `plait.core.goodput.BatchLimits`."""
+
+    initial: Examples
+    most: Examples | None = None
+    least_local: Examples | None = None
+    most_local: Examples | None = None
+    accumulation: StrictBool | None = None
+
+    @field_validator("initial", "most", "least_local", "most_local", mode="before")
+    @classmethod
+    def _whole(cls, value: Any) -> Any:
+        return whole(value)
+
+
 class JobIn(Model):
     """A job as it is submitted; see `plait.live` job.schema.json."""
 
@@ -55,6 +78,7 @@ class JobIn(Model):
     gpus: Annotated[int, Field(ge=1, le=100_000)] = 1
     min_gpus: Annotated[int, Field(ge=1, le=100_000)] | None = None
     max_gpus: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    batch: BatchIn | None = None
     processes_per_gpu: Annotated[int, Field(ge=1, le=64)] = 1
     iterations: Annotated[float, Field(gt=0, le=1e15)] | None = None
     model: Text | None = None
@@ -81,9 +105,7 @@ class JobIn(Model):
     @field_validator("gpus", "min_gpus", "max_gpus", "processes_per_gpu", "retries", mode="before")
     @classmethod
     def _whole(cls, value: Any) -> Any:
-        if isinstance(value, (bool, str)):
-            raise ValueError("needs a whole number")
-        return value
+        return whole(value)
 
     @field_validator("profile")
     @classmethod

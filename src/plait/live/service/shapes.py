@@ -13,6 +13,7 @@ FINAL = frozenset({"finished", "failed", "cancelled"})
 #: what memory knows beyond the table, of jobs that run
 _LIVE = (
     "step_s", "total_steps", "gate", "stage_s", "checkpoint_steps", "checkpoint_age_s", "places", "group",
+    "adaptive",
 )  # fmt: skip
 
 
@@ -108,7 +109,7 @@ def whole_job(row: Mapping[str, Any], live: dict[str, Any], now_s: float, *, sec
     for name in ("workdir", "retries", "gpu_memory", "cpus", "memory", "deadline_s", "checkpoint_s", "priority"):
         if request.get(name) is not None:
             out[name] = request[name]
-    for name in ("min_gpus", "max_gpus", "profile", "skew", "merge"):
+    for name in ("min_gpus", "max_gpus", "batch", "profile", "skew", "merge"):
         if request.get(name) is not None:
             out[name] = request[name]
     if secrets and request.get("env"):

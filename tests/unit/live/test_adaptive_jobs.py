@@ -1,0 +1,299 @@
+"""Jobs whose batch adapts: what they may ask for, what they say of themselves, what restarts cost them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from live_cases import Cluster
+
+from plait.core.errors import InputError
+from plait.core.goodput import BatchLimits, Estimate
+from plait.live.adaptive import differs
+from plait.live.agent.pages import PageReader
+from plait.live.engine import Engine
+from plait.live.service.models import Invalid, JobIn, parse
+from plait.live.wire import Adaptive, Profile
+from plait.training.page import Page
+
+Make = Callable[..., Cluster]
+BATCH = {"initial": 16, "most": 256, "least_local": 4, "most_local": 32, "accumulation": True}
+LIMITS = [16, 256, 4, 32, 1]
+THETA = [0.1, 0.01, 0.5, 0.05, 0.2, 0.02, 1.5]
+#: At batch 64 = 4 x 16 a step is worth (4 + 1) / (4/4 + 1) = 2.5 at batch 16.
+ESTIMATE: list[float | None] = [*THETA, 1.0, 4.0, 2.0, None]
+
+
+def said(progress: float = 10.0, estimate: list[float | None] | None = None, **more: Any) -> Adaptive:
+    return Adaptive(progress, 100.0, 64.0, estimate or ESTIMATE, more.get("limits", LIMITS))
+
+
+def books(c: Cluster, name: str, job: int = 0) -> Any:
+    assert c.engine.state.controller is not None
+    return c.engine.state.controller.books.columns[name][job]
+
+
+def count(c: Cluster, kind: str) -> int:
+    return c.types().count(kind)
+
+
+# -- asking ---------------------------------------------------------------------------------------------------
+
+
+def test_bounds_reach_the_policies_and_the_job(cluster: Make) -> None:
+    c = cluster((4,))
+    c.submit({"batch": BATCH, "max_gpus": 4}, {"batch": {"initial": 8}}, {})
+    c.pass_s()
+    specs = [c.engine.state.controller.books.spec(n) for n in range(3)]  # type: ignore[union-attr]
+    whole = BatchLimits(initial=16, most=256, least_local=4, most_local=32, accumulation=True)
+    fixed = BatchLimits(initial=8, most=8, least_local=1, most_local=8)
+    assert [spec.batch for spec in specs] == [whole, fixed, None]
+    told = {run.job: run.env.get("PLAIT_BATCH") for run in c.nodes[0].sync().attempts}
+    assert json.loads(told[0] or "") == BATCH
+    assert json.loads(told[1] or "")["most_local"] == 8
+    assert told[2] is None
+
+
+@pytest.mark.parametrize(
+    ("batch", "says"),
+    [
+        ({"initial": 16, "most": 8}, "batch: batch size 16 to 8"),
+        ({"initial": 16, "most_local": 8}, "allow accumulation"),
+        ({"initial": 16, "least_local": 32, "most_local": 64}, "batch: batch size 16 is less than one GPU has to take"),
+        ({"initial": 16, "least_local": 32}, "batch: batch of one GPU 32 to 16"),
+    ],
+)
+def test_bounds_that_leave_nothing_are_refused(cluster: Make, batch: dict[str, int], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        cluster().submit({"batch": batch})
+
+
+def test_processes_that_share_a_gpu_do_not_adapt(cluster: Make) -> None:
+    with pytest.raises(InputError, match="leave processes_per_gpu out"):
+        cluster().submit({"batch": BATCH, "processes_per_gpu": 2})
+
+
+@pytest.mark.parametrize(
+    ("batch", "field"),
+    [
+        ({"most": 8}, "batch.initial"), ({"initial": 0}, "batch.initial"), ({"initial": "8"}, "batch.initial"),
+        ({"initial": 8, "most": True}, "batch.most"), ({"initial": 8, "size": 9}, "batch.size"),
+        ({"initial": 8, "accumulation": "yes"}, "batch.accumulation"), (8, "batch"),
+    ],
+)  # fmt: skip
+def test_a_wrong_bound_is_named(batch: Any, field: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        parse(JobIn, {"command": ["true"], "batch": batch})
+    assert refused.value.field == field
+
+
+# -- from the page to the books ---------------------------------------------------------------------------------
+
+
+def test_an_agent_reads_what_a_job_says(tmp_path: Path) -> None:
+    with Page.create(tmp_path / "page.bin", mapped=True) as page:
+        reader = PageReader(tmp_path / "page.bin")
+        assert reader.read().adaptive is None
+        page.set_limits(BatchLimits(initial=16, most=256, least_local=4, most_local=32, accumulation=True))
+        assert reader.read().adaptive == Adaptive(limits=LIMITS)
+        page.progress, page.total_progress, page.batch_size = 10.0, 100.0, 64.0
+        page.set_goodput([math.nan if x is None else x for x in ESTIMATE])
+        assert reader.read().adaptive == said()
+        page.progress = page.batch_size = math.inf
+        page._floats[496 // 8] = 1.5  # half an example
+        assert reader.read().adaptive == Adaptive(0.0, 100.0, None, ESTIMATE)
+        reader.close()
+        assert reader.read().adaptive is not None
+
+
+def test_an_estimate_reaches_the_books_when_it_is_news_and_not_too_often(cluster: Make) -> None:
+    c = cluster((4,))
+    c.submit({"batch": BATCH})
+    c.pass_s()
+    c.nodes[0].report(0, adaptive=said(), steps=4.0)
+    c.pass_s()
+    np.testing.assert_array_equal(books(c, "goodput"), [*THETA, 1.0, 4.0, 2.0, math.nan])
+    decisions = count(c, "ReplanDue")
+    news = said(estimate=[*THETA, 2.0, 4.0, 1.0, 7.0])
+    c.nodes[0].report(0, adaptive=news)
+    c.pass_s(20.0)
+    assert count(c, "GoodputReported") == 1
+    c.pass_s(15.0)
+    # The most GPUs that it has measured itself on do not become fewer, and what a restart costs it cannot know.
+    np.testing.assert_array_equal(books(c, "goodput"), [*THETA, 2.0, 4.0, 2.0, math.nan])
+    c.nodes[0].report(0, adaptive=said(estimate=[*THETA, 2.05, 4.0, 2.0, None]))
+    c.pass_s(40.0)
+    assert count(c, "GoodputReported") == 2  # hardly any change
+    assert count(c, "ReplanDue") == decisions  # policies that use it ask for decisions themselves
+    c.restart()
+    np.testing.assert_array_equal(books(c, "goodput"), [*THETA, 2.0, 4.0, 2.0, math.nan])
+
+
+def test_only_adaptive_jobs_are_believed_an_estimate(cluster: Make) -> None:
+    c = cluster((4,))
+    c.submit({})
+    c.pass_s()
+    c.nodes[0].report(0, adaptive=said(), steps=4.0)
+    c.pass_s(12.0)
+    assert count(c, "GoodputReported") == 0
+    assert books(c, "iterations_done") == 4.0
+    assert "adaptive" not in c.engine.fields([0])[0]
+
+
+def test_progress_counts_iterations_at_the_first_batch_and_people_see_steps(cluster: Make) -> None:
+    c = cluster((4,), progress_s=1.0)
+    c.submit({"batch": BATCH, "iterations": 100, "max_gpus": 4})
+    c.pass_s()
+    c.nodes[0].report(0, adaptive=said(10.0), steps=4.0, step_s=0.5)
+    c.pass_s(2.2)
+    assert books(c, "iterations_done") == 10.0
+    (fields,) = c.engine.fields([0]).values()
+    adaptive = fields["adaptive"]
+    assert fields["steps"] == 4.0
+    assert (adaptive["progress"], adaptive["total_progress"], adaptive["batch_size"]) == (10.0, 100.0, 64.0)
+    # A step of 0.5 s is worth 2.5 iterations of 16 examples, and had 4 x 16.
+    assert adaptive["goodput"] == pytest.approx(16 * 2.5 / 0.5)
+    assert adaptive["efficiency"] == pytest.approx(2.5 / 4)
+    assert (adaptive["min_gpus"], adaptive["max_gpus"]) == (1, 4)
+    assert c.engine.explain(0, c.now)["left_s"] == pytest.approx(90 * 0.2)
+    c.nodes[0].report(0, adaptive=said(5.0))  # late words
+    c.pass_s(2.2)
+    assert books(c, "iterations_done") == 10.0
+    c.nodes[0].end(0)
+    c.pass_s(2.2)
+    row = c.store.job(0)
+    assert row is not None
+    assert (row["state"], row["steps"]) == ("finished", 4.0)
+
+
+def test_a_profile_is_of_the_size_and_the_batch_asked_for(cluster: Make) -> None:
+    c = cluster((4,))
+    c.submit({"batch": BATCH, "model": "m"})
+    c.pass_s()
+    profile = Profile([0.0, 0.0, 0.5, 0.0], 0.5, 20)
+    c.nodes[0].report(0, adaptive=said(), profile=profile)
+    c.pass_s()
+    assert count(c, "JobProfiled") == 0
+    c.nodes[0].report(0, adaptive=Adaptive(10.0, None, 16.0), profile=profile)
+    c.pass_s(11.0)
+    assert count(c, "JobProfiled") == 1
+
+
+def test_other_bounds_of_the_script_are_shown(cluster: Make) -> None:
+    c = cluster((4,))
+    c.submit({"batch": BATCH})
+    c.pass_s()
+    c.nodes[0].report(0, adaptive=said())
+    c.pass_s()
+    assert "difference" not in c.engine.fields([0])[0]["adaptive"]
+    c.nodes[0].report(0, adaptive=said(limits=[16, 512, 4, 32, 0]))
+    c.pass_s()
+    told = c.engine.fields([0])[0]["adaptive"]["difference"]
+    assert "most 512 and not 256, accumulation False and not True" in told
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Adaptive(math.nan, math.inf, -1.0, [math.nan] * 11, LIMITS), Adaptive(estimate=[1.0] * 3, limits=[1]),
+        Adaptive(estimate=[*THETA[:6], 0.5, 1.0, 4.0, 2.0, None], limits=[16, 8, 4, 32, 1]),
+        Adaptive(estimate=[None, *THETA[1:], 1.0, 4.0, 2.0, None], limits=[0] * 5),
+        Adaptive(estimate=[*THETA, 1e308, 4.0, 2.0, None], limits=[10**30] * 5),
+    ],
+)  # fmt: skip
+def test_nonsense_of_a_job_reaches_nobody(cluster: Make, bad: Adaptive) -> None:
+    c = cluster((4,))
+    c.submit({"batch": BATCH})
+    c.pass_s()
+    c.nodes[0].report(0, adaptive=bad, steps=3.0, step_s=0.1)
+    c.pass_s(5.0)
+    assert np.isnan(books(c, "goodput")).all()
+    assert not c.engine.broken
+    json.dumps(c.engine.fields([0])[0], allow_nan=False)
+    assert Engine(c.store, c.engine.layout, now=c.now).state.seq >= c.engine.state.seq
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        (math.nan, math.nan, False), (math.nan, 0.0, True), (1.0, 1.04, False), (1.0, 1.06, True), (1.06, 1.0, True),
+        (1e-8, 5e-7, False), (0.0, 0.0, False),
+    ],
+)  # fmt: skip
+def test_what_counts_as_news(old: float, new: float, changed: bool) -> None:
+    row = np.array([*THETA, 1.0, 4.0, 2.0, 30.0])
+    before, after = row.copy(), row.copy()
+    before[Estimate.BETA_N], after[Estimate.BETA_N] = old, new
+    assert differs(after, before) is changed
+
+
+# -- restarts ---------------------------------------------------------------------------------------------------
+
+
+def stopped_and_begun(c: Cluster, stop_s: float, start_s: float) -> None:
+    """Everything that is told to stop takes so long for it; what begins then, for its first step."""
+    node = c.nodes[0]
+    node.obeys = False
+    c.pass_s(stop_s)
+    node.obeys = True
+    c.pass_s(1.0)
+    node.report(0, first_step_s=start_s, steps=9.0)
+    c.pass_s(0.5)
+
+
+def test_restarts_are_measured_and_averaged(cluster: Make) -> None:
+    c = cluster((4,), policy="live_cases_policies:Breathing", estimate_s=0.5)
+    c.submit({"batch": BATCH, "gpus": 2, "min_gpus": 2, "max_gpus": 4})
+    c.pass_s(2.0)
+    node = c.nodes[0]
+    assert len(node.seen) == 4
+    node.report(0, first_step_s=3.0, adaptive=said(), steps=4.0)
+    c.pass_s(1.0)
+    assert math.isnan(books(c, "goodput")[Estimate.RESTART_S])  # its first start is none
+    c.submit({"gpus": 2})
+    stopped_and_begun(c, 4.0, 5.0)
+    notes = [json.loads(row.entry) for row in c.store.entries() if row.type == "Restarted"]
+    asked = next(row.at_s for row in c.store.entries() if row.type == "StopAsked")
+    over = next(json.loads(row.entry)["ended_s"] for row in c.store.entries() if row.type == "AttemptOver")
+    assert [n["cost_s"] for n in notes] == [pytest.approx(over - asked + 5.0)]
+    first = notes[0]["cost_s"]
+    assert books(c, "goodput")[Estimate.RESTART_S] == first
+    c.pass_s(5.0)
+    assert count(c, "Restarted") == 1  # once a restart, however often it is seen
+    c.restart()
+    c.pass_s(2.0)
+    assert count(c, "Restarted") == 1
+    c.nodes[0].end(1)
+    c.pass_s(2.0)
+    stopped_and_begun(c, 1.0, 2.0)
+    second = [json.loads(row.entry)["cost_s"] for row in c.store.entries() if row.type == "Restarted"][1]
+    assert books(c, "goodput")[Estimate.RESTART_S] == pytest.approx((first + second) / 2)
+    adaptive = c.engine.fields([0])[0]["adaptive"]
+    assert (adaptive["restarts"], adaptive["restart_s"]) == (2, pytest.approx((first + second) / 2))
+
+
+def test_waiting_for_gpus_is_no_cost_of_a_restart_and_neither_is_a_failure(cluster: Make) -> None:
+    c = cluster((2,), policy="srtf")
+    c.submit({"gpus": 2, "iterations": 1000, "profile": {"gpu": 1.0}})
+    c.pass_s(2.0)
+    c.nodes[0].report(0, first_step_s=1.0)
+    c.submit({"gpus": 2, "iterations": 10, "profile": {"gpu": 1.0}})
+    c.pass_s(60.0)
+    assert c.nodes[0].jobs() == {1}
+    c.nodes[0].end(1)
+    c.pass_s(3.0)
+    assert c.nodes[0].jobs() == {0}
+    c.nodes[0].report(0, first_step_s=1.5)
+    c.pass_s(2.0)
+    (cost_s,) = (json.loads(row.entry)["cost_s"] for row in c.store.entries() if row.type == "Restarted")
+    assert 1.5 <= cost_s < 5.0
+    c.nodes[0].end(0, 1)
+    c.pass_s(3.0)
+    c.nodes[0].report(0, first_step_s=1.5)
+    c.pass_s(2.0)
+    assert count(c, "Restarted") == 1
