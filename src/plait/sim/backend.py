@@ -9,6 +9,9 @@ Each is charged once, to the job that starts or stops.
 
 With `round_ms` > 0 the controller hears of arrivals and completions at the next round boundary and decides
 there; jobs still end when they end. Boundaries at which nothing is new are skipped.
+
+Jobs that adapt their batch (`adaptive.py`) change their rate at times of their own, of which nobody is told; what
+they have learnt is reported at the next decision.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from plait.control.messages import (
     Adjust,
     Command,
     Event,
+    GoodputReported,
     JobFailed,
     JobFinished,
     JobSubmitted,
@@ -42,9 +46,11 @@ from plait.core.errors import InputError, SimulationError
 from plait.core.jit import kernel
 from plait.core.jobs import JobBatch
 from plait.core.plan import Groups
+from plait.sim.adaptive import INTERVAL_S, AdaptiveJobs
 from plait.sim.failures import NodeChange, time_to_failure_s
 from plait.sim.overheads import CHECKPOINT, LAUNCH, MIGRATE, RESTORE, Overheads
 from plait.sim.physics import Physics, StandardPhysics
+from plait.sim.training import Training
 
 NO_TIMES: FloatArray = np.zeros(0)
 
@@ -56,6 +62,9 @@ PATIENCE = 1000
 
 #: Going on from host memory: Gandiva (OSDI 2018, section 4) reports about 100 ms for a suspend and resume.
 RESUME_MS = 100.0
+
+#: Work that an edge between two levels of gradient noise may be away and still count as reached.
+EDGE_MS = 1e-3
 
 
 #: columns of `Simulator.state`: what the monitors need to know of a job, together in memory
@@ -129,6 +138,8 @@ class SimulationSettings:
 
     `checkpoint_every_s`: work since the last periodic checkpoint is lost when a node or process dies.
     `job_mtbf_s`: mean GPU time between process failures, exponential.
+    `training`: the truth of adaptive jobs; None takes what ships with plait for their models.
+    `profile_noise`: step times that adaptive jobs measure of themselves are off by up to this share.
     """
 
     physics: Physics = field(default_factory=StandardPhysics)
@@ -137,6 +148,18 @@ class SimulationSettings:
     checkpoint_every_s: float = 1800.0
     job_mtbf_s: float = math.inf
     seed: int = 0
+    training: Training | None = None
+    profile_noise: float = 0.0
+
+
+def adaptive_jobs(truth: JobBatch, settings: SimulationSettings) -> AdaptiveJobs | None:
+    """The jobs that adapt their batch; None if none does, and the rest of the simulation need not look."""
+    if not (truth.column("batch_size") > 0).any():
+        return None
+    training = Training.shipped(truth) if settings.training is None else settings.training
+    if not training.adapts.any():
+        return None
+    return AdaptiveJobs(truth, training, noise=settings.profile_noise, seed=settings.seed)
 
 
 class Simulator:
@@ -179,6 +202,10 @@ class Simulator:
         self.end_ms: FloatArray = np.full(n, math.inf)
         self.fail_ms: FloatArray = np.full(n, math.inf)
         self.stop_ms: FloatArray = np.full(n, math.inf)  # the earlier of the two
+        self.adaptive = adaptive_jobs(truth, settings)
+        self.solo = np.ones(n)  # part of its solo speed that a running job gets
+        self.ripe_ms: FloatArray = np.full(n, math.inf)  # when a job will have measured what it runs in
+        self.turn_ms: FloatArray = np.full(n, math.inf)  # when a running job chooses its batch anew
         self.is_running = np.zeros(n, dtype=np.int64)
         self.attempts = np.zeros(n, dtype=np.int64)
         self.last_node = np.full(n, -1, dtype=np.int64)
@@ -209,6 +236,8 @@ class Simulator:
         while self.ended < len(self.truth):
             due = self._next_due()
             change = self.next_change
+            if self._adapt_until(due if change is None else min(due, to_ms(change.at_s))):
+                continue  # the end of some job has moved
             if change is not None and to_ms(change.at_s) <= due:
                 yield from self._change_node(change)
             elif due < math.inf:
@@ -262,6 +291,8 @@ class Simulator:
             yield JobFinished(at_s, finished, end_ms / 1000)
         if len(failed):
             yield JobFailed(at_s, failed, "process failed")
+        if self.adaptive is not None and self.adaptive.fresh:
+            yield GoodputReported(at_s, *self.adaptive.report())
         if self.arrived < len(self.submit_ms) and self.submit_ms[self.arrived] <= now:
             first, self.arrived = self.arrived, int(np.searchsorted(self.submit_ms, now, side="right"))
             last = self.arrived
@@ -280,6 +311,8 @@ class Simulator:
 
     def _run_until(self, now: float) -> tuple[IntArray, FloatArray, IntArray]:
         """End jobs that complete or fail by `now`: (finished, their ends in ms, failed)."""
+        if self._adapt_until(now):
+            self.soonest = earliest(self.running, self.stop_ms)
         if self.soonest > now:
             return NO_JOBS, NO_TIMES, NO_JOBS
         finished: list[int] = []
@@ -289,7 +322,7 @@ class Simulator:
             due = due_by(self.running, self.stop_ms, now)
             if not len(due):
                 break
-            if self.groups:  # the pace of others may change when one ends: one instant at a time
+            if self.groups or self.adaptive:  # the pace of others may change before they end: one instant at a time
                 due = due[self.stop_ms[due] == self.stop_ms[due].min()]
             if len(due) > 1:
                 due = due[np.lexsort((due, self.stop_ms[due]))]
@@ -304,8 +337,36 @@ class Simulator:
                     finished.append(job)
                     ends.append(at)
             self.running = still(self.running, self.is_running)
+            self._adapt_until(now)
         self.ended += len(finished)
         return np.array(finished, dtype=np.int64), np.array(ends), np.array(sorted(failed), dtype=np.int64)
+
+    def _adapt_until(self, limit: float) -> bool:
+        """Let jobs choose their batches anew, in order of time, up to `limit` and the first end; whether any did."""
+        adapted = False
+        if self.adaptive is None:
+            return adapted
+        while True:
+            at = earliest(self.running, self.turn_ms)
+            if at == math.inf or at > min(limit, earliest(self.running, self.stop_ms)):
+                return adapted
+            adapted = True
+            for job in due_by(self.running, self.turn_ms, at).tolist():
+                self._adapt(self.adaptive, job, at)
+
+    def _adapt(self, adaptive: AdaptiveJobs, job: int, at: float) -> None:
+        """A job has measured itself or its gradient noise has changed: it may take another batch."""
+        self._settle(job, at)
+        if self.ripe_ms[job] <= at:
+            adaptive.measure(job)
+            self.ripe_ms[job] = math.inf
+        while adaptive.level_ends(job) * self.unit_ms[job] <= self.done_ms[job] + EDGE_MS:
+            adaptive.pass_level(job)
+        before = adaptive.key(job)
+        adaptive.adapt(job)
+        if adaptive.key(job) != before:
+            self.ripe_ms[job] = math.inf if adaptive.knows(job) else at + INTERVAL_S * 1000
+        self._set_pace(job)
 
     def _change_node(self, change: NodeChange) -> Iterator[Event]:
         now = to_ms(change.at_s)
@@ -375,15 +436,12 @@ class Simulator:
             for m in range(int(groups.first_job[g]), int(groups.first_job[g + 1])):
                 job = int(jobs[m])
                 if self.is_running[job]:
-                    self._settle(job)
+                    self._settle(job, self.now)
                 else:
                     self._start(job, groups.gpus[groups.first_gpu[g] : groups.first_gpu[g + 1]])
                     started.append(job)
-                rate = float(self.truth.iteration_s[job] / pace[m])
-                left = math.ceil((self.total_ms[job] - self.done_ms[job]) / rate - 1e-6)
-                self.rate[job] = rate
-                self.end_ms[job] = end = self.since_ms[job] + max(left, 1)
-                self.stop_ms[job] = min(end, self.fail_ms[job])
+                self.solo[job] = float(self.truth.iteration_s[job] / pace[m])
+                self._set_pace(job)
         if started:
             self.running = np.concatenate([self.running, np.array(started, dtype=np.int64)])
             self.running.sort()
@@ -398,13 +456,29 @@ class Simulator:
             for job in groups.jobs[first[g] : first[g + 1]].tolist():
                 self.groups[job] = shared
 
-    def _settle(self, job: int) -> None:
-        """Book the work done so far, before the pace changes."""
-        work = self.now - self.since_ms[job]
+    def _set_pace(self, job: int) -> None:
+        """From `since_ms` on the job works at its rate, until it ends, fails or chooses another batch."""
+        rate = float(self.solo[job])
+        adaptive = self.adaptive if self.adaptive is not None and self.adaptive.adapts[job] else None
+        if adaptive is not None:
+            rate *= float(adaptive.rate(job) * self.truth.iteration_s[job])
+        left = math.ceil((self.total_ms[job] - self.done_ms[job]) / rate - 1e-6)
+        self.rate[job] = rate
+        self.end_ms[job] = end = self.since_ms[job] + max(left, 1)
+        self.stop_ms[job] = stop = min(end, self.fail_ms[job])
+        if adaptive is not None:
+            work, turn = adaptive.level_ends(job) * self.unit_ms[job] - self.done_ms[job], self.ripe_ms[job]
+            if work < math.inf:
+                turn = min(turn, self.since_ms[job] + max(math.ceil(work / rate - 1e-6), 1))
+            self.turn_ms[job] = turn if turn < stop else math.inf
+
+    def _settle(self, job: int, at: float) -> None:
+        """Book the work done until `at`, before the pace changes."""
+        work = at - self.since_ms[job]
         if work > 0:
             self.done_ms[job] += work * self.rate[job]
             self.worked_ms[job] += work
-            self.since_ms[job] = self.now
+            self.since_ms[job] = at
 
     def _start(self, job: int, gpus: IntArray) -> None:
         begin = max(self.now, self.free_ms[job])
@@ -432,6 +506,13 @@ class Simulator:
                 self.settings.seed, job, int(self.attempts[job]), self.settings.job_mtbf_s / len(gpus)
             )
             self.fail_ms[job] = begin + max(to_ms(after), 1.0)
+        if self.adaptive is not None and self.adaptive.adapts[job]:
+            nodes = len(np.unique(self.cluster.gpu_node[gpus]))
+            self.adaptive.start(job, nodes, len(gpus), float(self.done_ms[job] / self.unit_ms[job]))
+            ripe = self.since_ms[job] + INTERVAL_S * 1000
+            self.ripe_ms[job] = math.inf if self.adaptive.knows(job) else ripe
+            if self.attempts[job] > 1:
+                self.adaptive.restarted(job, start_up / 1000)
 
     def _release(self, job: int, at: float, *, lost: bool, save: bool = True) -> float:
         """Take a job off its GPUs; returns the milliseconds it still holds them to save."""
@@ -454,7 +535,7 @@ class Simulator:
         self.overhead_ms[job] += saving
         self.service_ms[job] += held * self.gpus_held[job]
         self.is_running[job] = 0
-        self.stop_ms[job] = self.end_ms[job] = self.fail_ms[job] = math.inf
+        self.stop_ms[job] = self.end_ms[job] = self.fail_ms[job] = self.turn_ms[job] = math.inf
         gpus = self.where.pop(job)
         self.free_ms[job] = at + saving
         if saving:

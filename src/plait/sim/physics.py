@@ -67,6 +67,7 @@ class StandardPhysics:
         fewest = 1 + (cluster.cap_prefix[kind] < count[:, None]).sum(axis=1)
         spread = (nodes > fewest)[groups.group_of_member()]
         sensitive = ~(truth.column("skew")[groups.jobs] <= self.skew_threshold)
+        sensitive &= truth.column("batch_size")[groups.jobs] == 0  # adaptive jobs: in their own throughput already
         return np.where(spread & sensitive, self.spread_slowdown, 1.0)
 
     def _shared(self, truth: JobBatch, groups: Groups, alone: FloatArray, share: FloatArray) -> FloatArray:

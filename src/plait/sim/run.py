@@ -47,6 +47,7 @@ def simulator(
         checkpoint_every_s=world.checkpoint_every_s,
         job_mtbf_s=world.job_mtbf_s,
         seed=seed,
+        profile_noise=world.profile_noise,
     )
     changes: Iterator[NodeChange] = iter(node_changes or ())
     if node_changes is None and world.node_mtbf_s < math.inf:

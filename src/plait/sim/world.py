@@ -61,7 +61,20 @@ def ideal_world() -> World:
     return World("ideal", "no overheads, placement does not matter to speed", StandardPhysics())
 
 
-WORLDS = {"plait": plait_world, "ideal": ideal_world}
+def pollux_world() -> World:
+    """Every start takes 30 s, the published simulation's figure: the world for adaptive jobs."""
+    return World(
+        "pollux",
+        "30 s a start, decisions when policies ask: for jobs that adapt their batch",
+        StandardPhysics(),
+        Overheads.constant(launch_s=RESTART_S, restore_s=RESTART_S),
+    )
+
+
+#: What a start or restart costs an adaptive job in the published simulation (Pollux, OSDI'21, section 5.3).
+RESTART_S = 30.0
+
+WORLDS = {"plait": plait_world, "ideal": ideal_world, "pollux": pollux_world}
 
 
 def make_world(name: str) -> World:

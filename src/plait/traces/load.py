@@ -13,6 +13,7 @@ import numpy as np
 from plait.core.cluster import Cluster, Node
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobClass
+from plait.traces.adaptive import adaptive_rows, made_adaptive
 from plait.traces.schema import Array
 from plait.traces.table import TraceTable
 
@@ -33,10 +34,13 @@ def load_jobs(table: TraceTable, *, censored: str = "as_is", seed: int = 0) -> W
     counted in iterations. `censored` says what to do with jobs whose end nobody saw: `as_is` replays what was
     observed, `drop` leaves them out, `extend` adds a seeded draw from the durations that were longer.
     Rows without GPUs or without a duration are left out and counted. Raises `InputError` if nothing is left.
+    Jobs without a duration of a model whose throughput plait knows adapt their batch (`traces.adaptive`).
     """
     if censored not in ("as_is", "drop", "extend"):
         raise InputError(f"censored is {censored!r}; use as_is, drop or extend")
+    adapts = adaptive_rows(table)
     duration = np.array(table["duration_s"], dtype=np.float64)
+    duration[adapts] = 1.0  # follows from the model
     open_ended = np.isin(table["duration_kind"].astype(str), ["right_censored", "lower_bound"])
     gpus = np.nan_to_num(np.asarray(table["gpus"], dtype=np.float64), nan=0.0)
     reasons = {"cpu_only": gpus < 1, "no_duration": ~(duration > 0)}
@@ -52,7 +56,8 @@ def load_jobs(table: TraceTable, *, censored: str = "as_is", seed: int = 0) -> W
         raise InputError(f"no job of this trace can be simulated: {dropped or 'it is empty'}")
     if censored == "extend":
         duration = _extended(duration, open_ended & keep, keep, seed)
-    return Workload(_batch(table.select(keep), duration[keep]), dropped, _warnings(table.select(keep)))
+    jobs = _batch(table.select(keep), duration[keep])
+    return Workload(made_adaptive(jobs, adapts[keep]), dropped, _warnings(table.select(keep & ~adapts)))
 
 
 def cluster_of(table: TraceTable) -> Cluster:

@@ -1,0 +1,138 @@
+"""Simulated jobs that adapt: each measures itself, fits its throughput and chooses its batch, as a real one would.
+
+A job knows of itself what it has measured on the configurations (nodes, GPUs, batch of a GPU) it has run in for
+`INTERVAL_S`, and the gradient noise of the epoch it is in. It chooses its batch when it starts, when it has measured
+a new configuration and when its noise has changed: between those its estimates stay the same, and so would its
+choice. Until its first fit it runs at its initial batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plait.core.arrays import FloatArray, IntArray
+from plait.core.goodput import THETA, Estimate
+from plait.core.jobs import JobBatch
+from plait.goodput.batch import best_batch_each, goodput
+from plait.goodput.efficiency import gain
+from plait.goodput.fit import Profile, fit
+from plait.goodput.jobs import GoodputJobs
+from plait.goodput.throughput import grad_s, iteration_s, step_s
+from plait.sim.training import Training
+
+#: Seconds that a job runs in a configuration before it has measured it (Pollux, OSDI'21, section 4.1).
+INTERVAL_S = 30.0
+
+#: A running job changes its batch for a predicted goodput so many times as high; as published, in the library.
+HYSTERESIS = 1.05
+
+#: Nodes, GPUs and batch of a GPU: what step times depend on.
+Key = tuple[int, int, int]
+
+
+class AdaptiveJobs:
+    """All adaptive jobs of a simulation, by number: what is true of them, what they know, how they run."""
+
+    def __init__(self, jobs: JobBatch, training: Training, *, noise: float = 0.0, seed: int = 0) -> None:
+        """No job has run. Measured times are off by a factor U[1 - noise, 1 + noise], one for each job and key."""
+        n = len(jobs)
+        self.training, self.adapts = training, training.adapts
+        self.noise, self.seed = noise, seed
+        self.estimates = np.full((n, len(Estimate)), np.nan)
+        limits = (jobs.column(c) for c in ("batch_size", "max_batch_size", "min_local_batch", "max_local_batch"))
+        initial, most, least_local, most_local = (np.where(self.adapts, column, 1) for column in limits)
+        accumulates = jobs.column("accumulates") != 0
+        #: what each job believes; its `theta`, `sqr` and `var` change as it learns
+        self.known = GoodputJobs(
+            np.full((n, THETA), np.nan), np.zeros(n), np.ones(n), initial, most, least_local, most_local, accumulates
+        )
+        self.nodes, self.gpus = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        self.local, self.passes = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        self.level = np.zeros(n, dtype=np.int64)  # of the gradient noise
+        self.profiles: dict[int, dict[Key, tuple[float, float]]] = {}
+        self.fresh: set[int] = set()  # who has learnt something since the last report
+
+    def start(self, job: int, nodes: int, gpus: int, done: float) -> None:
+        """The job starts on these GPUs, with so many iterations done."""
+        self.nodes[job], self.gpus[job] = nodes, gpus
+        self.level[job] = min(int(np.searchsorted(self.training.ends[job], done, side="right")), self._last(job))
+        self._see_noise(job)
+        choice = best_batch_each(self.known[job], [nodes], [gpus])
+        self._take(job, choice.local[0], choice.passes[0])
+
+    def _last(self, job: int) -> int:
+        return len(self.training.ends[job]) - 1
+
+    def _see_noise(self, job: int) -> None:
+        """A job that has a fit follows its gradient noise; before, it has no statistics."""
+        if job in self.profiles:
+            self.known.sqr[job] = 1.0
+            self.known.var[job] = self.training.noise[job][self.level[job]] / self.known.initial[job]
+            self.estimates[job, [Estimate.SQR, Estimate.VAR]] = self.known.sqr[job], self.known.var[job]
+            self.fresh.add(job)
+
+    def _take(self, job: int, local: int, passes: int) -> None:
+        """Run with this batch; on more GPUs than there is work for, each takes the least it can."""
+        self.local[job], self.passes[job] = (local, passes) if local else (self.known.least_local[job], 0)
+
+    def key(self, job: int) -> Key:
+        """The configuration that the job runs in."""
+        return int(self.nodes[job]), int(self.gpus[job]), int(self.local[job])
+
+    def rate(self, job: int) -> float:
+        """Iterations at the initial batch that the job really makes in a second."""
+        nodes, gpus, local = self.key(job)
+        passes, initial = int(self.passes[job]), self.known.initial[job]
+        noise = self.training.noise[job][self.level[job]]
+        steps_s = iteration_s(self.training.theta[job], nodes, gpus, local, passes)
+        return float(gain(1.0, noise / initial, gpus * local * (passes + 1) / initial) / steps_s)
+
+    def knows(self, job: int) -> bool:
+        """Whether the job has measured the configuration that it runs in."""
+        return self.key(job) in self.profiles.get(job, ())
+
+    def level_ends(self, job: int) -> float:
+        """Iterations done when the job's gradient noise changes next; infinite if it will not."""
+        level = int(self.level[job])
+        return float(self.training.ends[job][level]) if level < self._last(job) else np.inf
+
+    def measure(self, job: int) -> None:
+        """The job has run long enough to know its step times; it fits its throughput anew."""
+        key = self.key(job)
+        theta = self.training.theta[job]
+        off = 1.0
+        if self.noise:
+            off = np.random.default_rng((self.seed, 0x57E9, job, *key)).uniform(1 - self.noise, 1 + self.noise)
+        times = float(grad_s(theta, key[2])) * off, float(step_s(theta, *key)) * off
+        profile = self.profiles.setdefault(job, {})
+        profile[key] = times
+        columns = np.array([(*k, *v) for k, v in profile.items()]).T
+        self.known.theta[job] = fit(Profile(*columns), self.known.theta[job])
+        self.estimates[job, :THETA] = self.known.theta[job]
+        self.estimates[job, Estimate.PROFILED_GPUS] = max(gpus for _, gpus, _ in self.profiles[job])
+        self._see_noise(job)
+
+    def pass_level(self, job: int) -> None:
+        """The next level of gradient noise begins."""
+        self.level[job] += 1
+        self._see_noise(job)
+
+    def adapt(self, job: int) -> None:
+        """Choose the batch anew; a gain below `HYSTERESIS` is not worth a change."""
+        own = self.known[job]
+        nodes, gpus = [self.nodes[job]], [self.gpus[job]]
+        choice = best_batch_each(own, nodes, gpus)
+        now = goodput(own, nodes, gpus, [self.local[job]], [self.passes[job]])
+        if choice.goodput[0] > HYSTERESIS * now[0]:
+            self._take(job, choice.local[0], choice.passes[0])
+
+    def restarted(self, job: int, seconds: float) -> None:
+        """The job has seen what a restart costs it."""
+        self.estimates[job, Estimate.RESTART_S] = seconds
+        self.fresh.add(job)
+
+    def report(self) -> tuple[IntArray, FloatArray]:
+        """Who has learnt something since the last report, and what all of those know now."""
+        jobs = np.array(sorted(self.fresh), dtype=np.int64)
+        self.fresh.clear()
+        return jobs, self.estimates[jobs]
