@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from plait.cli.adapting import gpus_cell, pace_text
+from plait.cli.adapting import rows as adaptive_rows
 from plait.cli.live import HomeOption, JsonFlag, client, duration, note, print_json, print_table, progress
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The name it got when it was submitted, e.g. j-12.")]
@@ -188,8 +190,8 @@ def job_row(job: dict[str, Any]) -> list[object]:
     name = job.get("name") or " ".join(job.get("command") or ())
     age = job["age_s"] if job.get("jct_s") is None else job["jct_s"]
     return [
-        job["id"], name if len(name) <= 28 else name[:27] + "…", job["user"], job["state"], job["gpus"], progress(job),
-        duration(age), duration(held_s(job)), _where(job) or job.get("reason"),
+        job["id"], name if len(name) <= 28 else name[:27] + "…", job["user"], job["state"], gpus_cell(job),
+        progress(job), duration(age), duration(held_s(job)), _where(job) or job.get("reason"),
     ]  # fmt: skip
 
 
@@ -204,7 +206,8 @@ def held_s(job: dict[str, Any]) -> float | None:
 def _where(job: dict[str, Any]) -> str:
     nodes = dict.fromkeys(place["node"] for place in job.get("places") or ())
     others = [m for m in (job.get("group") or {}).get("members", ()) if m != job["id"]]
-    return ", ".join(nodes) + (f" with {', '.join(others)}" if others and nodes else "")
+    where = ", ".join(nodes) + (f" with {', '.join(others)}" if others and nodes else "")
+    return "; ".join(part for part in (where, pace_text(job) if nodes else "") if part)
 
 
 def show(job: JobArgument, home: HomeOption = None, as_json: JsonFlag = False) -> None:
@@ -218,7 +221,10 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonFlag = False) -
     for key, value in found.items():
         if value is None or value in ("", [], {}) or key in ("attempts", "places", "number"):
             continue
-        rows.append((key.removesuffix("_s").replace("_", " "), _shown(key, value)))
+        if key == "adaptive":
+            rows += adaptive_rows(found)
+        else:
+            rows.append((key.removesuffix("_s").replace("_", " "), _shown(key, value)))
     print_table(("", ""), rows, "")
     if found.get("places"):
         typer.echo("")

@@ -77,7 +77,7 @@ def progress(job: dict[str, Any]) -> str:
     adaptive = job.get("adaptive") or {}
     if adaptive.get("total_progress"):  # its steps are worth more, or less, as its batch changes
         done, total = number(adaptive.get("progress")), number(adaptive["total_progress"])
-        return f"{min(done / total, 1.0) if math.isfinite(done) else 0.0:4.0%} of {total:,.0f} M0"
+        return f"{min(done / total, 1.0) if math.isfinite(done) else 0.0:4.0%} of {total:,.0f}"
     done, total = number(job.get("iterations_done")), number(job.get("iterations") or job.get("total_steps"))
     if math.isfinite(total) and total > 0:
         share = min(done / total, 1.0) if math.isfinite(done) else 0.0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from plait.cli import adapting
 from plait.cli.jobs import JobArgument
 from plait.cli.live import HomeOption, JsonFlag, client, duration, print_json, print_table
 
@@ -73,6 +74,7 @@ def explanation_lines(found: dict[str, Any]) -> list[str]:
     lines += [f"  {change['text']}" for change in found.get("would_start") or ()]
     if found.get("shares_with"):
         lines.append(f"  takes turns with {', '.join(found['shares_with'])} by {found.get('gate')}")
+    lines += adapting.explanation_lines(found)
     if found.get("stages"):
         lines += _iteration_lines(found)
     if found.get("left_s") is not None:

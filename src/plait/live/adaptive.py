@@ -55,7 +55,7 @@ def work_of(engine: Engine, job: JobRecord, attempt: Attempt) -> Work:
         return Work(None, None, None)
     each_s = None
     if lead.step_s and said.batch_size:
-        sqr, var = _noise(_row(engine, job))
+        sqr, var = _noise(row_of(engine, job))
         each_s = lead.step_s / float(gain(sqr, var, said.batch_size / limits.initial))
     return Work(attempt.progress, said.total, each_s)
 
@@ -69,7 +69,7 @@ def hear_estimate(engine: Engine, job: JobRecord, seen: Seen, now: float) -> Non
         return
     if now < job.estimated_s + engine.options.estimate_s:
         return
-    known = _row(engine, job)
+    known = row_of(engine, job)
     new = np.array([math.nan if x is None else x for x in said.estimate])
     most = Estimate.PROFILED_GPUS
     new[most] = np.fmax(new[most], known[most])
@@ -86,7 +86,7 @@ def hear_restart(engine: Engine, job: JobRecord, seen: Seen, now: float) -> None
     cost_s = job.down_s + seen.first_step_s
     engine.do({"type": "Restarted", "at_s": now, "job": job.number, "epoch": seen.epoch, "cost_s": cost_s})
     if engine.state.controller is not None and job.admitted and engine.state.phase(job) <= Phase.RUNNING:
-        new = _row(engine, job).copy()
+        new = row_of(engine, job).copy()
         new[Estimate.RESTART_S] = job.restart_s
         _report(engine, job, new, now)
 
@@ -126,7 +126,7 @@ def shown(engine: Engine, job: JobRecord) -> dict[str, Any] | None:
     total = job.request.get("iterations") or work.total
     out.update(progress=work.done, total_progress=total, batch_size=said.batch_size)
     if said.batch_size:
-        sqr, var = _noise(_row(engine, job))
+        sqr, var = _noise(row_of(engine, job))
         out["efficiency"] = float(efficiency(sqr, var, said.batch_size / limits.initial))
     if work.each_s:
         out["goodput"] = limits.initial / work.each_s
@@ -158,7 +158,7 @@ def _report(engine: Engine, job: JobRecord, row: FloatArray, now: float) -> None
     engine.do(GoodputReported(now, np.array([job.number]), row.reshape(1, -1)))
 
 
-def _row(engine: Engine, job: JobRecord) -> FloatArray:
+def row_of(engine: Engine, job: JobRecord) -> FloatArray:
     """What the books know of a job, by `Estimate`."""
     controller = engine.state.controller
     if controller is None or not job.admitted:

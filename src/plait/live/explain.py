@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from plait.core.jobs import Phase
 from plait.core.resources import Resource
 from plait.live import views
-from plait.live.adaptive import work_of
+from plait.live.adaptive import shown, work_of
 from plait.live.attempts import Attempt, JobRecord
 from plait.live.layout import job_name
+from plait.live.sizes import sizes
 
 if TYPE_CHECKING:
     from plait.control.controller import Controller
@@ -155,6 +156,8 @@ def _running(engine: Engine, job: JobRecord, attempt: Attempt) -> dict[str, Any]
         out["summary"] = f"assigned; the agent has not reported {', '.join(unseen)} yet"
     elif any(r.seen and r.seen.state == "starting" for r in attempt.ranks):
         out["summary"] = "starts as soon as its GPUs are free"
+    if adaptive := shown(engine, job):
+        out["adaptive"], out["sizes"] = adaptive, sizes(engine, job)
     left = _seconds_left(engine, job)
     if left is not None:
         out["left_s"] = left

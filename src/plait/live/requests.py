@@ -61,7 +61,7 @@ def limits_of(request: Mapping[str, Any]) -> BatchLimits | None:
     """The bounds of the batch of an adaptive job; None if the job does not adapt. `InputError` for some that cannot be.
 
     >>> limits_of({"batch": {"initial": 128, "most": 1024}})
-    BatchLimits(initial=128, most=1024, least_local=1, most_local=128, accumulation=False)
+    BatchLimits(initial=128, most=1024, least_local=1, most_local=1024, accumulation=False)
     """
     given = request.get("batch")
     if not given:
@@ -74,7 +74,7 @@ def limits_of(request: Mapping[str, Any]) -> BatchLimits | None:
             initial=initial,
             most=int(given.get("most") or initial),
             least_local=int(given.get("least_local") or 1),
-            most_local=int(given.get("most_local") or initial),
+            most_local=int(given.get("most_local") or given.get("most") or initial),
             accumulation=bool(given.get("accumulation")),
         )
     except InputError as error:

@@ -205,6 +205,39 @@ def test_ls_show_history(plait, fake):
     assert json.loads(plait("ls", "--json").out) == [JOB, DONE]
 
 
+ADAPTIVE = {
+    "min_gpus": 1, "max_gpus": 8, "batch_size": 512.0, "goodput": 1234.5, "efficiency": 0.83, "progress": 30.0,
+    "total_progress": 100.0, "restarts": 3, "restart_s": 4.2, "difference": "its script says batch most 9",
+    "limits": {"initial": 128, "most": 4096, "least_local": 32, "most_local": 1024, "accumulation": True},
+}  # fmt: skip
+
+
+def test_adaptive_jobs_show_size_batch_and_goodput(plait, fake):
+    job = {**JOB, "adaptive": ADAPTIVE, "group": None}
+    fake.answers["GET", "/v1/jobs"] = [job]
+    fake.answers["GET", "/v1/jobs/j-3"] = {**job, "attempts": []}
+    listed, shown = plait("ls").out, plait("show", "j-3").out
+    for text in ("2 of 1-8", "30% of 100", "n0; batch 512, 1,234/s useful (83%)"):
+        assert text in listed
+    for text in ("1 to 8 GPUs", "128 to 4,096 examples, 32 to 1,024 a GPU, may accumulate", "3, about 4.2 s", "most 9"):
+        assert text in shown
+
+
+def test_explain_an_adaptive_job_by_its_fit(plait, fake):
+    at = [{"nodes": 1, "gpus": k, "batch_size": 128 * k, "goodput": 500.0 * k**0.5} for k in (1, 2, 4)]
+    found = {
+        "id": "j-3", "number": 3, "state": "running", "policy": "pollux", "gpus": [{"node": "n0", "gpu": 0}],
+        "adaptive": ADAPTIVE, "sizes": {"profiled": 1, "cap": 2, "at": at},
+    }  # fmt: skip
+    fake.answers["GET", "/v1/jobs/j-3/explain"] = found
+    told = plait("explain", "j-3", "--no-eta").out
+    assert "adapts: 1 GPU of 1 to 8, batch 512" in told
+    assert "of its goodput now: 1: 1 times (batch 128), 2: 1.4 times (batch 256), 4: 2 times (batch 512)" in told
+    assert "at most 2 GPUs for now: it has measured itself on at most 1" in told
+    found["sizes"] = {"profiled": 0, "cap": 1, "at": []}
+    assert "has not fitted its own throughput yet" in plait("explain", "j-3", "--no-eta").out
+
+
 def test_names_of_users_are_no_markup(plait, fake):
     fake.answers["GET", "/v1/jobs"] = [{**JOB, "name": "[red]x[/red]"}]
     assert "[red]x[/red]" in plait("ls").out

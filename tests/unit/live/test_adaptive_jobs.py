@@ -171,6 +171,25 @@ def test_progress_counts_iterations_at_the_first_batch_and_people_see_steps(clus
     assert (row["state"], row["steps"]) == ("finished", 4.0)
 
 
+def test_explain_says_what_other_sizes_would_bring(cluster: Make) -> None:
+    c = cluster((4, 4), progress_s=1.0)
+    c.submit({"batch": BATCH, "gpus": 2, "min_gpus": 1, "max_gpus": 8}, {})
+    c.pass_s()
+    found = c.engine.explain(0, c.now)
+    assert found["sizes"] == {"profiled": 0, "cap": 1, "at": []}
+    assert "sizes" not in c.engine.explain(1, c.now)
+    c.nodes[0].report(0, adaptive=said(), step_s=0.5)
+    c.pass_s()
+    found = c.engine.explain(0, c.now)["sizes"]
+    assert (found["profiled"], found["cap"]) == (2, 4)
+    # The oracle of the model's tests: theta, (sqr, var) = (1, 4), M0 = 16, M_max = 256, m in 4 to 32.
+    assert [(row["nodes"], row["gpus"], row["batch_size"]) for row in found["at"][:3]] == [
+        (1, 1, 16), (1, 2, 56), (1, 4, 88),
+    ]  # fmt: skip
+    assert [row["goodput"] for row in found["at"][:3]] == pytest.approx([61.538462, 79.191185, 103.675038])
+    assert found["at"][3]["gpus"] == 8
+
+
 def test_a_profile_is_of_the_size_and_the_batch_asked_for(cluster: Make) -> None:
     c = cluster((4,))
     c.submit({"batch": BATCH, "model": "m"})
