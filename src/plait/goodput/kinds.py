@@ -1,0 +1,156 @@
+"""GPUs of several kinds: one configuration (nodes, GPUs, kind) for each job, as an integer program (Sia, section 3).
+
+    maximise  sum_ij x_ij sign(p) G_ij^p - penalty * (jobs without a configuration)
+    so that   each job has at most one, and the GPUs of each kind suffice
+
+G is goodput times what a restart leaves of it, each job's divided by its smallest, so that jobs compare. Any linear
+constraint on x may be added: `Limit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.errors import InputError
+from plait.goodput.ladder import ladder
+from plait.goodput.solver import Program, solve
+
+#: Published: what a job without GPUs costs, and the exponent (-0.5 in Sia's section 5.7, 0.5 in its section 3.3).
+PENALTY, POWER = 1.1, -0.5
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One more constraint, low <= sum_ij coefficients_ij x_ij <= high; e.g. power, licences, or a job that must run."""
+
+    coefficients: FloatArray
+    low: float = -np.inf
+    high: float = np.inf
+
+
+def kind_configs(gpus_per_node: Sequence[int], nodes: Sequence[int], most: int | None = None) -> IntArray:
+    """(C, 3) rows (nodes, GPUs, kind): the ladder of each kind, without nothing.
+
+    >>> kind_configs([2, 4], [1, 2])[:, 1].tolist()
+    [1, 2, 1, 2, 4, 8]
+    """
+    rows = [np.zeros((0, 3), dtype=np.int64)]
+    for kind, (per_node, count) in enumerate(zip(gpus_per_node, nodes, strict=True)):
+        steps = ladder(per_node, count, most)[1:]
+        rows.append(np.column_stack([steps, np.full(len(steps), kind)]))
+    return np.concatenate(rows)
+
+
+def relative(goodput: FloatArray) -> FloatArray:
+    """Goodputs (J, C) over the smallest positive one of each job; NaN where a job cannot run."""
+    known = np.where(goodput > 0, goodput, np.nan)
+    least = np.where(np.isnan(known), np.inf, known).min(axis=1, initial=np.inf, keepdims=True)
+    shares: FloatArray = known / least
+    return shares
+
+
+def bootstrapped(goodput: FloatArray, configs: IntArray) -> FloatArray:
+    """Goodputs (J, C) with guesses where they are NaN, from one GPU of that kind: (C, 3) `configs` as `kind_configs`.
+
+    As on another kind, in proportion to one GPU of each: G_A(K) = G_A(1) / G_B(1) * G_B(K); where no kind is known
+    with K GPUs, in proportion to K. A kind not even known with one GPU stays NaN (Sia, section 3.2).
+    """
+    filled = goodput.copy()
+    kinds, sizes = configs[:, 2], configs[:, 1]
+    one = {int(kinds[c]): c for c in np.flatnonzero(sizes == 1)}
+    for column in np.flatnonzero(sizes > 1):
+        kind = int(kinds[column])
+        if kind not in one:
+            continue
+        here = goodput[:, one[kind]]
+        guess = here * sizes[column]
+        like = (sizes == sizes[column]) & (kinds != kind) & ((configs[:, 0] > 1) == (configs[column, 0] > 1))
+        for other in np.flatnonzero(like)[::-1]:  # the first kind that is known decides
+            if int(kinds[other]) in one:
+                known = here / goodput[:, one[int(kinds[other])]] * goodput[:, other]
+                guess = np.where(np.isnan(known), guess, known)
+        filled[:, column] = np.where(np.isnan(goodput[:, column]), guess, goodput[:, column])
+    return filled
+
+
+def best_configurations(
+    goodput: FloatArray,
+    gpus: IntArray,
+    kind: IntArray,
+    capacity: IntArray,
+    p: float = POWER,
+    *,
+    penalty: float = PENALTY,
+    weights: FloatArray | None = None,
+    limits: Sequence[Limit] = (),
+    gap: float = 1e-7,
+    time_limit_s: float | None = None,
+    most_nodes: int | None = None,
+) -> IntArray:
+    """The column of `goodput` (J, C) for each job, -1 for nothing.
+
+    `goodput` is relative to each job's least (`relative`) and discounted for a restart; what is not positive cannot be.
+    `gpus`, `kind` (C,) are what a column takes and of what; `capacity` (R,) the GPUs of each kind. For p = 0 the
+    logarithm takes the place of the power. Raises `InputError` if the limits cannot be met.
+    """
+    jobs, columns = goodput.shape
+    if (
+        gpus.shape != (columns,)
+        or kind.shape != (columns,)
+        or any(e.coefficients.shape != goodput.shape for e in limits)
+    ):
+        raise InputError(
+            f"configurations of {jobs} jobs need GPUs and kinds for {columns} columns and limits of shape "
+            f"{goodput.shape} (got {gpus.shape}, {kind.shape}, {[e.coefficients.shape for e in limits]})"
+        )
+    gain = _gain(goodput, p, weights)
+    usable = np.isfinite(gain) & (gpus <= capacity[kind])
+    if not limits:
+        usable &= _undominated(gain, gpus, kind)
+    job, column = np.nonzero(usable)
+    if not len(job) and all(e.low <= 0 <= e.high for e in limits):
+        return np.full(jobs, -1, dtype=np.int64)
+    left = np.full(jobs, penalty) if weights is None else penalty * np.asarray(weights, dtype=np.float64)
+    program = Program(-gain[job, column] - left[job], np.ones(len(job)))
+    x = np.arange(len(job))
+    program.put(program.add(jobs, 0, 1) + job, x, 1)
+    program.put(program.add(len(capacity), 0, capacity.astype(np.float64)) + kind[column], x, gpus[column])
+    for extra in limits:
+        held = extra.coefficients[job, column]
+        program.put(program.add(1, extra.low, extra.high), x[held != 0], held[held != 0])
+    found = solve(program, gap=gap, time_limit_s=time_limit_s, most_nodes=most_nodes)
+    if found is None:
+        raise InputError(
+            f"no choice of configurations for {jobs} jobs meets the {len(limits)} extra limits on GPUs of "
+            f"{capacity.tolist()} by kind, or the limit on the search was too low"
+        )
+    chosen = np.full(jobs, -1, dtype=np.int64)
+    taken = found.values > 0
+    chosen[job[taken]] = column[taken]
+    return chosen
+
+
+def _gain(goodput: FloatArray, p: float, weights: npt.ArrayLike | None) -> FloatArray:
+    """sign(p) G^p, or log G; -inf where G is not positive."""
+    known = np.where(goodput > 0, goodput, 1.0)
+    gain = np.log(known) if p == 0 else np.sign(p) * known**p
+    if weights is not None:
+        gain = gain * np.asarray(weights, dtype=np.float64)[:, None]
+    return np.where(goodput > 0, gain, -np.inf)
+
+
+def _undominated(gain: FloatArray, gpus: IntArray, kind: IntArray) -> BoolArray:
+    """Which columns are worth more than all with fewer GPUs, or as many and before them, of the same kind."""
+    better = np.zeros(gain.shape, dtype=bool)
+    for which in np.unique(kind):
+        at = np.flatnonzero(kind == which)
+        at = at[np.argsort(gpus[at], kind="stable")]
+        nothing = np.full((len(gain), 1), -np.inf)
+        before = np.maximum.accumulate(np.concatenate([nothing, gain[:, at]], axis=1), axis=1)[:, :-1]
+        better[:, at] = gain[:, at] > before
+    return better

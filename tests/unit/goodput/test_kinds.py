@@ -1,0 +1,92 @@
+"""Configurations on GPUs of several kinds, against every choice there is."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.core.errors import InputError
+from plait.goodput.kinds import Limit, best_configurations, bootstrapped, kind_configs, relative
+
+
+def goodputs(seed: int, jobs: int, configs: np.ndarray) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    slow = rng.uniform(0.0, 0.7, (jobs, 1))
+    speed = rng.uniform(0.5, 3.0, (jobs, configs[:, 2].max() + 1))
+    return speed[:, configs[:, 2]] * configs[:, 1] / (1 + slow * (configs[:, 1] - 1))
+
+
+def score(values: np.ndarray, chosen: tuple[int, ...], p: float, penalty: float) -> float:
+    total = 0.0
+    for row, c in zip(values, chosen, strict=True):
+        total += -penalty if c < 0 else (np.log(row[c]) if p == 0 else np.sign(p) * row[c] ** p)
+    return float(total)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 4),
+    st.sampled_from([-1.0, -0.5, 0.0, 0.5, 1.0]),
+    st.sampled_from([1.1, 0.2]),
+    st.booleans(),
+)
+def test_no_choice_is_better(seed, jobs, p, penalty, limited):
+    configs = kind_configs([2, 4], [2, 1])
+    gpus, kind, capacity = configs[:, 1], configs[:, 2], np.array([4, 4])
+    values = relative(goodputs(seed, jobs, configs))
+    limits = [Limit(np.broadcast_to(gpus.astype(float), values.shape), high=5.0)] if limited else []
+    found = best_configurations(values, gpus, kind, capacity, p, penalty=penalty, limits=limits)
+    best = -np.inf
+    for chosen in product(range(-1, len(configs)), repeat=jobs):
+        some = [c for c in chosen if c >= 0]
+        used = np.bincount(kind[some], gpus[some], minlength=2)
+        if (used <= capacity).all() and (not limited or used.sum() <= 5):
+            best = max(best, score(values, chosen, p, penalty))
+    used = np.bincount(kind[found[found >= 0]], gpus[found[found >= 0]], minlength=2)
+    assert (used <= capacity).all()
+    assert score(values, tuple(found.tolist()), p, penalty) == pytest.approx(best, abs=1e-6)
+
+
+def test_the_penalty_decides_whether_all_run_small_or_some_run_large():
+    """At p = -0.5 two jobs of 2 GPUs and two of none cost 2 / sqrt(2) + 2.2, which is less than four of 1."""
+    configs = kind_configs([4], [1])
+    values = relative(np.tile(configs[:, 1].astype(float), (4, 1)))
+    size = configs[:, 1], configs[:, 2], np.array([4])
+    assert sorted(best_configurations(values, *size).tolist()) == [-1, -1, 1, 1]
+    assert best_configurations(values, *size, penalty=3.0).tolist() == [0, 0, 0, 0]
+
+
+def test_jobs_go_where_they_gain_most():
+    configs = kind_configs([1, 1], [1, 1])
+    values = relative(np.array([[1.0, 2.0], [1.0, 8.0]]))
+    assert best_configurations(values, configs[:, 1], configs[:, 2], np.array([1, 1])).tolist() == [0, 1]
+    runs = Limit(np.array([[0.0, 1.0], [0.0, 0.0]]), low=1.0)
+    assert best_configurations(values, configs[:, 1], configs[:, 2], np.array([1, 1]), limits=[runs]).tolist() == [1, 0]
+
+
+def test_weights_and_what_cannot_run():
+    configs = kind_configs([1], [1])
+    values = np.array([[1.0], [1.0], [np.nan]])
+    size = configs[:, 1], configs[:, 2], np.array([1])
+    assert best_configurations(values, *size, weights=np.array([1.0, 2.0, 9.0])).tolist() == [-1, 0, -1]
+    assert best_configurations(np.full((2, 1), np.nan), *size).tolist() == [-1, -1]
+    with pytest.raises(InputError, match="meets the 1 extra limits"):
+        best_configurations(values, *size, limits=[Limit(np.ones((3, 1)), low=2.0)])
+    with pytest.raises(InputError, match="limits of shape"):
+        best_configurations(values, *size, limits=[Limit(np.ones((2, 1)))])
+
+
+def test_goodput_is_relative_to_the_least_positive():
+    assert np.array_equal(relative(np.array([[0.0, 2.0, 6.0]])), [[np.nan, 1.0, 3.0]], equal_nan=True)
+
+
+def test_a_kind_known_with_one_gpu_is_guessed_from_another_or_in_proportion():
+    configs = kind_configs([4, 4], [1, 1])
+    known = np.array([[10.0, 15.0, 20.0, 5.0, np.nan, np.nan], [1.0, np.nan, np.nan, np.nan, np.nan, np.nan]])
+    expected = [[10.0, 15.0, 20.0, 5.0, 7.5, 10.0], [1.0, 2.0, 4.0, np.nan, np.nan, np.nan]]
+    assert np.array_equal(bootstrapped(known, configs), expected, equal_nan=True)
