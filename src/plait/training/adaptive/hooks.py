@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,10 +126,15 @@ class GradientHooks:
         if now.index == 0:
             self._await_reduced()  # of a step that was skipped
             self._forget()
+            self.clock.begin()
             self._loss_scale = loss_scale
         if now.passes > 1 and not self._passing:
             self._passing = True
             self._hook("register_hook", self._passed)
+
+    def no_sync(self, model: Any) -> AbstractContextManager[None]:
+        """While gradients only accumulate: DDP averages nothing."""
+        return model.no_sync() if hasattr(model, "no_sync") else nullcontext()
 
     def collect(self) -> Squares | None:
         """What the step has shown, between its last backward pass and the optimizer's step; None if that is nothing.

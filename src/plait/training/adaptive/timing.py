@@ -1,14 +1,14 @@
 """How long gradients take to be averaged: from the last bucket handed over to the last one that arrived.
 
 What is sent while the backward pass still computes costs nothing; this is the rest. On a CUDA device both moments are
-events, and they are read when the GPU has passed them: usually one step later, without waiting for it.
+events of streams, and nobody waits for them: whoever wants the seconds asks when the GPU is known to have passed.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,10 +22,11 @@ class SyncClock:
         self._lock = threading.Lock()  # buckets arrive in threads of their own
         self._handed: Any = None
         self._arrived: list[Any] = []
-        self._waiting: deque[tuple[int, Any, list[Any]]] = deque()
-        self.steps = 0
-        #: Seconds by number of the step, of those that can be read; whoever uses them takes them out.
-        self.seconds: deque[tuple[int, float]] = deque(maxlen=64)
+
+    def begin(self) -> None:
+        """A step begins; what was seen of one that came to nothing is forgotten."""
+        with self._lock:
+            self._handed, self._arrived = None, []
 
     def handed_over(self, bucket: torch.Tensor) -> None:
         """The last bucket of a step has been handed over, after work on the current stream of its device."""
@@ -39,23 +40,18 @@ class SyncClock:
         with self._lock:
             self._arrived.append(moment)
 
-    def end_step(self) -> int:
-        """All buckets have arrived, or there were none; the number of the step that ended, from 0."""
-        with self._lock:
-            handed, arrived = self._handed, self._arrived
-            self._handed, self._arrived = None, []
-        number, self.steps = self.steps, self.steps + 1
-        if handed is not None and arrived:
-            self._waiting.append((number, handed, arrived))
-        while self._waiting and all(_passed(moment) for moment in self._waiting[0][2]):
-            step, begin, ends = self._waiting.popleft()
-            self.seconds.append((step, max(0.0, *(_between_s(begin, end) for end in ends))))
-        return number
+    def seconds(self) -> float | Callable[[], float] | None:
+        """Of this step, once all buckets have arrived; None if there were none.
 
-    def forget_step(self) -> None:
-        """The step came to nothing."""
+        On a CUDA device a function, to be called when the GPU has done the step.
+        """
         with self._lock:
-            self._handed, self._arrived = None, []
+            handed, arrived = self._handed, list(self._arrived)
+        if handed is None or not arrived:
+            return None
+        if isinstance(handed, float):
+            return max(0.0, float(max(arrived)) - handed)
+        return lambda: max(0.0, max(handed.elapsed_time(event) for event in arrived) / 1e3)
 
 
 def _now(tensor: torch.Tensor) -> Any:
@@ -65,11 +61,3 @@ def _now(tensor: torch.Tensor) -> Any:
     event = make(enable_timing=True)
     event.record(torch.cuda.current_stream(tensor.device))
     return event
-
-
-def _passed(moment: Any) -> bool:
-    return isinstance(moment, float) or bool(moment.query())
-
-
-def _between_s(begin: Any, end: Any) -> float:
-    return end - begin if isinstance(begin, float) else float(begin.elapsed_time(end)) / 1e3

@@ -1,0 +1,165 @@
+"""Learning rates for one step, optimizers that wait while gradients accumulate, Adam that begins anew."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from plait.core.errors import InputError  # noqa: E402
+from plait.training.adaptive.noise import Estimate, Statistics  # noqa: E402
+from plait.training.adaptive.patches import Turnstile, hold_model, hold_optimizer, hold_scaler  # noqa: E402
+from plait.training.adaptive.preconditioner import Preconditioner  # noqa: E402
+from plait.training.adaptive.scaling import LearningRate, reset_moments  # noqa: E402
+
+
+def parameter(size: int = 2):
+    return torch.nn.Parameter(torch.ones(size))
+
+
+def known(sqr: tuple[float, ...], var: tuple[float, ...]) -> Statistics:
+    statistics = Statistics(len(sqr))
+    statistics.update(Estimate(sqr, var, 1.0))
+    return statistics
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_each_group_has_its_own_factor_for_one_step(tensors: bool) -> None:
+    lrs = [torch.tensor(0.5), torch.tensor(0.25)] if tensors else [0.5, 0.25]
+    optimizer = torch.optim.SGD([{"params": [parameter()], "lr": lr} for lr in lrs], lr=0.1, fused=False)
+    rate = LearningRate(optimizer)
+    rate.scale(known((1.0, 1.0), (3.0, 0.0)), 4.0, 0.0)
+    assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.5 * 4 / 1.75, 0.25], rel=1e-5)
+    assert rate.effective == pytest.approx([0.5 * 4 / 1.75, 0.25], rel=1e-5)
+    rate.restore()
+    rate.restore()
+    assert [float(group["lr"]) for group in optimizer.param_groups] == [0.5, 0.25]
+    assert all((optimizer.param_groups[i]["lr"] is lrs[i]) for i in range(2))
+    assert rate.effective == pytest.approx([0.5 * 4 / 1.75, 0.25], rel=1e-5), "what the newest step had"
+
+
+@pytest.mark.parametrize(
+    ("make", "factor"), [(torch.optim.SGD, 9 * 4 / 12), (torch.optim.Adam, 3.0), (torch.optim.AdamW, 3.0)]
+)
+def test_default_rules(make, factor: float) -> None:
+    """AdaScale for SGD, for Adam the square root."""
+    rate = LearningRate(make([parameter()], lr=1.0))
+    rate.scale(known((1.0,), (3.0,)), 9.0, 0.0)
+    assert rate.factors == pytest.approx([factor])
+
+
+def test_rules_by_name_and_of_ones_own() -> None:
+    optimizer = torch.optim.SGD([parameter()], lr=2.0)
+    rate = LearningRate(optimizer, "linear")
+    rate.scale(Statistics(), 3.0, 0.0)
+    assert optimizer.param_groups[0]["lr"] == 6.0
+    rate.restore()
+    rate = LearningRate(optimizer, lambda scale, sqr, var, progress: [progress])
+    rate.scale(Statistics(), 3.0, 7.0)
+    assert optimizer.param_groups[0]["lr"] == 14.0
+    with pytest.raises(InputError, match="lineer"):
+        LearningRate(optimizer, "lineer")
+
+
+@pytest.mark.parametrize("options", [{}, {"amsgrad": True}])
+def test_adam_begins_anew_in_place(options: dict) -> None:
+    p = parameter()
+    optimizer = torch.optim.AdamW([p], **options)
+    for _ in range(7):
+        p.grad = torch.full((2,), 2.0)
+        optimizer.step()
+    before = dict(optimizer.state[p])
+    assert not torch.equal(Preconditioner(optimizer)(p, torch.ones(2) * 3), torch.ones(2) * 3)
+    reset_moments(optimizer)
+    for name, value in optimizer.state[p].items():
+        assert value is before[name]
+        assert not value.any()
+    assert torch.equal(Preconditioner(optimizer)(p, torch.ones(2) * 3), torch.ones(2) * 3)
+    p.grad = torch.ones(2)
+    optimizer.step()
+    assert optimizer.state[p]["step"] == 1
+
+
+def test_while_gradients_accumulate_nothing_steps_and_nothing_is_lost() -> None:
+    p, gate, after = parameter(), Turnstile(), []
+    optimizer = torch.optim.SGD([p], lr=1.0)
+    model = torch.nn.Module()
+    model.p = p
+    hold_optimizer(optimizer, gate, lambda: after.append(1))
+    hold_model(model, gate)
+    for last in (False, False, True):
+        gate.stepping = last
+        p.sum().backward()
+        optimizer.step()
+        if not last:
+            optimizer.zero_grad()
+            model.zero_grad()
+    assert torch.equal(p.detach(), torch.full((2,), -2.0))
+    assert after == [1]
+    optimizer.zero_grad()
+    assert p.grad is None
+    p.sum().backward()
+    model.zero_grad()
+    assert p.grad is None
+
+
+def test_a_closure_is_called_in_every_pass() -> None:
+    p, gate = parameter(), Turnstile()
+    optimizer = torch.optim.SGD([p], lr=1.0)
+    hold_optimizer(optimizer, gate, lambda: None)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = p.sum()
+        loss.backward()
+        return loss
+
+    gate.stepping = False
+    assert optimizer.step(closure) == 2
+    gate.stepping = True
+    assert optimizer.step(closure) == 2
+    assert torch.equal(p.detach(), torch.full((2,), -1.0))
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_schedulers_go_with_it_made_before_or_after(first: bool) -> None:
+    """They patch `step` too, and warn (an error here) when they think that somebody has replaced it."""
+    p, gate = parameter(), Turnstile()
+    optimizer = torch.optim.SGD([p], lr=1.0)
+    make = lambda: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)  # noqa: E731
+    scheduler = make() if first else None
+    hold_optimizer(optimizer, gate, lambda: None)
+    scheduler = scheduler or make()
+    for last in (False, True):
+        gate.stepping = last
+        p.sum().backward()
+        optimizer.step()
+    scheduler.step()
+    assert torch.equal(p.detach(), torch.full((2,), -1.0))
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_a_scaler_waits_too_and_a_step_that_it_skips_is_over() -> None:
+    p, gate = parameter(), Turnstile()
+    optimizer = torch.optim.SGD([p], lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
+    hold_optimizer(optimizer, gate, lambda: None)
+    hold_scaler(scaler, gate)
+    for last in (False, True):
+        gate.stepping = last
+        scaler.scale(p.sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert torch.equal(p.detach(), torch.full((2,), -1.0))
+    assert scaler.get_scale() == 8.0
+    assert p.grad is None
+    gate.stepping = True
+    scaler.scale(p.sum() * float("inf")).backward()
+    gate.pending = True
+    scaler.step(optimizer)
+    scaler.update()
+    assert not gate.pending
+    assert torch.equal(p.detach(), torch.full((2,), -1.0))
+    assert scaler.get_scale() == 4.0
