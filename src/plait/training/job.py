@@ -66,6 +66,7 @@ class AttachedJob(Job):
         self._resumed = self._manual = self._pending = self._leaving = False
         self._loops: list[str] = []  # loops of ours that are running: they know better moments than the optimizer
         self._epoch = self._counted = 0
+        self.total_epochs = 0  # that the script says it will do, 0 unknown
         self._turn, self._turn_counted = 0, False  # of `steps`; whether an iteration ended in it
         self.boundary = Boundary(page, self.checkpointer, around)
         self._idle_s = self._evaluation_s = 0.0
@@ -107,6 +108,9 @@ class AttachedJob(Job):
         """See `Job.wrap_loader`."""
         from plait.training.loader import wrap
 
+        if hasattr(loader, "join_job"):  # an adaptive one marks its stages and keeps its place itself
+            loader.join_job(self)
+            return loader
         wrapped = wrap(self, loader, train=train)
         if train and wrapped is not loader:
             self.kept.add(self.kept.free_name("loader"), wrapped)
@@ -178,6 +182,7 @@ class AttachedJob(Job):
     def epochs(self, total: int) -> Iterator[int]:
         """See `Job.epochs`."""
         self.resume()
+        self.total_epochs = total
         with self.in_loop("epochs"):
             for epoch in range(self._epoch, total):
                 self._epoch = epoch

@@ -56,6 +56,9 @@ class Kept:
 
     def collect(self, rank: int, about: dict[str, Any]) -> dict[str, Any]:
         """The state of this rank at a boundary. What all ranks have alike is in rank 0's alone."""
+        for value in self.values.values():
+            if hasattr(value, "before_checkpoint"):  # all ranks are here: what belongs to all of them is put together
+                value.before_checkpoint()
         left_out: set[str] = set()
         if rank and self.replicated:  # replicas are identical, and so are the optimizers that step nothing else
             models = [self.values[name] for name in self.replicated if hasattr(self.values[name], "parameters")]

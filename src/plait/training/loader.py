@@ -110,6 +110,33 @@ class _Passes:
                 self.active = False
 
 
+class Fetching:
+    """Takes batches of marked data from a loader: the wait for its workers is the exposed part of loading."""
+
+    def __init__(self, job: AttachedJob, marked: Marked, num_workers: int) -> None:
+        """Of a loader with so many workers over `marked`."""
+        self._job, self._marked, self._workers = job, marked, num_workers
+        self._seen_s = [0.0, 0.0]
+
+    def next(self, batches: Iterator[Any], end: Any) -> Any:
+        """The next batch, or `end`."""
+        if not self._workers:
+            return next(batches, end)
+        stages = self._job.stages
+        begin_s = time.perf_counter()
+        with stages.waiting(STORAGE):
+            batch = next(batches, end)
+        waited_s = time.perf_counter() - begin_s
+        total = self._marked.seconds.sum(0).tolist()
+        busy = [now - before for now, before in zip(total, self._seen_s, strict=True)]
+        self._seen_s = total
+        both = sum(busy)
+        for resource in (STORAGE, CPU):
+            part = busy[resource] / both if both else 0.5
+            stages.add(resource, busy[resource], waited_s * part)
+        return batch
+
+
 class StagedLoader(DataLoader[Any]):
     """See `AttachedJob.wrap_loader`."""
 
@@ -117,10 +144,9 @@ class StagedLoader(DataLoader[Any]):
         """The same loader with dataset and sampler under our eyes."""
         self._job, self._passes = job, _Passes(job, train=train)
         self._resume: dict[str, Any] | None = None
-        self._seen_s = [0.0, 0.0]
         self._generators = generators_of(inner)
         self._order: Order | None = None
-        self._marked: Marked | None = None
+        self._fetching: Fetching | None = None
         self._stream: _Stream | None = None
         options = options_of(inner)
         if isinstance(inner.dataset, IterableDataset):
@@ -128,7 +154,8 @@ class StagedLoader(DataLoader[Any]):
             self._stream = _Stream(inner.dataset, self._generators, streamed, inner.persistent_workers)
             super().__init__(streamed, batch_size=inner.batch_size, drop_last=inner.drop_last, **options)
         else:
-            marked = self._marked = Marked(inner.dataset, inner.num_workers, job.stages)
+            marked = Marked(inner.dataset, inner.num_workers, job.stages)
+            self._fetching = Fetching(job, marked, inner.num_workers)
             sampler = inner.batch_sampler if inner.batch_sampler is not None else inner.sampler
             order = self._order = Order(sampler, self._generators, batched=inner.batch_sampler is not None)
             if inner.batch_sampler is not None:
@@ -170,25 +197,11 @@ class StagedLoader(DataLoader[Any]):
         return self._passes.run(batches, resume["done"] if resume else 0, self._next, length, again=resume is not None)
 
     def _next(self, batches: Iterator[Any]) -> Any:
-        """The next batch; the wait for it is the exposed part of loading."""
-        stages, marked = self._job.stages, self._marked
+        """The next batch."""
         if self._stream is not None:
-            with stages.stage(STORAGE):
+            with self._job.stages.stage(STORAGE):
                 return self._stream.seen(next(batches, _END))
-        if marked is None or not self.num_workers:
-            return next(batches, _END)
-        begin_s = time.perf_counter()
-        with stages.waiting(STORAGE):
-            batch = next(batches, _END)
-        waited_s = time.perf_counter() - begin_s
-        total = marked.seconds.sum(0).tolist()
-        busy = [now - before for now, before in zip(total, self._seen_s, strict=True)]
-        self._seen_s = total
-        both = sum(busy)
-        for resource in (STORAGE, CPU):
-            part = busy[resource] / both if both else 0.5
-            stages.add(resource, busy[resource], waited_s * part)
-        return batch
+        return next(batches, _END) if self._fetching is None else self._fetching.next(batches, _END)
 
     def state_dict(self, ahead: int = 0) -> dict[str, Any]:
         """Where it is: pass, batches done, the streams that made the order.

@@ -1,0 +1,326 @@
+"""Passes over data of which each takes every sample once, while ranks and batch sizes come and go.
+
+What is said here holds for any way to load samples; `loader` does it by torch's DataLoader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from plait.core.errors import InputError
+from plait.core.goodput import BatchLimits
+from plait.core.resources import Resource
+from plait.training.adaptive.choosing import Fitter, Noise, Rhythm, choose, first_batch
+from plait.training.adaptive.epochs import Progress
+from plait.training.adaptive.plan import Plan, Turn
+from plait.training.adaptive.profile import Timings
+from plait.training.adaptive.ranks import Ranks, ranks
+from plait.training.adaptive.report import report_estimate, report_progress
+from plait.training.adaptive.sampler import EpochOrder
+from plait.training.job import AttachedJob, current
+
+_END = object()
+#: Seconds between two looks at whether another batch size would do better.
+INTERVAL_S = 30.0
+
+
+class AdaptiveLoader:
+    """The part of an adaptive loader that does not know how samples are loaded; for those, define `batches`."""
+
+    def __init__(
+        self,
+        size: int,
+        batch_size: int,
+        *,
+        max_batch_size: int | None = None,
+        local_batch: tuple[int, int | None] = (1, None),
+        accumulation: bool = False,
+        shuffle: bool = False,
+        seed: int = 0,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        """Over `size` samples. The rest as for `AdaptiveDataLoader`."""
+        most = batch_size if max_batch_size is None else max_batch_size
+        least_local, most_local = local_batch
+        self.limits = BatchLimits(
+            initial=batch_size,
+            most=most,
+            least_local=least_local,
+            most_local=most if most_local is None else most_local,
+            accumulation=accumulation,
+        )
+        if size < 1:
+            raise InputError("an adaptive loader over no samples: give it a data set with one or more")
+        self.size, self.batch_size = size, batch_size
+        self.plan = Plan(EpochOrder(size, shuffle=shuffle, seed=seed))
+        self.progress = Progress(size, batch_size)
+        self.timings = Timings(self._waited_s)
+        self.fitter = Fitter()
+        self.noise: Noise | None = None
+        self._rhythm = Rhythm(interval_s)
+        self._fit_begun = False
+        self._job: AttachedJob | None = None
+        self._ranks: Ranks | None = None
+        self._of: tuple[int, int] | None = None  # nodes and GPUs that the batch was chosen for
+        self._epoch, self._done, self._active, self._resume = 0, 0, False, False
+        self._in_epochs = False
+        self._turn: Turn | None = None
+        self._running: object = None
+
+    def batches(self, plan: Plan) -> Iterator[Any]:
+        """The batch of each list of indices that `plan` yields, in that order; they may be asked for ahead."""
+        raise NotImplementedError(f"{type(self).__name__} has to define batches(plan)")
+
+    # -- what is going on now -------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """Number, from 0, of the pass over the data that is under way or comes next."""
+        return self._epoch
+
+    @property
+    def turn(self) -> Turn | None:
+        """Which pass of which optimizer step the batch in hand is; None between passes over the data."""
+        return self._turn
+
+    @property
+    def is_sync_pass(self) -> bool:
+        """Whether the optimizer steps after the batch in hand: no more passes are accumulated."""
+        return self._turn is None or self._turn.is_sync
+
+    @property
+    def current_local_batch(self) -> int:
+        """Examples in the batch in hand; before the first, in the next one as far as is known."""
+        return self._turn.local if self._turn is not None else self.plan.latest[0]
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Passes of the optimizer step in hand before the one that reduces."""
+        return self._turn.step.passes - 1 if self._turn is not None else self.plan.latest[1]
+
+    @property
+    def current_batch_size(self) -> int:
+        """Examples in the optimizer step in hand, of all ranks together."""
+        if self._turn is not None:
+            return self._turn.step.examples
+        local, accumulated = self.plan.latest
+        return (self._ranks.world if self._ranks else 1) * local * (accumulated + 1)
+
+    def __len__(self) -> int:
+        """Batches of this rank in a whole pass, if nothing changes."""
+        return self.plan.whole(self._ranks.world if self._ranks else 1)
+
+    # -- passes ---------------------------------------------------------------------------------------------------
+
+    def join_job(self, job: AttachedJob) -> None:
+        """Keep the place in this job's checkpoints and tell its agent; `job.wrap_loader` does it."""
+        if self._job is None:
+            self._job = job
+            job.kept.add(job.kept.free_name("loader"), self)
+
+    def follow(self, noise: Noise) -> None:
+        """Choose the batch, and count progress, by this gradient noise; without any the batch stays as it was given."""
+        self.noise = noise
+
+    def remaining_epochs(self, epochs: float) -> Iterator[int]:
+        """Passes over the data until progress is that of so many epochs at the initial batch; the last one ends there.
+
+        Yields the number of each pass. Goes on where the checkpoint ended.
+        """
+        job = self._joined()
+        if job is not None:
+            job.resume()
+        self.progress.aim(epochs)
+        self._in_epochs = True
+        try:
+            with contextlib.nullcontext() if job is None else job.in_loop("epochs"):
+                while self._resume or not self.progress.reached:
+                    before = self.progress.iterations
+                    resumed = self._resume
+                    yield self._epoch
+                    if self.progress.iterations == before and (self._resume or not resumed):
+                        raise InputError(
+                            "remaining_epochs: no optimizer step was made in this turn, so there is no end; "
+                            "iterate over the loader inside the loop"
+                        )
+                    if job is not None:
+                        job.safe_point("epochs")
+        finally:
+            self._in_epochs, self.progress.target = False, None
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of a pass: the one that was interrupted by a restart, else a whole one."""
+        job = self._joined()
+        if job is not None:
+            job.safe_point("loader")
+            job.resume()
+        if self._active:  # of a pass that was left without an end
+            self._finish()
+        again, self._resume = self._resume, False
+        self._prepare()
+        if again and job is not None:
+            job.kept.restore_streams()
+        self._active, self._running = True, object()
+        return self._pass(job, self._running)
+
+    def _joined(self) -> AttachedJob | None:
+        job = current()
+        if job is not None:
+            self.join_job(job)
+        return self._job
+
+    def _prepare(self) -> None:
+        """Before a pass: know the ranks, agree on a batch if they are others than before."""
+        self._ranks = found = ranks()
+        config = found.nodes, found.world
+        self.fitter.wait()  # workers are forked now
+        if self._of != config or not self.plan.chosen:
+            first_batch(self.limits, found.world)  # raises on all ranks alike
+            self._agree(self.plan.latest if self._of == config and self.plan.chosen else None)
+            self._of = config
+        self.plan.begin(self._epoch, self._done, rank=found.rank, world=found.world)
+        self.timings.begin_epoch()
+
+    def _pass(self, job: AttachedJob | None, running: object) -> Iterator[Any]:
+        if self._done >= self.size or self.progress.reached:  # it was over when it was saved
+            self._finish()
+            return
+        batches = self.batches(self.plan)
+        assert self._ranks is not None
+        nodes = self._ranks.nodes
+        with contextlib.nullcontext() if job is None else job.in_loop("loader"):
+            try:
+                while (batch := next(batches, _END)) is not _END:
+                    turn = self._turn = self.plan.turn()
+                    if turn.is_sync:
+                        self._count(turn)
+                    if job is not None:
+                        job.compute.begin()
+                    self.timings.begin(turn, nodes)
+                    yield batch
+                    self.timings.end()
+                    if job is not None:
+                        job.compute.end()
+                    over = turn.is_sync and (self._done >= self.size or self.progress.reached)
+                    if turn.is_sync:
+                        self._stepped()
+                    if job is not None:
+                        job.safe_point("loader", last=over)
+                        job.look_up(evaluating=False)
+                    if over:
+                        break
+            finally:
+                if job is not None:
+                    job.compute.end()
+                if self._running is running:
+                    self._finish()
+
+    def _finish(self) -> None:
+        """The pass is over, or was left: the next one is another."""
+        self._epoch, self._done, self._active, self._turn, self._running = self._epoch + 1, 0, False, None, None
+
+    def _count(self, turn: Turn) -> None:
+        """A step is about to be made: a checkpoint from here on has it."""
+        step = turn.step
+        self._done = step.first + step.examples
+        # Never less than an iteration: the last step of an epoch has what is left, also at the initial batch.
+        scale = max(step.examples / self.batch_size, 1.0)
+        self.progress.iterations += self._worth(scale)
+
+    def _worth(self, scale: float) -> float:
+        """What a step at so many initial batches is worth; without gradient noise each example counts in full."""
+        return scale if self.noise is None else self.noise.gain(scale)
+
+    # -- changes of the batch -------------------------------------------------------------------------------------
+
+    def _stepped(self) -> None:
+        """Between two steps."""
+        if self._job is not None:
+            report_progress(self._job.page, self.progress.iterations, self._total(), self.current_batch_size)
+        assert self._ranks is not None
+        if self._ranks.rank == 0 and not self._fit_begun and self._rhythm.soon and self.timings.changed:
+            table = self.timings.table()
+            if table is not None:
+                self._fit_begun, self.timings.changed = True, False
+                self.fitter.start(table)
+        if self._rhythm.stepped():
+            self._agree(self.plan.latest)
+
+    def _agree(self, now: tuple[int, int] | None) -> None:
+        """All ranks take the batch that rank 0 chooses, from the first step on that none of them has planned."""
+        assert self._ranks is not None
+        told = [0, 0, 0]
+        if self._ranks.rank == 0:
+            nodes, gpus = self._ranks.nodes, self._ranks.world
+            told = [*choose(self.limits, self.fitter.theta, self.noise, nodes, gpus, now), self._rhythm.next()]
+        at, local, accumulated, steps = self._ranks.largest([self.plan.steps, *told])
+        if (local, accumulated) != now:
+            self.plan.change(local, accumulated, at)
+        self._rhythm.begin(steps)
+        self._fit_begun = False
+        if self._job is not None and self._ranks.rank == 0:
+            report_estimate(self._job.page, self.fitter.theta, self.noise, self.timings)
+
+    def _total(self) -> float:
+        """Progress at the end of the job as far as it can be told; 0 if it cannot.
+
+        A job that ends after so many passes ends with less progress than one at the initial batch; how much less its
+        batch decides, so what is left is counted at the present one.
+        """
+        if self.progress.target is not None:
+            return self.progress.target
+        epochs = self._job.total_epochs if self._job is not None else 0
+        left = (epochs - self._epoch) * self.size - self._done
+        if left < 0 or not epochs:
+            return 0.0
+        scale = max(self.current_batch_size / self.batch_size, 1.0)
+        return self.progress.iterations + left / self.batch_size * self._worth(scale) / scale
+
+    def _waited_s(self) -> float:
+        return self._job.page.waited_s[Resource.GPU] if self._job is not None else 0.0
+
+    # -- checkpoints ----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Place, progress, times and the newest fit, in plain numbers: loads with `weights_only=True`.
+
+        The same on all ranks as far as others need it, so that it fits any number of them.
+        """
+        epoch, done, active = self._epoch, self._done, (self._active or self._resume) and self._done > 0
+        in_epochs = self._in_epochs or (self._job is not None and self._job.in_epochs)
+        if active and not in_epochs and (done >= self.size or self.progress.reached):
+            epoch, done, active = epoch + 1, 0, False  # the script will count this pass as done
+        theta = self.fitter.theta
+        return {
+            "size": self.size,
+            "batch_size": self.batch_size,
+            "seed": self.plan.order.seed,
+            "shuffle": self.plan.order.shuffle,
+            "epoch": epoch,
+            "done": done if active else 0,
+            "active": active,
+            "progress": self.progress.state_dict(),
+            "timings": self.timings.state_dict(),
+            "theta": None if theta is None else list(theta),
+            "chosen": [*self.plan.latest, *self._of] if self._of is not None else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there at the next `iter`; raises `ValueError` if it is of other data or another initial batch."""
+        order = self.plan.order
+        own = {"size": self.size, "batch_size": self.batch_size, "seed": order.seed, "shuffle": order.shuffle}
+        other = [f"{name} {state[name]}, now {value}" for name, value in own.items() if state[name] != value]
+        if other:
+            raise ValueError(f"the loader had {'; '.join(other)}")
+        self._epoch, self._done = int(state["epoch"]), int(state["done"])
+        self._resume, self._active = bool(state["active"]), False
+        self.progress.load_state_dict(state["progress"])
+        self.timings.load_state_dict(state["timings"])
+        self.fitter.theta = None if state["theta"] is None else tuple(state["theta"])
+        self._of = None
+        if state["chosen"] is not None:
+            local, accumulated, nodes, gpus = state["chosen"]
+            self.plan.change(int(local), int(accumulated), self.plan.steps)
+            self._of = int(nodes), int(gpus)

@@ -1,0 +1,192 @@
+"""Which batch a job takes on the GPUs it has: from its own times and gradient noise, fitted beside training.
+
+Only rank 0 fits and decides. A running job changes its batch if that promises five per cent more goodput or better
+(Pollux's published code; it looks at the start of a pass over the data, here every interval counts).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from plait.core.errors import InputError, PlaitError
+from plait.core.goodput import THETA, BatchLimits
+
+if TYPE_CHECKING:
+    from plait.goodput.fit import Profile
+    from plait.goodput.jobs import GoodputJobs
+
+#: How much more goodput a change of batch has to promise.
+HYSTERESIS = 1.05
+
+Theta = tuple[float, ...]
+
+
+class Noise(Protocol):
+    """What is known of the noise of the gradient: `noise.Statistics` is one."""
+
+    @property
+    def known(self) -> bool:
+        """Whether anything is known."""
+        ...
+
+    @property
+    def sqr(self) -> float:
+        """Squared norm of the gradient."""
+        ...
+
+    @property
+    def var(self) -> float:
+        """Its variance at the initial batch."""
+        ...
+
+    def gain(self, scale: float) -> float:
+        """What a step of `scale` initial batches is worth in steps of one."""
+        ...
+
+
+class Fitter:
+    """Fits the throughput model beside training, one fit at a time."""
+
+    def __init__(self, fit: Callable[[Profile, Theta | None], Theta] | None = None) -> None:
+        """`fit` instead of `plait.goodput.fit`."""
+        self._fit = fit or _fit
+        self._thread: threading.Thread | None = None
+        self._failed = False
+        self.theta: Theta | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a fit is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, profile: Profile) -> None:
+        """Begin a fit of `profile`, unless one is under way or fitting is not possible here."""
+        if self.busy or self._failed:
+            return
+        # A daemon: nobody waits for a fit at the end of training.
+        self._thread = threading.Thread(target=self._run, args=(profile,), name="plait-fit", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for the fit that is under way: processes are not forked beside it."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, profile: Profile) -> None:
+        try:
+            self.theta = self._fit(profile, self.theta)
+        except (PlaitError, ImportError, ValueError, ArithmeticError) as error:
+            self._failed = True
+            warnings.warn(f"plait: the batch size no longer adapts: {error}", RuntimeWarning, stacklevel=2)
+
+
+def _fit(profile: Profile, start: Theta | None) -> Theta:
+    import numpy as np
+
+    from plait.goodput.fit import fit
+
+    theta = fit(profile, start=None if start is None else np.array(start))
+    return tuple(float(value) for value in theta)
+
+
+def first_batch(limits: BatchLimits, gpus: int) -> tuple[int, int]:
+    """(m, s) of a job that knows nothing of itself yet: its initial batch, or the least that so many GPUs can take.
+
+    Raises `InputError` if the least is more than the limits allow.
+    """
+    from plait.goodput.batch import fixed_batch
+
+    least = limits.least_local * gpus
+    if least > limits.most:
+        raise InputError(
+            f"{gpus} GPUs take at least {gpus} x {limits.least_local} = {least} examples a step, more than "
+            f"max_batch_size={limits.most}; allow at most {max(limits.most // limits.least_local, 1)} GPUs "
+            "(plait submit --max-gpus), a smaller local_batch or a larger max_batch_size"
+        )
+    local, accumulated = fixed_batch(
+        max(limits.initial, least),
+        gpus,
+        initial=limits.initial,
+        most=2 * (limits.most + least),  # never less than the initial batch: rounding up is not too much
+        most_local=limits.most_local,
+        accumulates=limits.accumulation,
+    )
+    return int(local), int(accumulated)
+
+
+def choose(
+    limits: BatchLimits,
+    theta: Theta | None,
+    noise: Noise | None,
+    nodes: int,
+    gpus: int,
+    current: tuple[int, int] | None = None,
+) -> tuple[int, int]:
+    """(m, s) to go on with on `gpus` GPUs of `nodes` nodes; `current` is that of a job that runs on them already.
+
+    Without times or without gradient noise there is nothing to choose by: the current batch stays, or the initial one.
+    """
+    fallback = current if current is not None else first_batch(limits, gpus)
+    if theta is None or noise is None or not noise.known:
+        return fallback
+    from plait.goodput.batch import best_batch, goodput
+
+    jobs = _job(limits, theta, noise)
+    best = best_batch(jobs, [nodes], [gpus])
+    found = int(best.local[0, 0]), int(best.passes[0, 0])
+    if found[0] < 1:
+        return fallback
+    if current is None:
+        return found
+    now = float(goodput(jobs, nodes, gpus, *current)[0])
+    return found if float(best.goodput[0, 0]) > HYSTERESIS * now else current
+
+
+def _job(limits: BatchLimits, theta: Theta, noise: Noise) -> GoodputJobs:
+    import numpy as np
+
+    from plait.goodput.jobs import GoodputJobs
+
+    column = [limits.initial], [limits.most], [limits.least_local], [limits.most_local], [limits.accumulation]
+    whole: list[Any] = [np.array(values) for values in column]
+    return GoodputJobs(np.array([theta]).reshape(1, THETA), np.array([noise.sqr]), np.array([noise.var]), *whole)
+
+
+class Rhythm:
+    """When ranks come together to change the batch: after numbers of steps that rank 0 has told the time before.
+
+    So nobody has to ask at each step, and rank 0's clock is the only one.
+    """
+
+    def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Every `interval_s` seconds or so."""
+        self.interval_s, self._clock = interval_s, clock
+        self._since_s, self._steps = clock(), 0
+        self.left = 1  # steps until they come together
+
+    def stepped(self) -> bool:
+        """A step is done; whether all come together now."""
+        self.left -= 1
+        self._steps += 1
+        return self.left <= 0
+
+    @property
+    def soon(self) -> bool:
+        """Whether the next time is near enough to have a fit ready for it."""
+        return self._clock() - self._since_s >= 0.9 * self.interval_s
+
+    def next(self) -> int:
+        """Rank 0: after how many steps to come together again."""
+        took_s = self._clock() - self._since_s
+        if self._steps == 0 or took_s <= 0:
+            return 1
+        steps = round(self.interval_s * self._steps / took_s)
+        return max(1, min(steps, 10 * self._steps))  # the first steps of all may be far slower than the others
+
+    def begin(self, steps: int) -> None:
+        """What rank 0 told."""
+        self.left, self._steps, self._since_s = steps, 0, self._clock()

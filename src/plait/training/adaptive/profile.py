@@ -1,0 +1,184 @@
+"""How long passes take, by nodes, GPUs and examples a GPU: what a fit of the throughput model learns from.
+
+A pass lasts from the moment the script has its batch until it asks for the next one. Of a pass that reduces gradients
+the seconds of the reduction are known apart, so that what is left can be pooled with the passes that only accumulate
+(as AdaptDL's master does). On a GPU both ends are events of its stream, read when they have happened: the host never
+waits for them. A pass is not counted if it is the first of an epoch or of a batch size (buckets are built, kernels are
+chosen and compiled), if its batch is smaller than planned, or if it was never finished.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from plait.training.adaptive.plan import Turn
+from plait.training.members import torch_cuda
+
+if TYPE_CHECKING:
+    from plait.goodput.fit import Profile
+
+Key = tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class Timing:
+    """Sums over the passes of a key: seconds and counts."""
+
+    grad_s: float = 0.0  # of passes that only accumulate
+    grads: int = 0
+    step_s: float = 0.0  # of passes that reduce and step, all of them
+    sync_s: float = 0.0  # ... of which reducing
+    steps: int = 0
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A pass under way, or over and not counted yet."""
+
+    key: Key
+    is_sync: bool
+    counts: bool
+    begin: Any
+    waited_s: float
+    end: Any = None
+    sync: float | Callable[[], float | None] | None = None
+
+
+#: Passes that may wait for a device, or for how long they reduced; older ones are given up.
+WAITING = 16
+
+
+class Timings:
+    """Times of this rank's passes. State survives restarts, so keys of all sizes the job ever had add up."""
+
+    def __init__(self, waited_s: Callable[[], float] = lambda: 0.0, clock: Callable[[], float] | None = None) -> None:
+        """`waited_s`: seconds so far that the job stood still for others, which are not its own.
+
+        `clock`: seconds, instead of the device's own.
+        """
+        self._keys: dict[Key, Timing] = {}
+        self._waited_s, self._clock = waited_s, clock
+        self._pass: _Pass | None = None
+        self._over: deque[_Pass] = deque()
+        self._warm: int | None = None  # examples a GPU of the pass before, in this epoch
+        self.changed = False  # since `changed` was last set to False
+
+    @property
+    def keys(self) -> Mapping[Key, Timing]:
+        """(nodes, gpus, local) -> sums."""
+        return self._keys
+
+    @property
+    def most_gpus(self) -> int:
+        """The most GPUs there are times of; 0 without any."""
+        return max((gpus for (_, gpus, _), timing in self._keys.items() if timing.steps), default=0)
+
+    def begin_epoch(self) -> None:
+        """The next pass is the first of an epoch, or of what is left of it."""
+        self._pass, self._warm = None, None
+
+    def begin(self, turn: Turn, nodes: int) -> None:
+        """The script gets a batch."""
+        self._count()
+        key = nodes, turn.step.ranks, turn.local
+        counts = turn.step.full and self._warm == turn.local
+        self._warm = turn.local
+        self._pass = _Pass(key, turn.is_sync, counts, self._mark(), self._waited_s())
+
+    def synced(self, seconds: float | Callable[[], float | None]) -> None:
+        """The reduction of this pass lasted so long.
+
+        A function is asked once the pass is over on the device too, and again a pass later as long as it says None.
+        """
+        if self._pass is not None:
+            self._pass.sync = seconds
+
+    def end(self) -> None:
+        """The script asks for the next batch."""
+        done, self._pass = self._pass, None
+        if done is None or not done.counts:
+            return
+        done.end, done.waited_s = self._mark(), self._waited_s() - done.waited_s
+        self._over.append(done)
+        self._count()
+
+    def _mark(self) -> Any:
+        if self._clock is not None:
+            return self._clock()
+        cuda = torch_cuda()
+        if cuda is None:
+            return time.perf_counter()
+        event = cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _count(self) -> None:
+        """Add what is over on the device too."""
+        while self._over and (isinstance(self._over[0].end, float) or self._over[0].end.query()):
+            first = self._over[0]
+            sync_s = 0.0 if first.key[1] == 1 else first.sync() if callable(first.sync) else first.sync
+            if callable(first.sync) and sync_s is None and len(self._over) < WAITING:
+                return
+            self._add(self._over.popleft(), sync_s)
+
+    def _add(self, done: _Pass, sync_s: float | None) -> None:
+        on_host = isinstance(done.end, float)
+        took_s = done.end - done.begin if on_host else done.begin.elapsed_time(done.end) / 1000
+        took_s = max(took_s - done.waited_s, 1e-9)
+        if done.is_sync and sync_s is None:  # nobody has measured it: no part of the pass can be told from the other
+            return
+        timing = self._keys.setdefault(done.key, Timing())
+        if sync_s is None or not done.is_sync:
+            timing.grad_s, timing.grads = timing.grad_s + took_s, timing.grads + 1
+        else:
+            timing.step_s, timing.steps = timing.step_s + took_s, timing.steps + 1
+            timing.sync_s += min(max(sync_s, 0.0), took_s)
+        self.changed = True
+
+    def table(self) -> Profile | None:
+        """The mean seconds of each key that the optimizer has stepped with; None without any.
+
+        Seconds of a pass are the mean of accumulating passes and of others less their reduction, each pass with the
+        same weight.
+        """
+        import numpy as np
+
+        from plait.goodput.fit import Profile
+
+        rows = [
+            (*key, (t.grad_s + t.step_s - t.sync_s) / (t.grads + t.steps), t.step_s / t.steps)
+            for key, t in sorted(self._keys.items())
+            if t.steps
+        ]
+        if not rows:
+            return None
+        nodes, gpus, local, grad_s, step_s = np.array(rows, dtype=np.float64).T
+        return Profile(
+            nodes=nodes.astype(np.int64),
+            gpus=gpus.astype(np.int64),
+            local=local.astype(np.int64),
+            grad_s=np.maximum(grad_s, 1e-9),
+            step_s=step_s,
+        )
+
+    def step_seconds(self) -> float:
+        """Mean seconds of all passes with a step, over all keys; 0 without any."""
+        steps = sum(t.steps for t in self._keys.values())
+        return sum(t.step_s for t in self._keys.values()) / steps if steps else 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return {"keys": [[*key, t.grad_s, t.grads, t.step_s, t.sync_s, t.steps] for key, t in self._keys.items()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put them back; passes under way are forgotten."""
+        self._keys = {
+            (int(n), int(k), int(m)): Timing(float(g), int(gs), float(s), float(y), int(ss))
+            for n, k, m, g, gs, s, y, ss in state["keys"]
+        }
+        self._pass, self._warm, self.changed = None, None, bool(self._keys)
+        self._over.clear()

@@ -1,0 +1,58 @@
+"""Any number of ranks over 100 samples, initial batch 10; adaptive_data.py SEEN STEPS [WORKERS].
+
+Each rank writes a line for each of its steps to SEEN-EPOCH-RANK: the pass and its samples. After STEPS steps of this
+attempt the job is asked to stop; 0: never. What the accumulator says at the end of each pass is in the output.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from plait.training import attach
+from plait.training.adaptive.loader import AdaptiveDataLoader
+from plait.training.adaptive.metrics import Accumulator
+
+seen, steps = sys.argv[1], int(sys.argv[2])
+workers = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+if world > 1:
+    dist.init_process_group("gloo")
+
+
+class Numbers:
+    """The number of each sample."""
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        return index
+
+
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+job = attach(optimizer=optimizer)
+loader = AdaptiveDataLoader(Numbers(), 10, shuffle=True, seed=3, num_workers=workers)
+metrics = Accumulator()
+job.resume()
+made = 0
+with Path(f"{seen}-{os.environ['PLAIT_EPOCH']}-{rank}").open("w") as file:
+    for epoch in job.epochs(2):
+        for batch in loader:
+            file.write(f"{epoch} {' '.join(str(int(i)) for i in batch)}\n")
+            metrics["samples"] += len(batch)
+            metrics["sum"] += batch.double().sum()
+            optimizer.step()
+            made += 1
+            if made == steps:
+                os.kill(os.getpid(), signal.SIGTERM)
+        with metrics.synchronized():
+            if rank == 0:
+                print("sums", epoch, metrics["samples"], float(metrics["sum"]), loader.progress.iterations, flush=True)
+        metrics.reset()
+if world > 1:
+    dist.destroy_process_group()

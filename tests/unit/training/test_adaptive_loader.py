@@ -1,0 +1,232 @@
+"""The adaptive loader: passes, places, changes of the batch, and restarts on other numbers of ranks."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attempts import PREEMPTED, Forker, free_port, the_forker
+
+from plait.core.errors import InputError
+from plait.training.page import Page
+
+pytest.importorskip("torch")
+
+import torch
+
+from plait.training.adaptive.base import AdaptiveLoader
+from plait.training.adaptive.loader import AdaptiveDataLoader
+
+
+class Numbers:
+    """The number of each sample."""
+
+    def __init__(self, size: int = 100) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Noise:
+    """A gradient of which all is known."""
+
+    known, sqr, var = True, 1.0, 3.0
+
+    def gain(self, scale: float) -> float:
+        return (self.var + self.sqr) / (self.var / scale + self.sqr)
+
+
+def numbers(size: int = 100, batch_size: int = 10, **options: Any) -> AdaptiveDataLoader:
+    return AdaptiveDataLoader(Numbers(size), batch_size, **({"shuffle": True, "seed": 1} | options))
+
+
+def saved(loader: AdaptiveLoader) -> dict[str, Any]:
+    """Its state after a way through a file that may hold nothing but plain values."""
+    file = io.BytesIO()
+    torch.save(loader.state_dict(), file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def test_a_pass_has_every_sample_once_and_the_next_one_another_order() -> None:
+    loader = numbers(size=95)
+    passes = [[[int(i) for i in batch] for batch in loader] for _ in range(2)]
+    assert [len(p) for p in passes] == [10, 10]
+    assert len(loader) == 10
+    flat = [[i for batch in p for i in batch] for p in passes]
+    assert [sorted(f) for f in flat] == [list(range(95))] * 2
+    assert flat[0] != flat[1]
+    assert loader.epoch == 2
+    assert [[int(i) for b in numbers(size=95) for i in b]] == flat[:1]
+
+
+def test_a_pass_that_was_left_is_over_and_the_next_one_whole() -> None:
+    loader = numbers()
+    for number, _ in enumerate(loader):
+        if number == 3:
+            break
+    assert loader.epoch == 1
+    assert sorted(int(i) for batch in loader for i in batch) == list(range(100))
+    left = iter(loader)
+    next(left)
+    assert sorted(int(i) for batch in loader for i in batch) == list(range(100))
+    assert loader.epoch == 4
+    left.close()
+    assert loader.epoch == 4
+
+
+def test_a_pass_goes_on_where_the_state_was_taken() -> None:
+    first = numbers(size=95)
+    before = []
+    for number, batch in enumerate(first):
+        before += [int(i) for i in batch]
+        if number == 3:
+            state = saved(first)
+            break
+    second = numbers(size=95)
+    second.load_state_dict(state)
+    after = [[int(i) for i in batch] for batch in second]
+    assert len(after) == 6
+    assert sorted(before + [i for batch in after for i in batch]) == list(range(95))
+    assert second.epoch == 1
+    assert second.progress.iterations == 10
+
+
+def test_state_between_passes_begins_the_next_one() -> None:
+    loader = numbers()
+    for number, _ in enumerate(loader):
+        if number == 9:
+            state = saved(loader)  # a script that counts its passes itself has done with this one
+    assert (state["epoch"], state["done"], state["active"]) == (1, 0, False)
+    assert saved(loader) | {"timings": None} == state | {"timings": None}
+
+
+def test_state_of_other_data_or_another_batch_does_not_fit() -> None:
+    state = numbers().state_dict()
+    with pytest.raises(ValueError, match="size 100, now 95; batch_size 10, now 5"):
+        numbers(size=95, batch_size=5).load_state_dict(state)
+
+
+def test_epochs_of_progress_at_the_initial_batch_are_passes_and_resume() -> None:
+    loader = numbers(size=95)
+    turns = []
+    for epoch in loader.remaining_epochs(5):
+        turns += [epoch] * sum(1 for _ in loader)
+        if epoch == 2:
+            break
+    again = numbers(size=95)
+    again.load_state_dict(saved(loader))
+    for epoch in again.remaining_epochs(5):
+        turns += [epoch] * sum(1 for _ in again)
+    assert turns == [epoch for epoch in range(5) for _ in range(10)]
+    assert list(again.remaining_epochs(5)) == []
+
+
+def test_a_larger_batch_takes_more_passes_for_the_same_progress_and_the_last_one_ends_early() -> None:
+    loader = numbers(size=1000, max_batch_size=40, accumulation=True, local_batch=(1, 20))
+    loader.follow(Noise())
+    loader.plan.change(20, 1, 0)  # scale 4, gain 16/7
+    loader._of = (1, 1)
+    made = [sum(len(batch) for batch in loader) for _ in loader.remaining_epochs(2)]
+    steps = -(-200 * 7 // 16)
+    assert made == [1000, 1000, 1000, steps * 40 - 3000]
+    assert loader.progress.iterations == pytest.approx(steps * 16 / 7)
+
+
+def test_a_turn_without_a_step_is_refused() -> None:
+    with pytest.raises(InputError, match="iterate over the loader inside the loop"):
+        list(numbers().remaining_epochs(1))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_change_of_the_batch_comes_between_steps_and_loses_nothing(workers: int) -> None:
+    loader = numbers(size=200, max_batch_size=40, accumulation=True, local_batch=(1, 20), num_workers=workers)
+    told, seen = [], []
+    for number, batch in enumerate(loader):
+        told.append((len(batch), loader.current_local_batch, loader.accumulation_steps, loader.is_sync_pass))
+        seen += [int(i) for i in batch]
+        assert loader.current_batch_size == len(batch) * (loader.accumulation_steps + 1)
+        if number == 1:
+            loader.plan.change(15, 1, loader.plan.steps)
+    assert sorted(seen) == list(range(200))
+    ahead = 2 + 2 * workers  # what its workers had been given is taken as it was
+    first = told[:ahead]
+    assert first == [(10, 10, 0, True)] * ahead
+    assert told[ahead : ahead + 4] == [(15, 15, 1, False), (15, 15, 1, True)] * 2
+
+
+def test_no_batch_is_small_enough_for_too_many_gpus() -> None:
+    from plait.training.adaptive.choosing import first_batch
+
+    loader = numbers(max_batch_size=40, local_batch=(8, 20))
+    assert first_batch(loader.limits, 1) == (10, 0)
+    assert first_batch(loader.limits, 4) == (8, 0)
+    with pytest.raises(InputError, match="allow at most 5 GPUs"):
+        first_batch(loader.limits, 6)
+
+
+def test_what_it_cannot_load_it_refuses() -> None:
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(range(10))
+
+    with pytest.raises(InputError, match=r"AdaptiveDataLoader\(Stream\).*with __len__ and __getitem__"):
+        AdaptiveDataLoader(Stream(), 10)
+    with pytest.raises(InputError, match="batch_sampler, sampler"):
+        numbers(sampler=[1], batch_sampler=[[1]])
+    with pytest.raises(InputError, match="in_order"):
+        numbers(in_order=False)
+    with pytest.raises(InputError, match="no samples"):
+        numbers(size=0)
+
+
+def test_a_loader_of_ones_own_gets_the_indices() -> None:
+    class Mine(AdaptiveLoader):
+        def batches(self, plan: Any) -> Any:
+            return ([10 * i for i in indices] for indices in plan)
+
+    assert [i for batch in Mine(25, 10) for i in batch] == [10 * i for i in range(25)]
+
+
+# --- real processes ---
+
+
+@pytest.fixture(scope="module")
+def forker() -> Forker:
+    return the_forker()
+
+
+def test_a_job_resized_in_the_middle_of_a_pass_sees_every_sample_once(forker: Forker, tmp_path: Path) -> None:
+    job, seen, outputs = tmp_path / "j-1", tmp_path / "seen", ""
+    for epoch, (world, steps) in enumerate([(1, 2), (4, 4), (2, 0)], start=1):
+        extra = {"MASTER_PORT": str(free_port()), "world": world}
+        gang = [
+            forker.start(job, epoch, "adaptive_data.py", str(seen), str(steps), "1", rank=r, **extra)
+            for r in range(world)
+        ]
+        for attempt in gang:
+            code, output = attempt.end()
+            assert code == (PREEMPTED if steps else 0), output
+            outputs += output
+    lines = [line.split() for file in tmp_path.glob("seen-*") for line in file.read_text().splitlines()]
+    taken = {e: sorted(int(i) for line in lines if line[0] == e for i in line[1:]) for e in ("0", "1")}
+    assert taken == {"0": list(range(100)), "1": list(range(100))}
+    resized = [len(line.split()) - 1 for line in (tmp_path / "seen-2-0").read_text().splitlines()]
+    assert resized == [3] * 5, "asked to stop in the fourth step, agreed in the fifth"
+    said = [line.split()[1:4] for line in outputs.splitlines() if line.startswith("sums")]
+    assert said == [["0", "100", "4950.0"], ["1", "100", "4950.0"]]
+
+
+def test_a_job_tells_its_agent_how_far_it_is(forker: Forker, tmp_path: Path) -> None:
+    attempt = forker.start(tmp_path / "j-1", 1, "adaptive_data.py", str(tmp_path / "seen"), "0")
+    code, output = attempt.end()
+    assert code == 0, output
+    with Page.open(attempt.folder / "page.bin", mapped=False) as page:
+        assert (page.steps, page.progress, page.total_progress, page.batch_size) == (20, 20, 20, 10)
+        assert page.goodput is not None
