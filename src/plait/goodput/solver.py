@@ -86,9 +86,8 @@ def solve(
         raise MissingExtra("highspy", "sim", "exact allocation")
     highs: Any = highspy.Highs()  # type: ignore[no-untyped-call]
     # one choice a job and few shared resources: presolve took 7 to 30 times as long as all the rest
-    for name, value in (("output_flag", False), ("parallel", "off"), ("presolve", "off")):
-        highs.setOptionValue(name, value)
-    for name, value in (("mip_abs_gap", gap), ("mip_rel_gap", 0.0)):
+    options = {"output_flag": False, "parallel": "off", "presolve": "off", "mip_abs_gap": gap, "mip_rel_gap": 0.0}
+    for name, value in options.items():
         highs.setOptionValue(name, value)
     if time_limit_s is not None:
         highs.setOptionValue("time_limit", float(time_limit_s))
