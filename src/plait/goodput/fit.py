@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from plait.core.arrays import FloatArray
 from plait.core.errors import InputError, MissingExtra
@@ -31,26 +32,43 @@ NETWORK = 1.1
 
 
 def fit(profile: Profile, start: FloatArray | None = None, *, artifact: bool = False) -> FloatArray:
-    """Theta (7,) with the least `loss` found on a profile.
-
-    The search begins at `start` (the last optimum, if any) and at the published start; the lower end is taken. With
-    `artifact` the published start alone. Raises `InputError` for an empty profile, `MissingExtra` without SciPy.
-    """
-    lower, upper = bounds(profile)
-    starts = [np.array(START)]
-    if start is not None and not artifact and np.isfinite(start).all():
-        starts.append(np.asarray(start, dtype=np.float64))
-    seen = observations(profile)
-    with _one_thread():
-        ends = [_minimise(seen, np.clip(begin, lower, upper), lower, upper) for begin in starts]
-    theta = min(ends, key=lambda end: end[0])[1]
-    return _cautious(theta, profile)
+    """Theta (7,) with the least `loss` found on a profile; see `fit_many`."""
+    theta: FloatArray = fit_many([profile], None if start is None else np.asarray(start)[None], artifact=artifact)[0]
+    return theta
 
 
 def fit_many(profiles: Sequence[Profile], starts: FloatArray | None = None, *, artifact: bool = False) -> FloatArray:
-    """Theta (J, 7) of many jobs, each with a profile of its own; rows of `starts` that hold NaN say nothing."""
-    rows = [fit(p, None if starts is None else starts[row], artifact=artifact) for row, p in enumerate(profiles)]
-    return np.array(rows).reshape(-1, THETA)
+    """Theta (J, 7) with the least loss found for each of many jobs.
+
+    Searches begin at the published start and at the job's row of `starts` (J, 7), its last optimum; a row with a NaN
+    says nothing. The lower end is taken. `artifact`: SciPy's L-BFGS-B from the published start alone, as the
+    published code does. Raises `InputError` for an empty profile, and in `artifact` mode `MissingExtra` without SciPy.
+    """
+    if not profiles:
+        return np.zeros((0, THETA))
+    limits = np.array([bounds(profile) for profile in profiles])
+    seen = [observations(profile) for profile in profiles]
+    cold = np.broadcast_to(START, (len(profiles), 1, THETA))
+    if artifact:
+        with _one_thread():
+            theta = np.array(
+                [minimised(own, START, *bound)[1] for own, bound in zip(seen, limits, strict=True)],
+            )
+    else:
+        from plait.core.jit import announced
+        from plait.goodput.descent import search_many
+
+        first = np.cumsum([0, *map(len, profiles)])
+        warm = np.full_like(cold, np.nan) if starts is None else np.asarray(starts, dtype=np.float64)[:, None]
+        with announced("the fit of adaptive jobs", 6):
+            theta, _ = search_many(
+                np.concatenate(seen, axis=1),
+                first,
+                np.concatenate([cold, warm], axis=1),
+                np.ascontiguousarray(limits[:, 0]),
+                np.ascontiguousarray(limits[:, 1]),
+            )
+    return np.array([_cautious(row, profile) for row, profile in zip(theta, profiles, strict=True)])
 
 
 def bounds(profile: Profile) -> tuple[FloatArray, FloatArray]:
@@ -82,18 +100,19 @@ def _cautious(theta: FloatArray, profile: Profile) -> FloatArray:
     return theta
 
 
-def _minimise(seen: FloatArray, start: FloatArray, lower: FloatArray, upper: FloatArray) -> tuple[float, FloatArray]:
-    """The loss and the theta at which L-BFGS-B ends."""
+def minimised(seen: FloatArray, start: npt.ArrayLike, lower: FloatArray, upper: FloatArray) -> tuple[float, FloatArray]:
+    """The loss and the theta (7,) at which SciPy's L-BFGS-B ends; raises `MissingExtra` without SciPy."""
     try:
         from scipy.optimize import Bounds, minimize
     except ImportError as error:
-        raise MissingExtra("scipy", "torch", "fitting the throughput of adaptive jobs") from error
+        raise MissingExtra("scipy", "sim", "fitting throughput as the published code does") from error
     gradient = np.zeros(THETA)
 
     def both(theta: FloatArray) -> tuple[float, FloatArray]:
         return evaluate(theta, seen, gradient), gradient.copy()
 
-    end = minimize(both, start, jac=True, bounds=Bounds(lower, upper, keep_feasible=True), method="L-BFGS-B")
+    begin = np.clip(start, lower, upper)
+    end = minimize(both, begin, jac=True, bounds=Bounds(lower, upper, keep_feasible=True), method="L-BFGS-B")
     return float(end.fun), np.asarray(end.x, dtype=np.float64)
 
 

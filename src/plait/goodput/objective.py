@@ -90,30 +90,47 @@ def observations(profile: Profile) -> FloatArray:
 
 def evaluate(theta: FloatArray, seen: FloatArray, gradient: FloatArray) -> float:
     """E of `theta` on `observations`; writes its gradient into `gradient` (7,)."""
+    keys = seen.shape[1]
+    errors, slopes = np.empty((2, keys)), np.empty((2 + THETA, keys))
+    residuals(theta, seen, errors, slopes)
+    sizes = np.sqrt((errors * errors).mean(axis=1))
+    # Where a term is 0 its gradient is not defined; 0 is one of those that fit.
+    pull = errors / (keys * np.maximum(sizes, TINY**2))[:, None]
+    gradient[:] = (slopes[2:] * pull[1]).sum(axis=1)
+    gradient[: Estimate.ALPHA_N] += (slopes[:2] * pull[0]).sum(axis=1)
+    value = sizes.sum() + 1e-3 * (theta[Estimate.GAMMA] - 1.0) ** 2
+    gradient[Estimate.GAMMA] += 2e-3 * (theta[Estimate.GAMMA] - 1.0)
+    for alpha, beta in ((Estimate.ALPHA_N, Estimate.BETA_N), (Estimate.ALPHA_R, Estimate.BETA_R)):
+        ratio = theta[beta] / theta[alpha]
+        value += 1e-2 * ratio * ratio
+        gradient[alpha] -= 2e-2 * ratio * ratio / theta[alpha]
+        gradient[beta] += 2e-2 * ratio / theta[alpha]
+    return float(value)
+
+
+def residuals(theta: FloatArray, seen: FloatArray, errors: FloatArray, slopes: FloatArray) -> None:
+    """Write how far both logarithms are off, and their slopes.
+
+    `errors` (2, keys): of T_grad, of T_opt. `slopes` (9, keys): two of the first, by alpha_c and beta_c; seven of the
+    second, by each parameter. `seen` comes from `observations`.
+    """
     alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma = theta
     local, beyond, between, inside, none, log_grad, log_step = seen
     grad = alpha_c + beta_c * local
     sync = between * (alpha_n + beta_n * beyond) + inside * (alpha_r + beta_r * beyond) + none
     log_g, log_n = np.log(grad), np.log(sync)
-    # The share of each phase in the sum of powers, and the logarithm of that sum, without ever leaving the range.
-    apart = np.exp(-gamma * np.abs(log_g - log_n))
-    log_t = np.maximum(log_g, log_n) + np.log1p(apart) / gamma
-    share = np.where(log_g >= log_n, 1.0, apart) / (1.0 + apart)
-    first, second = log_grad - log_g, log_step - log_t
-    rms_first, rms_second = np.sqrt(np.mean(first * first)), np.sqrt(np.mean(second * second))
-    # Where a term is 0 its gradient is not defined; 0 is one of those that fit.
-    pull_first = -first / (len(local) * max(rms_first, TINY**2))
-    pull_second = -second / (len(local) * max(rms_second, TINY**2))
-    by_grad = (pull_first + pull_second * share) / grad
-    by_sync = pull_second * (1.0 - share) / sync
-    ratio_n, ratio_r = beta_n / alpha_n, beta_r / alpha_r
-    gradient[Estimate.ALPHA_C] = by_grad.sum()
-    gradient[Estimate.BETA_C] = (local * by_grad).sum()
-    gradient[Estimate.ALPHA_N] = (between * by_sync).sum() - 2e-2 * ratio_n * ratio_n / alpha_n
-    gradient[Estimate.BETA_N] = (between * beyond * by_sync).sum() + 2e-2 * ratio_n / alpha_n
-    gradient[Estimate.ALPHA_R] = (inside * by_sync).sum() - 2e-2 * ratio_r * ratio_r / alpha_r
-    gradient[Estimate.BETA_R] = (inside * beyond * by_sync).sum() + 2e-2 * ratio_r / alpha_r
-    turn = share * log_g + (1.0 - share) * log_n - log_t
-    gradient[Estimate.GAMMA] = (pull_second * turn).sum() / gamma + 2e-3 * (gamma - 1.0)
-    ratios = ratio_n * ratio_n + ratio_r * ratio_r
-    return float(rms_first + rms_second + 1e-3 * (gamma - 1.0) ** 2 + 1e-2 * ratios)
+    odds = np.exp(np.minimum(gamma * (log_n - log_g), 700.0))
+    log_t = log_g + np.log1p(odds) / gamma
+    share = 1.0 / (1.0 + odds)
+    errors[0] = log_g - log_grad
+    errors[1] = log_t - log_step
+    slopes[0] = 1.0 / grad
+    slopes[1] = local / grad
+    slopes[2] = share / grad
+    slopes[3] = slopes[2] * local
+    rest = (1.0 - share) / sync
+    slopes[4] = between * rest
+    slopes[5] = slopes[4] * beyond
+    slopes[6] = inside * rest
+    slopes[7] = slopes[6] * beyond
+    slopes[8] = (share * log_g + (1.0 - share) * log_n - log_t) / gamma

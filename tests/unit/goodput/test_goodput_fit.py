@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError, MissingExtra
-from plait.goodput.fit import Profile, bounds, fit, fit_many, loss, loss_and_gradient
+from plait.core.jit import HAVE_NUMBA, plain
+from plait.goodput import descent, objective
+from plait.goodput.fit import START, Profile, bounds, fit, fit_many, loss, loss_and_gradient, minimised
 from plait.goodput.throughput import grad_s, step_s
 
 TRUE = np.array([0.1, 0.01, 0.5, 1.0, 1e-6, 1e-6, 1.2])
@@ -104,6 +106,52 @@ def test_many_jobs_at_once_are_each_alone() -> None:
     assert fit_many([]).shape == (0, 7)
 
 
+def drawn(seed: int) -> tuple[Profile, np.ndarray]:
+    """A random profile of any size and spread, and a start."""
+    rng = np.random.default_rng(seed)
+    count, noise = int(rng.choice([1, 2, 3, 5, 10, 30, 100])), float(rng.choice([0, 0.01, 0.1]))
+    nodes, gpus = int(rng.choice([1, 2, 8])), int(rng.choice([2, 8, 32]))
+    return noisy(some_theta(rng), seed, count, noise, nodes=nodes, gpus=gpus), some_theta(rng)
+
+
+def test_never_above_the_published_search_from_the_same_starts() -> None:
+    excess = []
+    for seed in range(60):
+        profile, start = drawn(seed)
+        limits, seen = bounds(profile), objective.observations(profile)
+        scipys = min(minimised(seen, begin, *limits)[0] for begin in (START, start))
+        ours = np.clip(fit(profile, start), *limits)  # without what is added for a network never measured
+        excess.append(loss(ours, profile) - scipys)
+    assert max(excess) < 1e-6
+    assert np.mean(excess) < -1e-4
+
+
+def test_loops_and_arrays_agree() -> None:
+    for seed in range(10):
+        profile, theta = drawn(seed)
+        seen = objective.observations(profile)
+        both = [(np.zeros((2, len(profile))), np.zeros((9, len(profile)))) for _ in range(2)]
+        objective.residuals(theta, seen, *both[0])
+        descent.each_residual(theta, seen, *both[1])
+        for arrays, loops in zip(*both, strict=True):
+            np.testing.assert_allclose(loops, arrays, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.skipif(not HAVE_NUMBA, reason="without a compiler there is only the plain search")
+def test_the_plain_search_ends_where_the_compiled_one_does() -> None:
+    for seed in (0, 1, 4, 9):
+        profile, start = drawn(seed)
+        lower, upper = bounds(profile)
+        problem = (
+            objective.observations(profile),
+            np.array([0, len(profile)]),
+            start[None, None],
+            lower[None],
+            upper[None],
+        )
+        assert plain(descent.search_many)(*problem)[1] == pytest.approx(descent.search_many(*problem)[1], rel=1e-7)
+
+
 def test_wrong_profiles_are_refused() -> None:
     with pytest.raises(InputError, match="row 1 of a profile has nodes=2, gpus=1"):
         Profile([1, 2], [1, 1], [8, 8], [0.1, 0.1], [0.1, 0.1])
@@ -115,7 +163,7 @@ def test_wrong_profiles_are_refused() -> None:
 
 def test_without_scipy_the_error_names_the_extra(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    with pytest.raises(MissingExtra, match=r"plait\[torch\]"):
+    with pytest.raises(MissingExtra, match=r"plait\[sim\]"):
         fit(noisy(TRUE, 0, 5, 0.01), artifact=True)
 
 
@@ -157,8 +205,9 @@ def test_published_measurements(measured, line) -> None:
     model, *figures = line.split()
     *theta, value, error = map(float, figures)
     profile = published(measured / model)
-    found = fit(profile)
+    found = fit(profile, artifact=True)
     assert loss(found, profile) == pytest.approx(value, abs=6e-6)
     assert found == pytest.approx(np.array(theta), rel=0.02, abs=1e-5)
     times = step_s(found, profile.nodes, profile.gpus, profile.local)
     assert np.abs(times / profile.step_s - 1).mean() == pytest.approx(error, abs=6e-4)
+    assert loss(fit(profile), profile) <= min(value, loss(found, profile)) + 1e-6
