@@ -161,16 +161,6 @@ def test_a_change_of_the_batch_comes_between_steps_and_loses_nothing(workers: in
     assert told[ahead : ahead + 4] == [(15, 15, 1, False), (15, 15, 1, True)] * 2
 
 
-def test_no_batch_is_small_enough_for_too_many_gpus() -> None:
-    from plait.training.adaptive.choosing import first_batch
-
-    loader = numbers(max_batch_size=40, local_batch=(8, 20))
-    assert first_batch(loader.limits, 1) == (10, 0)
-    assert first_batch(loader.limits, 4) == (8, 0)
-    with pytest.raises(InputError, match="allow at most 5 GPUs"):
-        first_batch(loader.limits, 6)
-
-
 def test_what_it_cannot_load_it_refuses() -> None:
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self) -> Any:

@@ -6,7 +6,7 @@ What is said here holds for any way to load samples; `loader` does it by torch's
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from plait.core.errors import InputError
@@ -59,6 +59,7 @@ class AdaptiveLoader:
         self.timings = Timings(self._waited_s)
         self.fitter = Fitter()
         self.noise: Noise | None = None
+        self._begin: Callable[[Turn], None] | None = None
         self._rhythm = Rhythm(interval_s)
         self._fit_begun = False
         self._job: AttachedJob | None = None
@@ -120,9 +121,12 @@ class AdaptiveLoader:
             self._job = job
             job.kept.add(job.kept.free_name("loader"), self)
 
-    def follow(self, noise: Noise) -> None:
-        """Choose the batch, and count progress, by this gradient noise; without any the batch stays as it was given."""
-        self.noise = noise
+    def follow(self, noise: Noise, begin: Callable[[Turn], None] | None = None) -> None:
+        """Choose the batch, and count progress, by this gradient noise; without any the batch stays as it was given.
+
+        `begin` is called before each batch with what it is.
+        """
+        self.noise, self._begin = noise, begin
 
     def remaining_epochs(self, epochs: float) -> Iterator[int]:
         """Passes over the data until progress is that of so many epochs at the initial batch; the last one ends there.
@@ -198,6 +202,8 @@ class AdaptiveLoader:
                         self._count(turn)
                     if job is not None:
                         job.compute.begin()
+                    if self._begin is not None:
+                        self._begin(turn)
                     self.timings.begin(turn, nodes)
                     yield batch
                     self.timings.end()

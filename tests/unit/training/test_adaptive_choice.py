@@ -1,0 +1,147 @@
+"""Which batch a job takes: by fits of its own times, and by the noise of its gradient."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("scipy")
+
+import numpy as np
+
+from plait.core.errors import InputError
+from plait.core.goodput import BatchLimits, Estimate
+from plait.goodput.fit import Profile
+from plait.training.adaptive.choosing import Fitter, choose, first_batch
+from plait.training.adaptive.loader import AdaptiveDataLoader
+from plait.training.page import Page
+
+#: The example of the specification of goodput: (16, 0) on one GPU, (28, 0) on two, (22, 0) on four.
+THETA = (0.1, 0.01, 0.5, 0.05, 0.2, 0.02, 1.5)
+LIMITS = BatchLimits(initial=16, most=256, least_local=4, most_local=32, accumulation=True)
+
+
+class Noise:
+    """A gradient of which all is known, or nothing."""
+
+    def __init__(self, sqr: float = 1.0, var: float = 4.0, *, known: bool = True) -> None:
+        self.sqr, self.var, self.known = sqr, var, known
+
+    def gain(self, scale: float) -> float:
+        return (self.var + self.sqr) / (self.var / scale + self.sqr)
+
+
+class Clock:
+    """Goes on by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_the_best_batch_of_a_new_size_is_taken() -> None:
+    assert [choose(LIMITS, THETA, Noise(), nodes, gpus) for nodes, gpus in ((1, 1), (1, 2), (1, 4))] == [
+        (16, 0),
+        (28, 0),
+        (22, 0),
+    ]
+
+
+def test_a_running_job_changes_for_five_per_cent_and_not_for_less() -> None:
+    assert choose(LIMITS, THETA, Noise(), 1, 4, (19, 0)) == (19, 0)
+    assert choose(LIMITS, THETA, Noise(), 1, 4, (8, 0)) == (22, 0)
+
+
+@pytest.mark.parametrize(("theta", "noise"), [(None, Noise()), (THETA, None), (THETA, Noise(known=False))])
+def test_without_times_or_noise_the_batch_stays(theta: Any, noise: Any) -> None:
+    assert choose(LIMITS, theta, noise, 1, 4, (9, 0)) == (9, 0)
+    assert choose(LIMITS, theta, noise, 1, 3) == (6, 0)
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [(1, (25, 3)), (2, (25, 1)), (3, (17, 1)), (4, (25, 0)), (50, (2, 0))])
+def test_the_first_batch_is_the_initial_one(gpus: int, expected: tuple[int, int]) -> None:
+    assert (
+        first_batch(BatchLimits(initial=100, most=100, least_local=2, most_local=25, accumulation=True), gpus)
+        == expected
+    )
+
+
+def test_no_batch_is_small_enough_for_too_many_gpus() -> None:
+    limits = BatchLimits(initial=10, most=40, least_local=8, most_local=20)
+    assert [first_batch(limits, gpus) for gpus in (1, 4)] == [(10, 0), (8, 0)]
+    with pytest.raises(InputError, match="allow at most 5 GPUs"):
+        first_batch(limits, 6)
+
+
+def test_a_fit_that_fails_ends_the_adapting_but_not_the_training() -> None:
+    calls = []
+
+    def fit(profile: Any, start: Any) -> Any:
+        calls.append(profile)
+        raise InputError("no library to fit with")
+
+    fitter = Fitter(fit)
+    one = np.ones(1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            fitter.start(Profile(one, one, one, one, one))
+            fitter.wait()
+    assert [str(w.message) for w in caught] == ["plait: the batch size no longer adapts: no library to fit with"]
+    assert (len(calls), fitter.theta) == (1, None)
+
+
+def trained(loader: AdaptiveDataLoader, clock: Clock, after: int) -> list[int]:
+    """The batch size of each step, in a world where a pass takes 1 s + 10 ms an example; noise is known `after`."""
+    loader.timings._clock = loader._rhythm._clock = clock
+    sizes = []
+    for number, batch in enumerate(loader):
+        sizes.append(loader.current_batch_size)
+        clock.now_s += 1 + 0.01 * len(batch)
+        loader.fitter.wait()
+        if number == after:
+            loader.follow(Noise(1.0, 100.0))
+    return sizes
+
+
+def test_times_are_fitted_beside_training_and_a_better_batch_is_taken() -> None:
+    loader = AdaptiveDataLoader(
+        range(4000), 10, max_batch_size=160, accumulation=True, local_batch=(1, 80), interval_s=10
+    )
+    sizes = trained(loader, Clock(), 60)
+    assert sizes[:60] == [10] * 60
+    theta = loader.fitter.theta
+    assert theta is not None
+    assert theta[0] + 10 * theta[1] == pytest.approx(1.1, rel=0.02)
+    assert max(sizes) > 20
+    assert loader.plan.latest == choose(loader.limits, theta, loader.noise, 1, 1, loader.plan.latest)
+    again = AdaptiveDataLoader(
+        range(4000), 10, max_batch_size=160, accumulation=True, local_batch=(1, 80), interval_s=10
+    )
+    again.load_state_dict(loader.state_dict())
+    again.follow(Noise(1.0, 100.0))
+    assert next(iter(again)).numel() == loader.plan.latest[0]
+
+
+def test_what_is_told_to_the_agent(tmp_path: Any) -> None:
+    from plait.training.adaptive.report import report_estimate, report_progress
+
+    loader = AdaptiveDataLoader(range(100), 10)
+    with Page.create(tmp_path / "page.bin", mapped=True) as page:
+        report_estimate(page, None, None, loader.timings)
+        assert page.goodput is not None
+        assert all(np.isnan(page.goodput))
+        trained(loader, Clock(), 200)
+        report_estimate(page, THETA, Noise(), loader.timings)
+        report_progress(page, 7.5, 30.0, 64)
+        told = page.goodput
+        assert told is not None
+        assert told[: len(THETA)] == THETA
+        assert (told[Estimate.SQR], told[Estimate.VAR], told[Estimate.PROFILED_GPUS]) == (1, 4, 1)
+        assert np.isnan(told[Estimate.RESTART_S])
+        assert (page.progress, page.total_progress, page.batch_size) == (7.5, 30, 64)
