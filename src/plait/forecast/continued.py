@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from plait.core.jobs import JobBatch, Phase
 from plait.core.plan import Group, Groups
 from plait.sim.backend import DONE, RUN, SERVICE, SimulationSettings, Simulator, to_ms
 from plait.sim.overheads import CHECKPOINT, Overheads
+from plait.sim.training import Training
 
 
 class Continued(Simulator):
@@ -27,8 +30,11 @@ class Continued(Simulator):
         n = books.count
         if len(truth) != n:
             raise InputError(f"the books have {n} jobs, the assumptions {len(truth)}; give one row a job")
-        super().__init__(truth, controller.cluster, replace(settings, overheads=Overheads()))
         columns = {name: column[:n] for name, column in books.columns.items()}
+        training = _as_said(columns, truth)
+        super().__init__(truth, controller.cluster, replace(settings, overheads=Overheads(), training=training))
+        if self.adaptive is not None:
+            self.adaptive.trust(columns["goodput"])
         self.now = to_ms(max(controller.now_s, 0.0))
         self.arrived = n
         self.ended = int((columns["phase"] >= int(Phase.FINISHED)).sum())
@@ -43,6 +49,13 @@ class Continued(Simulator):
         self.cost_ms = np.rint(settings.overheads.for_batch(truth) * 1000)
         self.saves = bool(self.cost_ms[:, CHECKPOINT].any())
         self.news_ms = self.now
+
+
+def _as_said(columns: Mapping[str, Any], truth: JobBatch) -> Training:
+    """Jobs that adapt their batch train on as they have said of themselves, faster or slower where `truth` is."""
+    slower = truth.iteration_s / columns["iteration_s"]
+    reports = [[(0.0, row)] for row in columns["goodput"]]
+    return Training.reported(truth, reports, np.where(np.isfinite(slower), slower, 1.0))
 
 
 def running_now(controller: Controller) -> Groups:

@@ -23,8 +23,10 @@ from plait.forecast.observed import Observed
 from plait.forecast.relived import News, Relived, numbered
 from plait.forecast.replayed import Row, replay
 from plait.forecast.turns import TurnsPhysics, stages_known
+from plait.sim.adaptive import INTERVAL_S
 from plait.sim.backend import SimulationSettings
 from plait.sim.overheads import Overheads
+from plait.sim.training import Training
 
 TAKEN = (
     "submissions; iterations and stage times of each job alone; seconds of starts, stops and ends; when profiles and "
@@ -135,7 +137,7 @@ def _relive(controller: Controller, truth: JobBatch, finished: list[int], seen: 
     books = controller.books
     # The policy is told what was said at submission; the rest comes to it when it came live.
     reported = JobBatch.of([books.spec(job) for job in finished])
-    news: list[News] = [*seen.policies[1:], *numbered(seen.profiles, finished)]
+    news: list[News] = [*seen.policies[1:], *numbered(seen.profiles, finished), *numbered(seen.estimates, finished)]
     news.sort(key=lambda told: told[0])
     again = Controller(seen.policies[0][1], controller.cluster)
     worlds = [seen.worlds.get(job, 1) for job in finished]
@@ -149,7 +151,12 @@ def _relive(controller: Controller, truth: JobBatch, finished: list[int], seen: 
     physics = TurnsPhysics(
         again.books.columns, lambda job, gpus: gpus * worlds[job], lambda jobs: backend[0].awake(jobs)
     )
-    settings = SimulationSettings(physics=physics, overheads=Overheads(table))
+    training = Training.reported(truth, [seen.reports.get(job, []) for job in finished])
+    silent = [s - float(np.nan_to_num(seen.start_s(job))) for job, s in seen.silent_s.items() if s > 0]
+    settings = SimulationSettings(
+        physics=physics, overheads=Overheads(table), training=training,
+        measure_s=max(0.001, _median(silent)) if silent else INTERVAL_S,
+    )  # fmt: skip
     first_s = 0.0 if math.isnan(seen.first_decision_s) else seen.first_decision_s
     world = Relived(
         truth, controller.cluster, settings, reported, gap_s=round_s, first_s=first_s, news=news,

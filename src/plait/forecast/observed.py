@@ -13,10 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from plait.control.messages import JobFailed, JobProfiled, LaunchFailed, NodeLost, ProgressReported, ReplanDue
+from plait.control.messages import (
+    GoodputReported,
+    JobFailed,
+    JobProfiled,
+    LaunchFailed,
+    NodeLost,
+    ProgressReported,
+    ReplanDue,
+)
 from plait.core.policy import Policy
 from plait.forecast.replayed import Row
 from plait.live.state import State
+from plait.sim.training import Report
 
 
 @dataclass
@@ -47,6 +56,9 @@ class Observed:
         self.policies: list[tuple[float, Policy]] = []
         self.policy_texts: list[tuple[float, str]] = []
         self.profiles: list[JobProfiled] = []
+        self.estimates: list[GoodputReported] = []
+        self.reports: dict[int, list[Report]] = {}  # of each job that adapts its batch
+        self.silent_s: dict[int, float] = {}  # seconds that it held its GPUs until the first report
         self.first_decision_s = math.nan
         self.failures = self.lost_nodes = 0
         self.worlds: dict[int, int] = {}
@@ -63,6 +75,9 @@ class Observed:
             self.first_decision_s = event.at_s
         elif isinstance(event, JobProfiled):
             self.profiles.append(event)
+        elif isinstance(event, GoodputReported):
+            self.estimates.append(event)
+            self._report(state, event)
         elif isinstance(event, (JobFailed, LaunchFailed)):
             self.failures += len(event.jobs)
         elif isinstance(event, NodeLost):
@@ -104,6 +119,14 @@ class Observed:
             costs.tail_s = max(0.0, held_s - last_s)
         elif note["outcome"] == "preempted" and math.isfinite(attempt.stop_s):
             costs.stops_s.append(max(0.0, note["at_s"] - attempt.stop_s))
+
+    def _report(self, state: State, event: GoodputReported) -> None:
+        assert state.controller is not None
+        columns = state.controller.books.columns
+        done = columns["iterations_done"]
+        for job, row in zip(event.jobs.tolist(), event.goodput, strict=True):
+            self.silent_s.setdefault(job, float(columns["run_s"][job]))
+            self.reports.setdefault(job, []).append((float(done[job]), row))
 
     def _progress(self, event: ProgressReported) -> None:
         """Logs of jobs whose pages say no more: the time held at the first report, less the iterations at its pace."""

@@ -2,25 +2,30 @@
 
 decisions    when something has changed, at once if the last one is `gap_s` ago, else then
 starting     a job that starts is nobody's partner at a gate before its first iteration; then all get a new pace
-news         other policies and measured profiles come when they came live
+news         other policies, measured profiles and what adaptive jobs say of themselves come when they came live
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from typing import TypeAlias
 
 import numpy as np
 
 from plait.control.controller import Controller
-from plait.control.messages import Command, Event, JobProfiled, Launch
+from plait.control.messages import Command, Event, GoodputReported, JobProfiled, Launch
 from plait.core.arrays import BoolArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch
 from plait.core.policy import Policy
 from plait.sim.backend import SimulationSettings, Simulator, to_ms
 
-News = tuple[float, Policy | JobProfiled]
+#: What jobs said of themselves.
+Told: TypeAlias = JobProfiled | GoodputReported
+
+News = tuple[float, Policy | Told]
 
 
 class Relived(Simulator):
@@ -43,6 +48,7 @@ class Relived(Simulator):
         self.gap_ms, self.decide_ms = to_ms(gap_s), to_ms(first_s)
         self.news: list[News] = list(news)
         self.starting: set[int] = set()
+        self.tells = False
 
     def awake(self, jobs: IntArray) -> BoolArray:
         """Which of these jobs run and have their start behind them."""
@@ -55,6 +61,8 @@ class Relived(Simulator):
         instants, progress = 0, -1.0
         while self.ended < len(self.truth):
             due = self._due()
+            if self._adapt_until(due):
+                continue
             if due == math.inf:
                 return
             yield from self._happened(due)
@@ -94,10 +102,10 @@ class Relived(Simulator):
         assert self.controller is not None
         while self.news and to_ms(self.news[0][0]) <= now:
             what = self.news.pop(0)[1]
-            if isinstance(what, JobProfiled):
-                known = what.jobs < self.controller.books.count
-                if known.any():
-                    yield JobProfiled(now / 1000, what.jobs[known], what.iteration_s[known], what.stage_s[known])
+            if isinstance(what, (JobProfiled, GoodputReported)):
+                known = np.flatnonzero(what.jobs < self.controller.books.count)
+                if len(known):
+                    yield _rows(what, known, what.jobs[known], now / 1000)
             else:
                 self.controller.policy, self.controller.changed = what, True
 
@@ -117,13 +125,19 @@ class Relived(Simulator):
                 self._share_on(self.groups[job], now)
 
 
-def numbered(profiles: Sequence[JobProfiled], jobs: Sequence[int]) -> list[News]:
-    """The profiles of these jobs of the log, under their numbers in the simulation."""
+def _rows(event: Told, rows: IntArray, jobs: IntArray, at_s: float) -> Told:
+    """Some rows of an event, about jobs of these numbers."""
+    names = [f.name for f in fields(event) if f.name not in ("at_s", "jobs")]
+    return replace(event, at_s=at_s, jobs=jobs, **{name: getattr(event, name)[rows] for name in names})
+
+
+def numbered(told: Sequence[Told], jobs: Sequence[int]) -> list[News]:
+    """What was told of these jobs of the log, under their numbers in the simulation."""
     number = {job: i for i, job in enumerate(jobs)}
     out: list[News] = []
-    for event in profiles:
+    for event in told:
         rows = np.array([i for i, job in enumerate(event.jobs.tolist()) if job in number], dtype=np.int64)
         if len(rows):
             new = np.array([number[int(event.jobs[i])] for i in rows], dtype=np.int64)
-            out.append((event.at_s, JobProfiled(event.at_s, new, event.iteration_s[rows], event.stage_s[rows])))
+            out.append((event.at_s, _rows(event, rows, new, event.at_s)))
     return out

@@ -1,7 +1,7 @@
 """Simulated jobs that adapt: each measures itself, fits its throughput and chooses its batch, as a real one would.
 
 A job knows of itself what it has measured on the configurations (nodes, GPUs, batch of a GPU) it has run in for
-`INTERVAL_S`, and the gradient noise of the epoch it is in. It chooses its batch when it starts, when it has measured
+some time, and the gradient noise of the epoch it is in. It chooses its batch when it starts, when it has measured
 a new configuration and when its noise has changed: between those its estimates stay the same, and so would its
 choice. Until its first fit it runs at its initial batch.
 """
@@ -20,7 +20,7 @@ from plait.goodput.jobs import GoodputJobs
 from plait.goodput.throughput import grad_s, iteration_s, step_s
 from plait.sim.training import Training
 
-#: Seconds that a job runs in a configuration before it has measured it (Pollux, OSDI'21, section 4.1).
+#: Seconds that a job runs in a configuration until it has measured it: the paper's interval (Pollux, section 4.1).
 INTERVAL_S = 30.0
 
 #: A running job changes its batch for a predicted goodput so many times as high; as published, in the library.
@@ -50,6 +50,7 @@ class AdaptiveJobs:
         self.local, self.passes = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
         self.level = np.zeros(n, dtype=np.int64)  # of the gradient noise
         self.profiles: dict[int, dict[Key, tuple[float, float]]] = {}
+        self.sure: set[int] = set()  # whose estimates are the truth: they need not measure anything
         self.fresh: set[int] = set()  # who has learnt something since the last report
 
     def start(self, job: int, nodes: int, gpus: int, done: float) -> None:
@@ -60,12 +61,18 @@ class AdaptiveJobs:
         choice = best_batch_each(self.known[job], [nodes], [gpus])
         self._take(job, choice.local[0], choice.passes[0])
 
+    def trust(self, estimates: FloatArray) -> None:
+        """Jobs with a truth of their own know all of it, and have told these estimates (J, `Estimate`)."""
+        self.estimates[:] = estimates
+        self.known.theta[:] = self.training.theta
+        self.sure.update(np.flatnonzero(self.adapts).tolist())
+
     def _last(self, job: int) -> int:
         return len(self.training.ends[job]) - 1
 
     def _see_noise(self, job: int) -> None:
         """A job that has a fit follows its gradient noise; before, it has no statistics."""
-        if job in self.profiles:
+        if job in self.profiles or job in self.sure:
             self.known.sqr[job] = 1.0
             self.known.var[job] = self.training.noise[job][self.level[job]] / self.known.initial[job]
             self.estimates[job, [Estimate.SQR, Estimate.VAR]] = self.known.sqr[job], self.known.var[job]
@@ -89,7 +96,7 @@ class AdaptiveJobs:
 
     def knows(self, job: int) -> bool:
         """Whether the job has measured the configuration that it runs in."""
-        return self.key(job) in self.profiles.get(job, ())
+        return job in self.sure or self.key(job) in self.profiles.get(job, ())
 
     def level_ends(self, job: int) -> float:
         """Iterations done when the job's gradient noise changes next; infinite if it will not."""

@@ -139,7 +139,8 @@ class SimulationSettings:
     `checkpoint_every_s`: work since the last periodic checkpoint is lost when a node or process dies.
     `job_mtbf_s`: mean GPU time between process failures, exponential.
     `training`: the truth of adaptive jobs; None takes what ships with plait for their models.
-    `profile_noise`: step times that adaptive jobs measure of themselves are off by up to this share.
+    `measure_s`: how long an adaptive job runs in a configuration until it has measured it; `profile_noise`: its step
+    times are off by up to this share.
     """
 
     physics: Physics = field(default_factory=StandardPhysics)
@@ -149,6 +150,7 @@ class SimulationSettings:
     job_mtbf_s: float = math.inf
     seed: int = 0
     training: Training | None = None
+    measure_s: float = INTERVAL_S
     profile_noise: float = 0.0
 
 
@@ -203,6 +205,7 @@ class Simulator:
         self.fail_ms: FloatArray = np.full(n, math.inf)
         self.stop_ms: FloatArray = np.full(n, math.inf)  # the earlier of the two
         self.adaptive = adaptive_jobs(truth, settings)
+        self.tells = True  # whether jobs report what they learn of themselves
         self.solo = np.ones(n)  # part of its solo speed that a running job gets
         self.ripe_ms: FloatArray = np.full(n, math.inf)  # when a job will have measured what it runs in
         self.turn_ms: FloatArray = np.full(n, math.inf)  # when a running job chooses its batch anew
@@ -291,7 +294,7 @@ class Simulator:
             yield JobFinished(at_s, finished, end_ms / 1000)
         if len(failed):
             yield JobFailed(at_s, failed, "process failed")
-        if self.adaptive is not None and self.adaptive.fresh:
+        if self.adaptive is not None and self.adaptive.fresh and self.tells:
             yield GoodputReported(at_s, *self.adaptive.report())
         if self.arrived < len(self.submit_ms) and self.submit_ms[self.arrived] <= now:
             first, self.arrived = self.arrived, int(np.searchsorted(self.submit_ms, now, side="right"))
@@ -365,7 +368,7 @@ class Simulator:
         before = adaptive.key(job)
         adaptive.adapt(job)
         if adaptive.key(job) != before:
-            self.ripe_ms[job] = math.inf if adaptive.knows(job) else at + INTERVAL_S * 1000
+            self.ripe_ms[job] = math.inf if adaptive.knows(job) else at + to_ms(self.settings.measure_s)
         self._set_pace(job)
 
     def _change_node(self, change: NodeChange) -> Iterator[Event]:
@@ -509,7 +512,7 @@ class Simulator:
         if self.adaptive is not None and self.adaptive.adapts[job]:
             nodes = len(np.unique(self.cluster.gpu_node[gpus]))
             self.adaptive.start(job, nodes, len(gpus), float(self.done_ms[job] / self.unit_ms[job]))
-            ripe = self.since_ms[job] + INTERVAL_S * 1000
+            ripe = self.since_ms[job] + to_ms(self.settings.measure_s)
             self.ripe_ms[job] = math.inf if self.adaptive.knows(job) else ripe
             if self.attempts[job] > 1:
                 self.adaptive.restarted(job, start_up / 1000)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -10,6 +12,12 @@ from plait.core.arrays import BoolArray, FloatArray
 from plait.core.goodput import THETA, Estimate
 from plait.core.jobs import JobBatch
 from plait.goodput.models import shipped
+
+#: Iterations done when a job reported, and its row of `Estimate`.
+Report: TypeAlias = tuple[float, FloatArray]
+
+#: A squared gradient norm that is estimated as zero or less counts as this: all the gradient is noise.
+LEAST_SQR = 1e-12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,22 +56,27 @@ class Training:
         return cls(theta, tuple(ends), tuple(noise))
 
     @classmethod
-    def estimated(cls, jobs: JobBatch, goodput: FloatArray) -> Training:
-        """What jobs have said of themselves, taken as the truth from now on; the noise stays as it is.
+    def reported(
+        cls, jobs: JobBatch, reports: Sequence[Sequence[Report]], slower: FloatArray | None = None
+    ) -> Training:
+        """What jobs have said of themselves, taken for the truth: the last throughput, all the gradient noise.
 
-        `goodput` has a row of `Estimate` for each job. Jobs that have said nothing do not adapt.
+        `reports` has those of each job in order of its iterations done. A level of noise lasts until the next report,
+        the first from the beginning and the last to the end. Jobs that have said nothing do not adapt. Iterations take
+        `slower` (J,) times as long as said.
         """
-        columns = [*range(THETA), Estimate.SQR, Estimate.VAR]
-        known = (jobs.column("batch_size") > 0) & ~np.isnan(goodput[:, columns]).any(axis=1)
-        theta = np.where(known[:, None], goodput[:, :THETA], np.nan)
-        sqr, var = np.maximum(goodput[:, Estimate.SQR], 1e-12), goodput[:, Estimate.VAR]
-        phi = jobs.column("batch_size") * var / sqr
-        last = np.array([np.inf])
-        return cls(
-            theta,
-            tuple(last if k else _NONE for k in known.tolist()),
-            tuple(phi[j : j + 1] if known[j] else _NONE for j in range(len(jobs))),
-        )
+        theta = np.full((len(jobs), THETA), np.nan)
+        ends, noise = [_NONE] * len(jobs), [_NONE] * len(jobs)
+        for j in np.flatnonzero(jobs.column("batch_size") > 0).tolist():
+            known = [(done, row) for done, row in reports[j] if np.isfinite(row[_USED]).all()]
+            if known:
+                theta[j] = known[-1][1][:THETA]
+                theta[j, : Estimate.GAMMA] *= 1.0 if slower is None else slower[j]
+                ends[j] = np.array([*(done for done, _ in known[1:]), np.inf])
+                sqr, var = np.array([row[[Estimate.SQR, Estimate.VAR]] for _, row in known]).T
+                noise[j] = jobs.column("batch_size")[j] * np.maximum(var, 0.0) / np.maximum(sqr, LEAST_SQR)
+        return cls(theta, tuple(ends), tuple(noise))
 
 
 _NONE: FloatArray = np.zeros(0)
+_USED = [*range(THETA), Estimate.SQR, Estimate.VAR]

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from plait.control.controller import Controller
-from plait.control.messages import JobSubmitted, ProgressReported, ReplanDue
+from plait.control.messages import GoodputReported, JobSubmitted, ProgressReported, ReplanDue
 from plait.control.snapshot import restore, snapshot
 from plait.core.cluster import Cluster
+from plait.core.goodput import BatchLimits
 from plait.core.jobs import JobBatch, JobSpec
 from plait.forecast import eta
 from plait.forecast.continued import Continued, running_now
@@ -46,6 +47,16 @@ def test_a_run_goes_on_where_it_was(monkeypatch):
     assert found.etas[1].start == Interval(50.0, 50.0)
     assert found.etas[1].end == Interval(90.0, 90.0)
     assert found.etas[2].end == Interval(130.0, 130.0)
+
+
+def test_a_job_that_adapts_its_batch_goes_on_as_it_said_of_itself(monkeypatch):
+    monkeypatch.setattr(eta, "PACE_NOISE", 0.0)
+    limits = BatchLimits(initial=10, most=40, least_local=1, most_local=40)
+    controller = at_work(batch=limits, iteration_s=0.8)
+    row = [0.4, 1e-8, 1.0, 1e-8, 0.4, 1e-8, 1.0, 1.0, 1e12, 2.0, math.nan]
+    controller.handle(GoodputReported(50.0, np.array([0]), np.array([row])))
+    # 50 iterations left; the largest batch, four times the initial one, does four in 0.8 s
+    assert forecast(again(controller), runs=1).etas[0].end.low_s == pytest.approx(50 / 4 * 0.8, abs=0.01)
 
 
 def test_what_is_not_known_makes_an_interval_around_what_is_expected():

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 from test_replayed import Log, spec
 
-from plait.control.messages import JobProfiled, JobSubmitted, ReplanDue
+from plait.control.messages import GoodputReported, JobProfiled, JobSubmitted, ReplanDue
 from plait.core.cluster import Cluster, Node
+from plait.core.goodput import BatchLimits
 from plait.core.jobs import JobBatch
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.forecast.fidelity import fidelity
 from plait.forecast.observed import Observed
+from plait.forecast.relived import numbered
 from plait.forecast.replayed import read_rows, replay
 from plait.forecast.turns import TurnsPhysics
 from plait.training.choice import choose_gate, paces
@@ -119,6 +121,25 @@ def test_decisions_wait_for_the_first_and_for_each_other():
     log.over(6.1, 1, 6.0, 6.001, 6.1)
     found = fidelity(list(read_rows(log.rows)), round_s=2.0)
     assert [job.predicted_s for job in found.jobs] == pytest.approx([4.1, 6.1], abs=0.01)
+
+
+def test_an_adaptive_job_trains_as_it_said_of_itself_and_what_it_said_comes_when_it_came():
+    log = Live(gpus=2)
+    limits = BatchLimits(initial=10, most=40, least_local=1, most_local=40)
+    log.submit(0.0, replace(unprofiled("j-0", 1000), gpus=2, min_gpus=1, max_gpus=2, iteration_s=0.2, batch=limits))
+    log.begin(0.0, 0)
+    still, noisy = ([0.1, 1e-8, 1.0, 1e-8, 0.1, 1e-8, 1.0, 1.0, var, 2.0, math.nan] for var in (1e-9, 1e12))
+    log.progress(10.0, [0], [50.0], [10.0], [0.2])
+    log(GoodputReported(10.0, np.array([0]), np.array([still])))
+    log.progress(40.0, [0], [200.0], [40.0], [0.2])
+    log(GoodputReported(40.0, np.array([0]), np.array([noisy])))
+    log.over(80.0, 0, 0.0, 0.2, 80.0)
+    (job,) = fidelity(list(read_rows(log.rows)), round_s=0.0).jobs
+    # 200 iterations of 0.2 s; from then on four times the batch in the same time does four iterations at once
+    assert job.predicted_s == pytest.approx(40 + 800 / 20, abs=0.1)
+    first, second = (told for _, told in numbered(log.seen().estimates, [7, 0]))
+    assert (first.at_s, first.jobs.tolist(), second.at_s) == (10.0, [1], 40.0)
+    assert second.goodput[0] == pytest.approx(noisy, nan_ok=True)
 
 
 def test_a_job_without_a_profile_is_named_as_no_proof():
