@@ -66,6 +66,14 @@ def test_a_pass_has_every_sample_once_and_the_next_one_another_order() -> None:
     assert [[int(i) for b in numbers(size=95) for i in b]] == flat[:1]
 
 
+def test_its_length_is_known_before_the_first_pass() -> None:
+    loader = numbers(size=95)
+    assert (len(loader), loader.current_batch_size, loader.current_local_batch) == (10, 10, 10)
+    twice = numbers(size=95, accumulation=True, local_batch=(1, 5))
+    assert (len(twice), twice.accumulation_steps, twice.is_sync_pass) == (19, 1, True)
+    assert len(list(twice)) == 19
+
+
 def test_a_pass_that_was_left_is_over_and_the_next_one_whole() -> None:
     loader = numbers()
     for number, _ in enumerate(loader):
@@ -211,6 +219,24 @@ def test_a_job_resized_in_the_middle_of_a_pass_sees_every_sample_once(forker: Fo
     assert resized == [3] * 5, "asked to stop in the fourth step, agreed in the fifth"
     said = [line.split()[1:4] for line in outputs.splitlines() if line.startswith("sums")]
     assert said == [["0", "100", "4950.0"], ["1", "100", "4950.0"]]
+
+
+def test_all_ranks_change_the_batch_in_the_same_step_whatever_their_workers_have_fetched(
+    forker: Forker, tmp_path: Path
+) -> None:
+    extra = {"MASTER_PORT": str(free_port()), "world": 2}
+    args = [str(tmp_path / "seen"), "0", "1", "--change"]
+    gang = [forker.start(tmp_path / "j-1", 1, "adaptive_data.py", *args, rank=r, **extra) for r in range(2)]
+    for attempt in gang:
+        code, output = attempt.end()
+        assert code == 0, output
+    lines = [[line.split() for line in (tmp_path / f"seen-1-{r}").read_text().splitlines()] for r in range(2)]
+    assert sorted(int(i) for rank in lines for line in rank for i in line[1:]) == sorted([*range(100), *range(100)])
+    sizes = [[len(line) - 1 for line in rank] for rank in lines]
+    assert sizes[0] == sizes[1]
+    before, after = sizes[0][:4], sizes[0][4:8]
+    assert before == [5] * 4, "two steps, and two more that a worker had begun"
+    assert after == [8, 8, 7, 7], "the last step has what is left"
 
 
 def test_a_job_tells_its_agent_how_far_it_is(forker: Forker, tmp_path: Path) -> None:

@@ -87,8 +87,6 @@ def test_state_is_plain() -> None:
 class Four:
     """Four ranks, of which the other three have added the same as this one; `gather` is what they meet in."""
 
-    world = 4
-
     def gather(self, value: dict[str, float]) -> list[dict[str, float]]:
         return [value] * 4
 
@@ -99,6 +97,7 @@ def test_four_ranks_after_one_and_before_two_count_once(monkeypatch: pytest.Monk
     sums.before_checkpoint()
     state = sums.state_dict()
     monkeypatch.setattr(module, "ranks", Four)
+    monkeypatch.setattr(module, "world_size", lambda: 4)
     ranks = [Accumulator(f"f{r}") for r in range(4)]
     for each in ranks:
         each.load_state_dict(state)  # rank 0's: the others were not there

@@ -16,9 +16,9 @@ from plait.training.adaptive.choosing import Fitter, Noise, Rhythm, choose, firs
 from plait.training.adaptive.epochs import Progress
 from plait.training.adaptive.plan import Plan, Turn
 from plait.training.adaptive.profile import Timings
-from plait.training.adaptive.ranks import Ranks, ranks
+from plait.training.adaptive.ranks import Ranks, ranks, world_size
 from plait.training.adaptive.report import report_estimate, report_progress
-from plait.training.adaptive.sampler import EpochOrder
+from plait.training.adaptive.sampler import EpochOrder, passes_left
 from plait.training.job import AttachedJob, current
 
 _END = object()
@@ -93,25 +93,32 @@ class AdaptiveLoader:
 
     @property
     def current_local_batch(self) -> int:
-        """Examples in the batch in hand; before the first, in the next one as far as is known."""
-        return self._turn.local if self._turn is not None else self.plan.latest[0]
+        """Examples in the batch in hand; between passes over the data those of the next one."""
+        return self._turn.local if self._turn is not None else self._planned()[1]
 
     @property
     def accumulation_steps(self) -> int:
         """Passes of the optimizer step in hand before the one that reduces."""
-        return self._turn.step.passes - 1 if self._turn is not None else self.plan.latest[1]
+        return self._turn.step.passes - 1 if self._turn is not None else self._planned()[2]
 
     @property
     def current_batch_size(self) -> int:
         """Examples in the optimizer step in hand, of all ranks together."""
-        if self._turn is not None:
-            return self._turn.step.examples
-        local, accumulated = self.plan.latest
-        return (self._ranks.world if self._ranks else 1) * local * (accumulated + 1)
+        return self._turn.step.examples if self._turn is not None else self._planned_batch()
 
     def __len__(self) -> int:
         """Batches of this rank in a whole pass, if nothing changes."""
-        return self.plan.whole(self._ranks.world if self._ranks else 1)
+        world, local, accumulated = self._planned()
+        return passes_left(0, self.size, world, local, accumulated + 1)
+
+    def _planned(self) -> tuple[int, int, int]:
+        """(ranks, m, s) of the steps that come."""
+        world = world_size()
+        return world, *(self.plan.latest if self.plan.chosen else first_batch(self.limits, world))
+
+    def _planned_batch(self) -> int:
+        world, local, accumulated = self._planned()
+        return world * local * (accumulated + 1)
 
     # -- passes ---------------------------------------------------------------------------------------------------
 
@@ -244,7 +251,7 @@ class AdaptiveLoader:
     def _stepped(self) -> None:
         """Between two steps."""
         if self._job is not None:
-            report_progress(self._job.page, self.progress.iterations, self._total(), self.current_batch_size)
+            report_progress(self._job.page, self.progress.iterations, self._total(), self._planned_batch())
         assert self._ranks is not None
         if self._ranks.rank == 0 and not self._fit_begun and self._rhythm.soon and self.timings.changed:
             table = self.timings.table()
@@ -281,7 +288,7 @@ class AdaptiveLoader:
         left = (epochs - self._epoch) * self.size - self._done
         if left < 0 or not epochs:
             return 0.0
-        scale = max(self.current_batch_size / self.batch_size, 1.0)
+        scale = max(self._planned_batch() / self.batch_size, 1.0)
         return self.progress.iterations + left / self.batch_size * self._worth(scale) / scale
 
     def _waited_s(self) -> float:

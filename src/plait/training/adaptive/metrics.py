@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from plait.core.errors import InputError
-from plait.training.adaptive.ranks import ranks
+from plait.training.adaptive.ranks import ranks, world_size
 from plait.training.job import current
 
 _known: WeakValueDictionary[str, Accumulator] = WeakValueDictionary()
@@ -127,7 +127,7 @@ class Accumulator:
 
         Raises `InputError` if this rank of several has added something that the others do not know of yet.
         """
-        if self._own and ranks().world > 1:
+        if self._own and world_size() > 1:
             raise InputError(
                 f"{self.name}.state_dict() on one rank of several would lose what others have added; "
                 "call before_checkpoint() on all ranks first, as checkpoints of plait do"

@@ -65,11 +65,6 @@ class Plan:
         """What the next batch is that the loader hands out."""
         return self._turns.popleft()
 
-    def whole(self, world: int) -> int:
-        """Batches of each of `world` ranks in a whole epoch, if nothing changes."""
-        local, accumulated = self.latest
-        return passes_left(0, self.order.size, world, local, accumulated + 1)
-
     def __len__(self) -> int:
         """Batches from where it begins to the end of the epoch, if nothing changes."""
         local, accumulated = self.latest

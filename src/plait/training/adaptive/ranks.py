@@ -1,7 +1,7 @@
 """The processes that train one model together, as far as data and decisions are concerned: how many, where, and talk.
 
 Decisions are rank 0's and small, and are told on the host by gloo whatever backend the gradients use, so that nothing
-waits for a GPU. Every method is a collective: all ranks have to come.
+waits for a GPU. Every method is a collective: all ranks have to come; so is `ranks`, but `world_size` is not.
 """
 
 from __future__ import annotations
@@ -73,6 +73,12 @@ def _world() -> Any:
     if dist is None or here() is not None or not (dist.is_available() and dist.is_initialized()):
         return None
     return dist.group.WORLD
+
+
+def world_size() -> int:
+    """How many ranks there are; asks nobody, so one rank may ask alone."""
+    group = _world()
+    return 1 if group is None else int(group.size())
 
 
 _found: Ranks | None = None

@@ -1,7 +1,8 @@
-"""Any number of ranks over 100 samples, initial batch 10; adaptive_data.py SEEN STEPS [WORKERS].
+"""Any number of ranks over 100 samples, initial batch 10; adaptive_data.py SEEN STEPS [WORKERS] [--change].
 
-Each rank writes a line for each of its steps to SEEN-EPOCH-RANK: the pass and its samples. After STEPS steps of this
+Each rank writes a line for each of its batches to SEEN-EPOCH-RANK: the pass and its samples. After STEPS steps of this
 attempt the job is asked to stop; 0: never. What the accumulator says at the end of each pass is in the output.
+--change: after the second step rank 0 has a fit by which a larger batch is better; it looks after each step.
 """
 
 import os
@@ -17,7 +18,7 @@ from plait.training.adaptive.loader import AdaptiveDataLoader
 from plait.training.adaptive.metrics import Accumulator
 
 seen, steps = sys.argv[1], int(sys.argv[2])
-workers = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+workers, change = int((*sys.argv[3:], "0")[0]), "--change" in sys.argv
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 if world > 1:
     dist.init_process_group("gloo")
@@ -33,10 +34,20 @@ class Numbers:
         return index
 
 
+class Noise:
+    """Of a gradient that is all noise."""
+
+    known, sqr, var = True, 0.0, 1.0
+
+    def gain(self, scale):
+        return scale
+
+
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 job = attach(optimizer=optimizer)
-loader = AdaptiveDataLoader(Numbers(), 10, shuffle=True, seed=3, num_workers=workers)
+options = {"max_batch_size": 40, "local_batch": (1, 8), "accumulation": True, "interval_s": 0.0} if change else {}
+loader = AdaptiveDataLoader(Numbers(), 10, shuffle=True, seed=3, num_workers=workers, **options)
 metrics = Accumulator()
 job.resume()
 made = 0
@@ -46,8 +57,13 @@ with Path(f"{seen}-{os.environ['PLAIT_EPOCH']}-{rank}").open("w") as file:
             file.write(f"{epoch} {' '.join(str(int(i)) for i in batch)}\n")
             metrics["samples"] += len(batch)
             metrics["sum"] += batch.double().sum()
+            if not loader.is_sync_pass:
+                continue
             optimizer.step()
             made += 1
+            if change and made == 2:
+                loader.follow(Noise())
+                loader.fitter.theta = (1.0, 0.01, 0.1, 0.01, 0.1, 0.01, 1.0) if rank == 0 else None
             if made == steps:
                 os.kill(os.getpid(), signal.SIGTERM)
         with metrics.synchronized():
