@@ -23,6 +23,7 @@ SCRIPTS = {
     "The engine": ["bench_engine.py"],
     "Exact matching": ["bench_matching.py"],
     "Grouping": ["bench_grouping.py"],
+    "Allocation": ["bench_allocation.py"],
     "Muri's evaluation": ["bench_reproduce.py"],
     "Training": ["bench_training.py"],
     "The live service": ["bench_service.py"],
