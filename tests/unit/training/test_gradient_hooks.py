@@ -8,8 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from plait.training.adaptive.hooks import GradientHooks, Pass  # noqa: E402
+from plait.training.adaptive.hooks import GradientHooks  # noqa: E402
 from plait.training.adaptive.noise import Estimate, from_pair, from_samples  # noqa: E402
+from plait.training.adaptive.passes import Pass  # noqa: E402
 from plait.training.adaptive.preconditioner import Preconditioner, squared_norm  # noqa: E402
 
 M0 = 4
@@ -168,6 +169,8 @@ def test_a_parameter_used_in_some_passes_only_is_averaged_all_the_same(in_passes
     world, gradients = World(), drawn(2)
     a, b = world.parameters
     for index, g in enumerate(gradients):
+        world.optimizer.zero_grad()
+        assert a.grad is b.grad is None, "put away"
         world.hooks.begin(Pass(1, 2, index, 4, 8))
         loss = (a * g[:6].view(3, 2)).sum()
         (loss + (b * g[6:]).sum() if index in in_passes else loss).backward()

@@ -7,8 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from plait.core.errors import InputError  # noqa: E402
+from plait.training.adaptive.checks import check, parallel_kind  # noqa: E402
 from plait.training.adaptive.noise import Estimate, Statistics  # noqa: E402
-from plait.training.adaptive.patches import Turnstile, hold_model, hold_optimizer, hold_scaler  # noqa: E402
+from plait.training.adaptive.patches import Turnstile, hold_optimizer, hold_scaler  # noqa: E402
 from plait.training.adaptive.preconditioner import Preconditioner  # noqa: E402
 from plait.training.adaptive.scaling import LearningRate, reset_moments  # noqa: E402
 
@@ -80,45 +81,23 @@ def test_adam_begins_anew_in_place(options: dict) -> None:
     assert optimizer.state[p]["step"] == 1
 
 
-def test_while_gradients_accumulate_nothing_steps_and_nothing_is_lost() -> None:
+def test_while_gradients_accumulate_nothing_steps() -> None:
     p, gate, after = parameter(), Turnstile(), []
     optimizer = torch.optim.SGD([p], lr=1.0)
-    model = torch.nn.Module()
-    model.p = p
     hold_optimizer(optimizer, gate, lambda: after.append(1))
-    hold_model(model, gate)
     for last in (False, False, True):
         gate.stepping = last
         p.sum().backward()
         optimizer.step()
-        if not last:
-            optimizer.zero_grad()
-            model.zero_grad()
     assert torch.equal(p.detach(), torch.full((2,), -2.0))
     assert after == [1]
-    optimizer.zero_grad()
-    assert p.grad is None
-    p.sum().backward()
-    model.zero_grad()
-    assert p.grad is None
 
 
-def test_a_closure_is_called_in_every_pass() -> None:
-    p, gate = parameter(), Turnstile()
-    optimizer = torch.optim.SGD([p], lr=1.0)
-    hold_optimizer(optimizer, gate, lambda: None)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = p.sum()
-        loss.backward()
-        return loss
-
-    gate.stepping = False
-    assert optimizer.step(closure) == 2
-    gate.stepping = True
-    assert optimizer.step(closure) == 2
-    assert torch.equal(p.detach(), torch.full((2,), -1.0))
+def test_a_closure_is_refused() -> None:
+    optimizer = torch.optim.SGD([parameter()], lr=1.0)
+    hold_optimizer(optimizer, Turnstile(), lambda: None)
+    with pytest.raises(InputError, match=r"call loss\.backward\(\)"):
+        optimizer.step(lambda: 0.0)
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -139,7 +118,7 @@ def test_schedulers_go_with_it_made_before_or_after(first: bool) -> None:
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
-def test_a_scaler_waits_too_and_a_step_that_it_skips_is_over() -> None:
+def test_a_scaler_waits_too() -> None:
     p, gate = parameter(), Turnstile()
     optimizer = torch.optim.SGD([p], lr=1.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
@@ -151,15 +130,20 @@ def test_a_scaler_waits_too_and_a_step_that_it_skips_is_over() -> None:
         scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
-        optimizer.zero_grad()
     assert torch.equal(p.detach(), torch.full((2,), -1.0))
     assert scaler.get_scale() == 8.0
-    assert p.grad is None
-    gate.stepping = True
-    scaler.scale(p.sum() * float("inf")).backward()
-    gate.pending = True
-    scaler.step(optimizer)
-    scaler.update()
-    assert not gate.pending
-    assert torch.equal(p.detach(), torch.full((2,), -1.0))
-    assert scaler.get_scale() == 4.0
+
+
+def test_what_cannot_adapt_is_refused() -> None:
+    p = parameter()
+    model, sgd = torch.nn.Linear(1, 1), torch.optim.SGD([p], lr=1.0)
+    assert parallel_kind(model) == "plain"
+    with pytest.raises(InputError, match="LBFGS"):
+        check("plain", model, torch.optim.LBFGS([p]), None)
+    with pytest.raises(InputError, match="ReduceLROnPlateau"):
+        check("plain", model, sgd, torch.optim.lr_scheduler.ReduceLROnPlateau(sgd))
+    zero = type("ZeroRedundancyOptimizer", (torch.optim.SGD,), {})
+    with pytest.raises(InputError, match=r"fully_shard \(FSDP2\)"):
+        check("plain", model, zero([p], lr=1.0), None)
+    with pytest.raises(InputError, match="torch's own"):
+        check("plain", model, object(), None)

@@ -1,1 +1,17 @@
-"""Jobs whose batch size and learning rate follow the resources they have."""
+"""Jobs whose batch size and learning rate follow the resources they have.
+
+from plait.training.adaptive import Accumulator, Adaptive, AdaptiveDataLoader
+
+loader = AdaptiveDataLoader(dataset, 128, max_batch_size=4096, shuffle=True)
+adaptive = Adaptive(job, model, optimizer, loader)
+for epoch in loader.remaining_epochs(10):
+    for batch in loader:
+        ...                                        # as ever
+"""
+
+from plait.training.adaptive.base import AdaptiveLoader
+from plait.training.adaptive.loader import AdaptiveDataLoader
+from plait.training.adaptive.metrics import Accumulator
+from plait.training.adaptive.wrapper import Adaptive
+
+__all__ = ["Accumulator", "Adaptive", "AdaptiveDataLoader", "AdaptiveLoader"]

@@ -10,7 +10,8 @@ What is looked at, and by which of torch's public hooks, depends on how a step i
 
 The gradient of the whole step is looked at when it is complete: in the futures of DDP's buckets, or after the
 accumulation of the last pass. All this happens within `backward()`, so what a script does to its gradients afterwards
-(clipping, unscaling) does not change the estimates.
+(clipping, unscaling) does not change the estimates. Between the passes of a step gradients are put away: `.grad` is
+None then, so that what a loop does after each backward pass (clipping, zeroing) finds nothing to spoil.
 """
 
 from __future__ import annotations
@@ -18,69 +19,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from plait.training.adaptive.noise import Estimate, from_pair, from_samples
+from plait.training.adaptive.passes import Pass, Squares
 from plait.training.adaptive.preconditioner import Preconditioner, squared_norm
 from plait.training.adaptive.timing import SyncClock
 
 Hook = Callable[[Any, Any], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One forward and backward pass of this rank, the `index`-th; `passes` of each of `ranks` ranks make a step.
-
-    `examples` are those of this rank in this pass, `batch` those of the whole step; `full` says whether all parts of
-    the step are of equal size.
-    """
-
-    ranks: int
-    passes: int
-    index: int
-    examples: int
-    batch: int
-    full: bool = True
-
-    @property
-    def last(self) -> bool:
-        """Whether the optimizer steps after it."""
-        return self.index == self.passes - 1
-
-    @property
-    def weight(self) -> float:
-        """By what its mean gradient is multiplied, so that each example of an uneven step counts alike."""
-        parts = self.ranks * self.passes
-        return 1.0 if self.full or self.batch < parts else self.examples * parts / self.batch
-
-
-@dataclass(slots=True)
-class Squares:
-    """What one step has shown: two rows of one float64 per parameter group, on the gradients' device.
-
-    `first` and `second` are the arguments of `from_samples` if there were `samples` > 1, else of `from_pair`. `batch`
-    is that of the step.
-    """
-
-    first: torch.Tensor
-    second: torch.Tensor
-    samples: int
-    batch: int
-
-    def estimate(self, initial_batch: int) -> Estimate:
-        """The estimate it gives; waits for the device."""
-        rows = torch.stack([self.first, self.second]).tolist()
-        return estimate(rows, self.samples, self.batch / initial_batch)
-
-
-def estimate(rows: list[list[float]], samples: int, scale: float) -> Estimate:
-    """From the two rows of `Squares` as numbers."""
-    first, second = rows
-    return from_samples(first, second, samples, scale) if samples > 1 else from_pair(first, second, scale)
 
 
 class GradientHooks:
@@ -99,7 +47,7 @@ class GradientHooks:
         self._process_group, self._inner = group, inner or self._all_reduce
         self._now = Pass(self._ranks, 1, 0, 1, self._ranks)
         self._loss_scale: torch.Tensor | None = None
-        self._hooked: list[Any] = []
+        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # parameters, gradients put away
         self._passing = False
         self._groups = len(optimizer.param_groups)
         self._before: dict[int, torch.Tensor] = {}  # the last step's gradients
@@ -115,8 +63,7 @@ class GradientHooks:
         """Have it called for each parameter: with it and what torch gives such a hook."""
         for parameter in self._parameters():
             if parameter.requires_grad:
-                register = getattr(parameter, kind)
-                self._hooked.append(register(lambda given, parameter=parameter: function(parameter, given)))
+                getattr(parameter, kind)(lambda given, parameter=parameter: function(parameter, given))
 
     # -- one step -------------------------------------------------------------------------------------------------
 
@@ -131,6 +78,8 @@ class GradientHooks:
         if now.passes > 1 and not self._passing:
             self._passing = True
             self._hook("register_hook", self._passed)
+            if self._ranks > 1:
+                self._hook("register_post_accumulate_grad_hook", self._accumulated)
 
     def no_sync(self, model: Any) -> AbstractContextManager[None]:
         """While gradients only accumulate: DDP averages nothing."""
@@ -142,7 +91,7 @@ class GradientHooks:
         Nothing: of an uneven step, of the first step of a pair, or if no backward pass was seen. Waits for no device.
         """
         now, samples = self._now, self._now.ranks * self._now.passes
-        self._divide_rest()
+        self._complete()
         local, total, reduced = self._local, self._total, self._await_reduced()
         usable = now.full and not self._odd and any(total)
         self._forget()
@@ -163,6 +112,7 @@ class GradientHooks:
         self._total: list[list[torch.Tensor]] = [[] for _ in range(self._groups)]
         self._reducing: tuple[torch.Tensor, Any] | None = None
         self._seen: dict[int, torch.Tensor] = {}  # parameters with a gradient in some pass that is not divided yet
+        self._kept.clear()
         self._odd = False  # something in it gives no estimate
 
     def _remember(self, usable: bool) -> None:
@@ -197,20 +147,29 @@ class GradientHooks:
     # -- hooks of parameters --------------------------------------------------------------------------------------
 
     def _passed(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """The gradient of this pass alone, of this rank alone."""
+        """The gradient of this pass alone, of this rank alone, before it is added to those of the passes before."""
         if self._now.passes == 1 or gradient is None:
             return None
+        if self._now.last:
+            self._put_back()
+        elif id(parameter) in self._kept:
+            parameter.grad = self._kept.pop(id(parameter))[1]
         self._seen[id(parameter)] = parameter
         self._square(parameter, gradient.detach(), self._local)
         weight = self._now.weight
         return None if weight == 1.0 else gradient * weight
 
     def _accumulated(self, parameter: torch.Tensor, _: object) -> None:
-        """On one rank: the gradient in `parameter.grad` is complete after the last pass."""
+        """It is added: put it away, or look at the gradient of the whole step if no rank has anything to add."""
         now = self._now
-        if not now.last or parameter.grad is None:
+        if parameter.grad is None:
             return
-        if now.passes > 1:
+        if not now.last:
+            self._kept[id(parameter)] = parameter, parameter.grad
+            parameter.grad = None
+        elif self._ranks > 1:
+            return
+        elif now.passes > 1:
             self._seen.pop(id(parameter), None)
             parameter.grad.div_(now.passes)
             self._square(parameter, parameter.grad.detach(), self._total)
@@ -237,8 +196,15 @@ class GradientHooks:
             self._total[group].append(torch.zeros((), dtype=torch.float64, device=gradient.device))
         self._before[id(parameter)] = gradient
 
-    def _divide_rest(self) -> None:
-        """On one rank, what had a gradient in some pass but not in the last one; such a step gives no estimate."""
+    def _put_back(self) -> None:
+        """All gradients that were put away: of the last pass the optimizer and DDP want them all."""
+        while self._kept:
+            _, (parameter, gradient) = self._kept.popitem()
+            parameter.grad = gradient
+
+    def _complete(self) -> None:
+        """On one rank, divide what had a gradient in some pass but not in the last one; this gives no estimate."""
+        self._put_back()
         if self._ranks == 1 and self._now.passes > 1:
             for parameter in self._seen.values():
                 if parameter.grad is not None:

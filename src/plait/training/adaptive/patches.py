@@ -1,7 +1,7 @@
 """An optimizer and a gradient scaler of a script's own loop that wait while gradients accumulate.
 
-The objects stay the ones they were; `step`, `zero_grad` and so on of these two instances ask first. So a loop that
-knows nothing of accumulation runs unchanged: of s+1 turns only the last one steps.
+The objects stay the ones they were; `step` and the like of these two instances ask first. So a loop that knows nothing
+of accumulation runs unchanged: of s+1 turns only the last one steps.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from plait.core.errors import InputError
 
 
 class Turnstile:
@@ -21,68 +21,39 @@ class Turnstile:
         """All do."""
         #: Whether the pass under way is the last one of a step, so that the optimizer steps after it.
         self.stepping = True
-        #: Whether gradients of a step that is not over lie in `.grad`: they must not be lost.
-        self.pending = False
 
 
 def hold_optimizer(optimizer: Any, gate: Turnstile, after: Callable[[], None]) -> None:
-    """Let `step` and `zero_grad` through where `gate` says so; `after` is called when a step is over or has failed."""
-    step, zero_grad = optimizer.step, optimizer.zero_grad
+    """Let `step` through where `gate` says so; `after` is called when a step is over or has failed.
+
+    A step with a closure then raises `InputError`.
+    """
+    step = optimizer.step
 
     @functools.wraps(getattr(step, "__func__", step))  # with the marks by which schedulers know it
     def held_step(_: Any, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        if closure is not None:
+            raise InputError(
+                "optimizer.step(closure) of an adaptive job: not every batch ends in a step, and its gradients "
+                "have to be there before; call loss.backward(), then optimizer.step()"
+            )
         if not gate.stepping:
-            gate.pending = True
-            if closure is None:
-                return None
-            with torch.enable_grad():  # the pass itself is in there
-                return closure()
+            return None
         try:
-            return step(closure, **options) if closure is not None else step(**options)
+            return step(**options)
         finally:
-            gate.pending = False
             after()
 
-    @functools.wraps(getattr(zero_grad, "__func__", zero_grad))
-    def held_zero_grad(_: Any, *args: Any, **options: Any) -> None:
-        if not gate.pending:
-            zero_grad(*args, **options)
-
-    # Bound methods, because schedulers take them apart.
-    optimizer.step = types.MethodType(held_step, optimizer)
-    optimizer.zero_grad = types.MethodType(held_zero_grad, optimizer)
+    optimizer.step = types.MethodType(held_step, optimizer)  # a bound method: schedulers take it apart
 
 
 def hold_scaler(scaler: Any, gate: Turnstile) -> None:
-    """Let `unscale_`, `step` and `update` through where `gate` says so; a step that is skipped is over too."""
-    unscale, step, update = scaler.unscale_, scaler.step, scaler.update
+    """Let `unscale_`, `step` and `update` through where `gate` says so: without gradients they would complain."""
 
-    def held_unscale(optimizer: Any) -> None:
-        if gate.stepping:
-            unscale(optimizer)
+    def held(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            return inner(*args, **options) if gate.stepping else None
 
-    def held_step(optimizer: Any, *args: Any, **options: Any) -> Any:
-        if not gate.stepping:
-            gate.pending = True
-            return None
-        try:
-            return step(optimizer, *args, **options)
-        finally:
-            gate.pending = False
+        return call
 
-    def held_update(*args: Any, **options: Any) -> None:
-        if gate.stepping:
-            update(*args, **options)
-
-    scaler.unscale_, scaler.step, scaler.update = held_unscale, held_step, held_update
-
-
-def hold_model(model: Any, gate: Turnstile) -> None:
-    """`model.zero_grad()` is the other way to lose gradients."""
-    zero_grad = model.zero_grad
-
-    def held_zero_grad(*args: Any, **options: Any) -> None:
-        if not gate.pending:
-            zero_grad(*args, **options)
-
-    model.zero_grad = held_zero_grad
+    scaler.unscale_, scaler.step, scaler.update = held(scaler.unscale_), held(scaler.step), held(scaler.update)

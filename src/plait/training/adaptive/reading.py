@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from plait.training.adaptive.hooks import Squares, estimate
 from plait.training.adaptive.noise import Estimate
+from plait.training.adaptive.passes import Squares, estimate
 
 
 class Reading:

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from plait.core.errors import InputError
-from plait.training.adaptive.hooks import GradientHooks, Pass, Squares
+from plait.training.adaptive.hooks import GradientHooks
+from plait.training.adaptive.passes import Pass, Squares
 from plait.training.adaptive.preconditioner import local
 
 

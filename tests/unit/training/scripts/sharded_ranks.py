@@ -11,8 +11,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from plait.core.errors import InputError
-from plait.training.adaptive.hooks import Pass
+from plait.training.adaptive.checks import parallel_kind
 from plait.training.adaptive.noise import from_pair
+from plait.training.adaptive.passes import Pass
 from plait.training.adaptive.sharded import ShardedHooks
 
 M0, EXAMPLES, FEATURES = 4, 2, 7
@@ -31,6 +32,7 @@ def scenario(passes: int) -> None:
     with pytest.raises(InputError, match="fully_shard"):
         ShardedHooks(torch.optim.SGD(model.parameters(), lr=0.1))
     fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+    assert parallel_kind(model) == "fsdp2"
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.9, 0.9), eps=1e-3)
     hooks = ShardedHooks(optimizer)
     before, below, batch = None, torch.ones(FEATURES), EXAMPLES * passes * ranks

@@ -1,0 +1,62 @@
+"""What can adapt and what cannot, said before training begins."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Literal
+
+import torch
+
+from plait.core.errors import InputError
+
+Kind = Literal["plain", "ddp", "fsdp2"]
+
+
+def parallel_kind(model: Any) -> Kind:
+    """How the model is spread over ranks; raises `InputError` for FSDP1."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and isinstance(model, fsdp.FullyShardedDataParallel):
+        raise InputError(
+            "Adaptive: FullyShardedDataParallel hides the gradients of single parameters; "
+            "shard the model by torch.distributed.fsdp.fully_shard (FSDP2), or use DistributedDataParallel"
+        )
+    if fsdp is not None and isinstance(model, getattr(fsdp, "FSDPModule", ())):
+        return "fsdp2"
+    return "ddp" if isinstance(model, torch.nn.parallel.DistributedDataParallel) else "plain"
+
+
+def check(kind: Kind, model: Any, optimizer: Any, scheduler: Any) -> None:
+    """Raise `InputError` for what gives no estimates, or wrong ones."""
+    name = type(optimizer).__name__
+    if any(base.__name__ == "ZeroRedundancyOptimizer" for base in type(optimizer).__mro__):
+        raise InputError(
+            "Adaptive: ZeroRedundancyOptimizer has the state of each parameter on one rank only; "
+            "use the optimizer itself, or shard the model by fully_shard (FSDP2)"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InputError("Adaptive: LBFGS makes several passes over a batch in one step; use SGD, Adam or AdamW")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(f"Adaptive(optimizer={name}): needs torch's own optimizer, not something around it")
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise InputError(
+            "Adaptive(scheduler=ReduceLROnPlateau): it goes by a metric that only the script knows; "
+            "leave scheduler out and step it in the script, once an epoch"
+        )
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if kind != "fsdp2" and any(hasattr(p, "to_local") for p in parameters):
+        raise InputError(
+            "Adaptive: parameters are distributed tensors but the model is not sharded by fully_shard; "
+            "gradient noise under tensor parallelism is not estimated, give the whole model to fully_shard"
+        )
+    if kind == "plain" and _ranks() > 1:
+        raise InputError(
+            f"Adaptive: {_ranks()} ranks and a model that does not average its gradients; "
+            "give it DistributedDataParallel(model)"
+        )
+
+
+def _ranks() -> int:
+    """Ranks of the default process group; jobs that share a process are alone."""
+    from plait.training.adaptive.ranks import ranks
+
+    return ranks().world

@@ -1,0 +1,61 @@
+"""A pass as the gradient hooks need to know it, and what they have seen at the end of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from plait.training.adaptive.noise import Estimate, from_pair, from_samples
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward and backward pass of this rank, the `index`-th; `passes` of each of `ranks` ranks make a step.
+
+    `examples` are those of this rank in this pass, `batch` those of the whole step; `full` says whether all parts of
+    the step are of equal size.
+    """
+
+    ranks: int
+    passes: int
+    index: int
+    examples: int
+    batch: int
+    full: bool = True
+
+    @property
+    def last(self) -> bool:
+        """Whether the optimizer steps after it."""
+        return self.index == self.passes - 1
+
+    @property
+    def weight(self) -> float:
+        """By what its mean gradient is multiplied, so that each example of an uneven step counts alike."""
+        parts = self.ranks * self.passes
+        return 1.0 if self.full or self.batch < parts else self.examples * parts / self.batch
+
+
+@dataclass(slots=True)
+class Squares:
+    """What one step has shown: two rows of one float64 per parameter group, on the gradients' device.
+
+    `first` and `second` are the arguments of `from_samples` if there were `samples` > 1, else of `from_pair`. `batch`
+    is that of the step.
+    """
+
+    first: torch.Tensor
+    second: torch.Tensor
+    samples: int
+    batch: int
+
+    def estimate(self, initial_batch: int) -> Estimate:
+        """The estimate it gives; waits for the device."""
+        rows = torch.stack([self.first, self.second]).tolist()
+        return estimate(rows, self.samples, self.batch / initial_batch)
+
+
+def estimate(rows: list[list[float]], samples: int, scale: float) -> Estimate:
+    """From the two rows of `Squares` as numbers."""
+    first, second = rows
+    return from_samples(first, second, samples, scale) if samples > 1 else from_pair(first, second, scale)

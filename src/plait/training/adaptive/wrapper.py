@@ -1,0 +1,238 @@
+"""A training script's model and optimizer at batch sizes that change.
+
+    adaptive = Adaptive(job, model, optimizer, loader)     # after DDP(model); the loop stays as it was
+    for epoch in loader.remaining_epochs(10):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss_of(model(x), y).backward()
+            optimizer.step()
+
+The loss of a pass is the mean over its examples, and there is one `backward()` a batch. `optimizer.step()` and
+`zero_grad()` do nothing while gradients accumulate; after the last pass of a step `.grad` holds the mean over all
+examples of all ranks and passes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from plait.core.errors import InputError
+from plait.training.adaptive.checks import check, parallel_kind
+from plait.training.adaptive.hooks import GradientHooks, Hook
+from plait.training.adaptive.noise import Statistics
+from plait.training.adaptive.passes import Pass
+from plait.training.adaptive.patches import Turnstile, hold_optimizer, hold_scaler
+from plait.training.adaptive.preconditioner import is_adam
+from plait.training.adaptive.reading import Reading
+from plait.training.adaptive.scaling import LearningRate, reset_moments
+
+if TYPE_CHECKING:
+    from plait.goodput.rules import Rule
+    from plait.training.adaptive.base import AdaptiveLoader
+    from plait.training.adaptive.plan import Turn
+    from plait.training.outside import Job
+
+log = logging.getLogger("plait.adaptive")
+
+
+class Adaptive:
+    """Measures gradient noise, accumulates, and scales the learning rate, for one model and one optimizer."""
+
+    def __init__(
+        self,
+        job: Job,
+        model: Any,
+        optimizer: Any,
+        loader: AdaptiveLoader,
+        *,
+        rule: str | Rule | None = None,
+        scaler: Any = None,
+        scheduler: Any = None,
+        reset_on_rescale: bool = True,
+        comm_hook: Hook | None = None,
+    ) -> None:
+        """Adapt `model` (in DDP if there are several ranks), which `optimizer` steps and `loader` feeds.
+
+        `rule` scales the learning rate: a name of `plait.goodput.rules.RULES`, or a function like those; by default
+        AdaScale, and the square root for Adam and AdamW. `scaler` is the script's GradScaler. `scheduler` is stepped
+        here, once an iteration at the initial batch (so that it sees the progress of training and not how large its
+        steps are), and no more by the script; one that goes by epochs stays with the script. `reset_on_rescale`: Adam
+        and AdamW begin anew when the batch changes. `comm_hook` is the script's own communication hook for DDP, which
+        takes only one.
+
+        Raises `InputError` for FSDP1, ZeRO, LBFGS, tensor parallelism, several ranks without DDP.
+        """
+        self.kind = parallel_kind(model)
+        check(self.kind, model, optimizer, scheduler)
+        self.job, self.model, self.optimizer, self.loader = job, model, optimizer, loader
+        self.scaler, self.scheduler = scaler, scheduler
+        self.statistics = Statistics(len(optimizer.param_groups))
+        self._rate = LearningRate(optimizer, rule)
+        self._reset = reset_on_rescale and is_adam(optimizer)
+        self._gate, self._reading = Turnstile(), Reading()
+        self._accumulating = contextlib.ExitStack()
+        self._scale: float | None = None  # S of the newest whole step
+        self._scheduled = 0
+        self._now: Pass | None = None
+        self._hooks = self._make_hooks(comm_hook)
+        self._register()
+        hold_optimizer(optimizer, self._gate, self._rate.restore)
+        if scaler is not None:
+            hold_scaler(scaler, self._gate)
+        # Of this instance, so before the hooks of the whole process, by which plait counts steps and saves.
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
+        loader.follow(self.statistics, self._begin)
+
+    def _make_hooks(self, comm_hook: Hook | None) -> GradientHooks:
+        if self.kind == "fsdp2":
+            from plait.training.adaptive.sharded import ShardedHooks
+
+            return ShardedHooks(self.optimizer)
+        if self.kind == "ddp":
+            hooks = GradientHooks(self.optimizer, group=self.model.process_group, inner=comm_hook)
+            try:
+                self.job.wrap_ddp(self.model, inner=hooks.bucket)
+            except RuntimeError as error:
+                raise InputError(
+                    "Adaptive: this DDP model has a communication hook already and takes only one; leave job.wrap_ddp "
+                    "to Adaptive, and give a hook of your own as Adaptive(comm_hook=...)"
+                ) from error
+            return hooks
+        return GradientHooks(self.optimizer)
+
+    def _register(self) -> None:
+        """Have it all in the job's checkpoints."""
+        self.job.wrap_optimizer(self.optimizer)
+        self.job.register_state(adaptive=self)
+        kept = getattr(self.job, "kept", None)
+        if kept is None:
+            return
+        if kept.name_of(self.model) is None and self.kind == "plain":
+            self.job.register_state(**{kept.free_name("model"): self.model})
+        others = {"scheduler": self.scheduler, "scaler": self.scaler}
+        for name, value in others.items():
+            if value is not None and kept.name_of(value) is None:
+                self.job.register_state(**{kept.free_name(name): value})
+
+    # -- what scripts may look at ---------------------------------------------------------------------------------
+
+    @property
+    def stepping(self) -> bool:
+        """Whether the optimizer steps after the batch in hand; if not, `.grad` is None after `backward()`."""
+        return self._gate.stepping
+
+    @property
+    def lr_factors(self) -> list[float]:
+        """By which the learning rate of each parameter group was multiplied in the newest step."""
+        return list(self._rate.factors)
+
+    @property
+    def effective_lr(self) -> list[float]:
+        """The learning rate that each parameter group really has, from the script's own and the newest factors."""
+        return self._rate.effective
+
+    @property
+    def progress(self) -> float:
+        """Iterations at the initial batch that training so far is worth."""
+        return self.loader.progress.iterations
+
+    @property
+    def noise_scale(self) -> float:
+        """The pre-conditioned gradient noise scale, in examples; infinite while nothing is known."""
+        return self.statistics.noise_scale(self.loader.batch_size)
+
+    @property
+    def gain(self) -> float:
+        """What a step is worth now, in steps at the initial batch."""
+        return self.statistics.gain(self._scale or 1.0)
+
+    def figures(self) -> dict[str, float]:
+        """What there is to log, by name; the learning rate of the first parameter group."""
+        return {
+            "batch_size": float(self.loader.current_batch_size),
+            "effective_lr": self.effective_lr[0],
+            "gain": self.gain,
+            "noise_scale": self.noise_scale,
+            "progress": self.progress,
+        }
+
+    # -- a step ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, turn: Turn) -> None:
+        """The loader hands out a batch."""
+        step = turn.step
+        now = self._now = Pass(step.ranks, step.passes, turn.index, turn.local, step.examples, step.full)
+        self._gate.stepping = now.last
+        self._accumulating.close()
+        if not now.last:
+            self._accumulating.enter_context(self._hooks.no_sync(self.model))
+        self._hooks.begin(now, self._loss_scale())
+
+    def _loss_scale(self) -> torch.Tensor | None:
+        """By which the scaler multiplies losses now: a tensor on the device, so that nobody waits for it."""
+        if self.scaler is None or not self.scaler.is_enabled():
+            return None
+        device = self.optimizer.param_groups[0]["params"][0].device
+        scale: torch.Tensor = self.scaler.scale(torch.ones((), device=device))
+        return scale
+
+    def _before_step(self, *_: object) -> None:
+        """Gradients are complete: what do they say, and how large may this step be?"""
+        now = self._now
+        if now is None:  # not for a batch of the loader
+            return
+        squares = self._hooks.collect()
+        estimate = self._reading.take(squares, self.loader.batch_size)
+        if estimate is not None:
+            self.statistics.update(estimate)
+        sync_s = self._hooks.clock.seconds()
+        if sync_s is not None:
+            self.loader.timings.synced(sync_s)
+        before = self._scale
+        if now.full or before is None:
+            self._scale = now.batch / self.loader.batch_size
+        scale = self._scale or 1.0
+        if self._reset and before is not None and scale != before:
+            reset_moments(self.optimizer)
+        self._rate.scale(self.statistics, scale, self.progress)
+        if scale != before:
+            log.info(
+                "batch %d (%d x %d of %d ranks), learning rate x %s",
+                now.batch,
+                now.passes,
+                now.examples,
+                now.ranks,
+                " ".join(f"{factor:.4g}" for factor in self.lr_factors),
+            )
+
+    def _after_step(self, *_: object) -> None:
+        """The step is made: the script's learning rate is back before anybody saves it."""
+        self._rate.restore()
+        if self.scheduler is not None and self._now is not None:
+            while self._scheduled < int(self.progress + 1e-6):
+                self._scheduled += 1
+                self.scheduler.step()
+
+    # -- checkpoints ----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers: loads with `weights_only=True`. Model, optimizer, scheduler and scaler are not in it."""
+        return {
+            "statistics": self.statistics.state_dict(),
+            "scale": self._scale,
+            "factors": self.lr_factors,
+            "scheduled": self._scheduled,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put it back; raises `ValueError` if it is of an optimizer with other parameter groups."""
+        self.statistics.load_state_dict(state["statistics"])
+        self._scale = None if state["scale"] is None else float(state["scale"])
+        self._rate.factors = [float(factor) for factor in state["factors"]]
+        self._scheduled = int(state["scheduled"])

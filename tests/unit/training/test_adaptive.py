@@ -1,0 +1,308 @@
+"""`Adaptive` around ordinary loops on one process: accumulation, learning rates, schedulers, AMP, compilers."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+from plait.core.errors import InputError  # noqa: E402
+from plait.training import attach  # noqa: E402
+from plait.training.adaptive import Adaptive, AdaptiveDataLoader  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PLAIT_RUN_DIR", raising=False)
+
+
+def data(size: int = 52, features: int = 6, seed: int = 0) -> TensorDataset:
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(size, features, generator=random)
+    y = x @ torch.randn(features, 1, generator=random) + torch.randn(size, 1, generator=random)
+    return TensorDataset(x, y)
+
+
+def net(features: int = 6):
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(features, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+
+def weights(model) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def train(model, optimizer, loader, epochs: int, *, zero_first: bool = True, clip: float = 0.0) -> None:
+    for _ in range(epochs):
+        for x, y in loader:
+            if zero_first:
+                optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            if clip:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            if not zero_first:
+                optimizer.zero_grad()
+
+
+SGD = lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)  # noqa: E731
+ADAM = lambda p: torch.optim.AdamW(p, lr=0.01)  # noqa: E731
+
+
+@pytest.mark.parametrize("zero_first", [True, False])
+@pytest.mark.parametrize("most_local", [3, 4, 8])
+@pytest.mark.parametrize("make", [SGD, ADAM])
+def test_at_the_initial_batch_a_loop_trains_as_it_always_did(make, most_local: int, zero_first: bool) -> None:
+    """However many passes make a step, uneven ones at the end of an epoch too (52 = 6 x 8 + 4)."""
+    plain = net()
+    train(plain, make(plain.parameters()), DataLoader(data(), 8), 3)
+    model = net()
+    optimizer = make(model.parameters())
+    loader = AdaptiveDataLoader(data(), 8, local_batch=(1, most_local), accumulation=True)
+    adaptive = Adaptive(attach(), model, optimizer, loader)
+    train(model, optimizer, loader, 3, zero_first=zero_first)
+    if most_local != 3:  # 3 passes of 3 are 9
+        torch.testing.assert_close(weights(model), weights(plain), rtol=1e-4, atol=1e-5)
+        assert adaptive.progress == 21
+    assert adaptive.statistics.known
+    assert adaptive.statistics.biased == (most_local == 8)
+    assert adaptive.noise_scale > 0
+
+
+def test_clipped_gradients_are_means_and_estimates_are_of_what_was_not_clipped() -> None:
+    plain, model, other = net(), net(), net()
+    train(plain, SGD(plain.parameters()), DataLoader(data(), 8), 2, clip=0.1)
+    found = []
+    for one, clip in ((model, 0.1), (other, 0.0)):
+        optimizer = SGD(one.parameters()) if clip else torch.optim.SGD(one.parameters(), lr=0.0)
+        loader = AdaptiveDataLoader(data(), 8, local_batch=(1, 4), accumulation=True)
+        adaptive = Adaptive(attach(), one, optimizer, loader)
+        train(one, optimizer, loader, 2 if clip else 1, clip=clip)
+        found.append(adaptive.statistics)
+    torch.testing.assert_close(weights(model), weights(plain), rtol=1e-4, atol=1e-5)
+    assert found[0].var > 0.2 * found[1].var
+
+
+def enlarge(loader: AdaptiveDataLoader, local: int, accumulated: int = 0) -> None:
+    """From the next epoch on."""
+    loader.plan.change(local, accumulated, 0)
+
+
+def test_the_learning_rate_is_scaled_for_the_step_alone_and_all_can_see_it() -> None:
+    model = net()
+    optimizer = ADAM(model.parameters())
+    seen = []
+    loader = AdaptiveDataLoader(data(), 4, max_batch_size=64, accumulation=True)
+    adaptive = Adaptive(attach(), model, optimizer, loader)
+    optimizer.register_step_pre_hook(lambda *_: seen.append(optimizer.param_groups[0]["lr"]))
+    train(model, optimizer, loader, 1)
+    assert set(seen) == {0.01}
+    seen.clear()
+    enlarge(loader, 8, 1)
+    train(model, optimizer, loader, 1)
+    assert seen == pytest.approx([0.02] * len(seen)), "also in the uneven last step"
+    assert optimizer.param_groups[0]["lr"] == 0.01
+    assert adaptive.effective_lr == pytest.approx([0.02])
+    assert adaptive.lr_factors == pytest.approx([2.0])
+    assert adaptive.figures()["effective_lr"] == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_adam_begins_anew_when_the_batch_changes_if_it_is_to(reset: bool) -> None:
+    model = net()
+    optimizer = ADAM(model.parameters())
+    loader = AdaptiveDataLoader(data(48), 4, max_batch_size=64, accumulation=True)
+    Adaptive(attach(), model, optimizer, loader, reset_on_rescale=reset)
+    train(model, optimizer, loader, 2)
+    step = next(iter(optimizer.state.values()))["step"]
+    assert step == 24
+    enlarge(loader, 4, 1)
+    train(model, optimizer, loader, 2)
+    assert step == (12 if reset else 36)
+
+
+def test_schedulers_go_by_progress() -> None:
+    """A step at four times the batch, of gradients that are noise alone, is worth four at the initial one."""
+    x = torch.randn(64, 2, generator=torch.Generator().manual_seed(1))
+    noise = TensorDataset(torch.cat([x, -x])[torch.randperm(128, generator=torch.Generator().manual_seed(2))])
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    model = torch.nn.Module()
+    model.parameter = parameter
+    optimizer = torch.optim.SGD([parameter], lr=1e-9)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 + step)
+    loader = AdaptiveDataLoader(noise, 4, max_batch_size=64, local_batch=(1, 2), accumulation=True)
+    adaptive = Adaptive(attach(), model, optimizer, loader, scheduler=scheduler)
+    for scale in (1, 4):
+        if scale > 1:
+            enlarge(loader, 2, 7)
+        for (x,) in loader:
+            optimizer.zero_grad()
+            (x @ parameter).mean().backward()
+            optimizer.step()
+        assert scheduler.last_epoch == int(adaptive.progress)
+    assert 32 + 8 < adaptive.progress <= 32 + 8 * 4 + 1e-6
+    assert adaptive.gain > 2
+    assert scheduler.get_last_lr() == pytest.approx([1e-9 * (1 + int(adaptive.progress))])
+
+
+@pytest.mark.parametrize("most_local", [4, 8])
+def test_a_gradient_scaler_changes_no_estimate_and_survives_overflow(most_local: int) -> None:
+    found = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=5)):
+        model = net()
+        optimizer = ADAM(model.parameters())
+        loader = AdaptiveDataLoader(data(), 8, local_batch=(1, most_local), accumulation=True)
+        adaptive = Adaptive(attach(), model, optimizer, loader, scaler=scaler)
+        for x, y in (batch for _ in range(2) for batch in loader):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            if scaler is None:
+                loss.backward()
+                optimizer.step()
+            else:
+                scaler.scale(loss).backward()
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1e6)
+                scaler.step(optimizer)
+                scaler.update()
+        found.append((weights(model), adaptive.statistics.state_dict()))
+    torch.testing.assert_close(found[0][0], found[1][0])
+    for name in ("sqr", "var"):
+        assert found[1][1][name] == pytest.approx(found[0][1][name], rel=1e-4)
+    before = adaptive.statistics.updates
+    for x, y in loader:
+        optimizer.zero_grad()
+        scaler.scale(torch.nn.functional.mse_loss(model(x), y) * math.inf).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert adaptive.statistics.updates == before
+    torch.testing.assert_close(weights(model), found[1][0], rtol=0, atol=0)
+
+
+def test_bfloat16_autocast() -> None:
+    model = net()
+    optimizer = ADAM(model.parameters())
+    loader = AdaptiveDataLoader(data(), 8, local_batch=(1, 4), accumulation=True)
+    adaptive = Adaptive(attach(), model, optimizer, loader)
+    exact = net()
+    other = ADAM(exact.parameters())
+    full = AdaptiveDataLoader(data(), 8, local_batch=(1, 4), accumulation=True)
+    reference = Adaptive(attach(), exact, other, full)
+    train(exact, other, full, 2)
+    for _ in range(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = torch.nn.functional.mse_loss(model(x).float(), y)
+            loss.backward()
+            optimizer.step()
+    assert adaptive.statistics.var == pytest.approx(reference.statistics.var, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "eager",
+        pytest.param(
+            "inductor",
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler, g++"),
+                pytest.mark.skipif("PLAIT_SLOW" not in os.environ, reason="compiles for 20 s; set PLAIT_SLOW=1"),
+            ],
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_compiled_models_are_the_same(backend: str) -> None:
+    found = []
+    for compiled in (False, True):
+        model = net()
+        used = torch.compile(model, backend=backend) if compiled else model
+        optimizer = ADAM(model.parameters())
+        loader = AdaptiveDataLoader(data(48), 8, local_batch=(1, 8), max_batch_size=16, accumulation=True)
+        adaptive = Adaptive(attach(), used, optimizer, loader)
+        train(used, optimizer, loader, 2)
+        enlarge(loader, 8, 1)
+        train(used, optimizer, loader, 2)
+        found.append((weights(model), adaptive.statistics.group_var))
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-3, atol=1e-4)
+    assert found[1][1] == pytest.approx(found[0][1], rel=1e-3)
+
+
+def rosenbrock(noise: float, split: bool, most_local: int) -> torch.Tensor:
+    """Minimise (1 - x)^2 + 5 (y - x^2)^2 from (-0.5, 1.5), at twice the initial batch after a while."""
+    x, y = (torch.nn.Parameter(torch.tensor(value)) for value in (-0.5, 1.5))
+    model = torch.nn.Module()
+    model.x, model.y = x, y
+    groups = [{"params": [x]}, {"params": [y], "lr": 0.015}] if split else [x, y]
+    optimizer = torch.optim.SGD(groups, lr=0.02)
+    random = torch.Generator().manual_seed(0)
+    many = TensorDataset(torch.randn(800, 2, generator=random) * noise)
+    loader = AdaptiveDataLoader(many, 4, max_batch_size=8, local_batch=(1, most_local), accumulation=True, shuffle=True)
+    adaptive = Adaptive(attach(), model, optimizer, loader)
+    for epoch in range(5):
+        if epoch == 1:
+            enlarge(loader, min(8, most_local), 8 // min(8, most_local) - 1)
+        for (error,) in loader:
+            loss = (1 - x) ** 2 + 5 * (y - x * x) ** 2 + (error.mean(0) * torch.stack([x, y])).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert adaptive.loader.current_batch_size == 8
+    assert all(1 - 1e-6 <= factor <= 2 for factor in adaptive.lr_factors)
+    return torch.stack([x, y]).detach()
+
+
+@pytest.mark.parametrize(
+    ("noise", "split", "most_local"), [(0.0, False, 8), (0.5, False, 8), (0.5, True, 8), (0.5, False, 2)]
+)
+def test_rosenbrock_converges(noise: float, split: bool, most_local: int) -> None:
+    found = rosenbrock(noise, split, most_local)
+    torch.testing.assert_close(found, torch.ones(2), rtol=0, atol=0.1 if noise else 0.02)
+
+
+def test_state_loads_as_weights_only(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    def made():
+        model = net()
+        optimizer = ADAM(model.parameters())
+        loader = AdaptiveDataLoader(data(), 4, max_batch_size=64, accumulation=True)
+        return model, optimizer, loader, Adaptive(attach(), model, optimizer, loader)
+
+    model, optimizer, loader, adaptive = made()
+    train(model, optimizer, loader, 1)
+    enlarge(loader, 8, 1)
+    train(model, optimizer, loader, 1)
+    torch.save((adaptive.state_dict(), optimizer.state_dict()), tmp_path / "s.pt")
+    state, of_optimizer = torch.load(tmp_path / "s.pt", weights_only=True)
+    model, optimizer, loader, other = made()
+    other.load_state_dict(state)
+    optimizer.load_state_dict(of_optimizer)
+    assert other.state_dict() == adaptive.state_dict()
+    assert other.effective_lr == adaptive.effective_lr
+    step = int(next(iter(optimizer.state.values()))["step"])
+    train(model, optimizer, loader, 1)
+    assert next(iter(optimizer.state.values()))["step"] == 13, f"it began anew at another batch, not at {step}"
+
+
+def test_a_second_optimizer_step_outside_the_loader_is_an_ordinary_one() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = AdaptiveDataLoader(data(), 8)
+    Adaptive(attach(), model, optimizer, loader)
+    before = weights(model)
+    model(torch.ones(1, 6)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(weights(model), before)
+
+
+def test_a_rule_that_there_is_not() -> None:
+    model = net()
+    with pytest.raises(InputError, match="square-root"):
+        Adaptive(attach(), model, SGD(model.parameters()), AdaptiveDataLoader(data(), 8), rule="square_root")
