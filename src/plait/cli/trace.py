@@ -50,7 +50,7 @@ def convert(
 @app.command()
 def generate(
     target: Annotated[Path, typer.Argument(metavar="OUT", help="Canonical trace: .csv, .csv.gz or .parquet.")],
-    preset: Annotated[str, typer.Option(help="philly, philly_heavy, gavel, muri_like, lognormal, ...")] = "philly",
+    preset: Annotated[str, typer.Option(help="philly, gavel, muri_like, lognormal, pollux, ...")] = "philly",
     jobs: Annotated[int, typer.Option(help="Number of jobs.")] = 1000,
     gpus: Annotated[int, typer.Option(help="GPUs of the cluster the load refers to.")] = 64,
     load: Annotated[float | None, typer.Option(help="Offered load; default: the preset's own rate.")] = None,

@@ -143,10 +143,13 @@ PRESETS: dict[str, Preset] = {
 }
 """Every preset by name. `philly` under-represents wide and long jobs of the whole Philly trace."""
 
+#: The preset of jobs that adapt their batch: of `plait.traces.synthetic_pollux`, without durations.
+ADAPTIVE = "pollux"
+
 ARRIVALS: dict[str, Arrivals] = {"bursty": bursty, "poisson": poisson, "uniform": uniform}
 
 
-def _stream(seed: int, name: str) -> np.random.Generator:
+def stream(seed: int, name: str) -> np.random.Generator:
     """The random stream of one part of the trace."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *name.encode()])))
 
@@ -169,8 +172,8 @@ def generate(
     users: how many people submit; a few submit most.
     arrivals: `bursty`, `poisson` or `uniform` instead of the preset's.
     """
-    if preset not in PRESETS:
-        raise InputError(f"unknown preset {preset!r}; {suggest(preset, PRESETS)}")
+    if preset not in (*PRESETS, ADAPTIVE):
+        raise InputError(f"unknown preset {preset!r}; {suggest(preset, [*PRESETS, ADAPTIVE])}")
     if arrivals is not None and arrivals not in ARRIVALS:
         raise InputError(f"unknown arrivals {arrivals!r}; {suggest(arrivals, ARRIVALS)}")
     for name, value in (("jobs", jobs), ("gpus", gpus), ("users", users)):
@@ -178,15 +181,21 @@ def generate(
             raise InputError(f"{name} must be at least 1 (got {value})")
     if seed < 0:
         raise InputError(f"a seed is at least 0 (got {seed})")
+    if preset == ADAPTIVE:
+        if models is not None:
+            raise InputError(f"preset {preset} draws models of its own; leave models out")
+        from plait.traces.synthetic_pollux import generate_pollux
+
+        return generate_pollux(jobs, gpus, load, seed, ARRIVALS[arrivals or "poisson"])
     kind = PRESETS[preset]
-    submit_s, leader = (ARRIVALS[arrivals] if arrivals else kind.arrivals)(_stream(seed, "arrivals"), jobs)
-    sizes = _sizes(kind, _stream(seed, "sizes"), jobs, gpus)
-    people = _people(_stream(seed, "users"), jobs, users)
+    submit_s, leader = (ARRIVALS[arrivals] if arrivals else kind.arrivals)(stream(seed, "arrivals"), jobs)
+    sizes = _sizes(kind, stream(seed, "sizes"), jobs, gpus)
+    people = _people(stream(seed, "users"), jobs, users)
     if kind.shared:
-        follows = _stream(seed, "bursts").random(jobs) < kind.shared
+        follows = stream(seed, "bursts").random(jobs) < kind.shared
         source = np.where(follows, leader, np.arange(jobs))
         sizes, people = sizes[source], people[source]
-    durations = np.round(kind.durations(_stream(seed, "durations"), sizes) * 1000) / 1000
+    durations = np.round(kind.durations(stream(seed, "durations"), sizes) * 1000) / 1000
     names = np.array([f"user-{k}" for k in range(users)], dtype=object)
     meta = new_meta(
         source=f"synthetic: {kind.source}",

@@ -7,8 +7,10 @@ import pytest
 
 from plait.core.errors import InputError
 from plait.traces.assign import assign_classes, assign_deadlines, assign_models, uniforms
+from plait.traces.load import load_jobs
 from plait.traces.profiles import catalogue
 from plait.traces.synthetic import PRESETS, generate, target_load
+from plait.traces.synthetic_pollux import SHARES, tuned_sizes
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
@@ -152,3 +154,26 @@ def test_deadlines_and_draws():
     assert draws.mean() == pytest.approx(0.5, abs=0.02)
     word = hashlib.blake2b(b"3\nkey\n0", digest_size=8).digest()
     assert draws[0] == (int.from_bytes(word, "little") >> 11) / 2**53
+
+
+def test_adaptive_jobs_have_the_mix_of_the_paper_and_no_durations():
+    table = generate("pollux", 20_000, 64, None, seed=1)
+    assert table.equals(generate("pollux", 20_000, 64, None, seed=1))
+    for model, share in SHARES.items():
+        assert (table["model"] == model).mean() == pytest.approx(share, abs=0.01), model
+        assert set(table["gpus"][table["model"] == model].tolist()) == set(tuned_sizes(model))
+    assert np.isnan(table["duration_s"].astype(float)).all()
+    assert np.diff(table["submit_s"]).mean() == pytest.approx(180, rel=0.03)
+    with pytest.raises(InputError, match="models of its own"):
+        generate("pollux", 10, 64, models="uniform")
+
+
+def test_the_load_of_adaptive_jobs_is_that_at_the_sizes_they_ask_for():
+    jobs = load_jobs(generate("pollux", 400, 64, 0.7, seed=2)).jobs
+    work = (jobs.gpus * jobs.iterations * jobs.iteration_s).sum()
+    assert work / (64 * np.ptp(jobs.submit_s)) == pytest.approx(0.7, rel=1e-4)
+    assert (jobs.column("batch_size") > 0).all()
+
+
+def test_no_size_is_asked_for_that_the_cluster_does_not_have():
+    assert generate("pollux", 500, 8, seed=0)["gpus"].max() == 8
