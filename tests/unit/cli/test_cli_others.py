@@ -28,6 +28,7 @@ def test_worlds(plait):
     assert [w["name"] for w in json.loads(plait("worlds", "--json").out)] == [
         "plait",
         "ideal",
+        "pollux",
         "muri-artifact",
         "pollux-artifact",
     ]
