@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from plait.core.errors import InputError
-from plait.core.goodput import BatchLimits
 from plait.core.resources import Resource
+from plait.training.adaptive.bounds import bounds
 from plait.training.adaptive.choosing import Fitter, Noise, Rhythm, choose, first_batch
 from plait.training.adaptive.epochs import Progress
 from plait.training.adaptive.plan import Plan, Turn
@@ -32,7 +32,7 @@ class AdaptiveLoader:
     def __init__(
         self,
         size: int,
-        batch_size: int,
+        batch_size: int | None = None,
         *,
         max_batch_size: int | None = None,
         local_batch: tuple[int, int | None] = (1, None),
@@ -42,20 +42,12 @@ class AdaptiveLoader:
         interval_s: float = INTERVAL_S,
     ) -> None:
         """Over `size` samples. The rest as for `AdaptiveDataLoader`."""
-        most = batch_size if max_batch_size is None else max_batch_size
-        least_local, most_local = local_batch
-        self.limits = BatchLimits(
-            initial=batch_size,
-            most=most,
-            least_local=least_local,
-            most_local=most if most_local is None else most_local,
-            accumulation=accumulation,
-        )
+        self.limits = bounds(batch_size, max_batch_size, local_batch, accumulation)
         if size < 1:
             raise InputError("an adaptive loader over no samples: give it a data set with one or more")
-        self.size, self.batch_size = size, batch_size
+        self.size, self.batch_size = size, self.limits.initial
         self.plan = Plan(EpochOrder(size, shuffle=shuffle, seed=seed))
-        self.progress = Progress(size, batch_size)
+        self.progress = Progress(size, self.batch_size)
         self.timings = Timings(self._waited_s)
         self.fitter = Fitter()
         self.noise: Noise | None = None
@@ -126,6 +118,7 @@ class AdaptiveLoader:
         """Keep the place in this job's checkpoints and tell its agent; `job.wrap_loader` does it."""
         if self._job is None:
             self._job = job
+            job.page.set_limits(self.limits)
             job.kept.add(job.kept.free_name("loader"), self)
 
     def follow(self, noise: Noise, begin: Callable[[Turn], None] | None = None) -> None:

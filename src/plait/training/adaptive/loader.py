@@ -33,7 +33,7 @@ class AdaptiveDataLoader(AdaptiveLoader):
     def __init__(
         self,
         dataset: Any,
-        batch_size: int,
+        batch_size: int | None = None,
         *,
         max_batch_size: int | None = None,
         local_batch: tuple[int, int | None] = (1, None),
@@ -47,7 +47,8 @@ class AdaptiveDataLoader(AdaptiveLoader):
 
         `batch_size` is the total batch of an optimizer step that the learning rate was tuned for, over all ranks;
         `max_batch_size` the largest allowed (the same if None); `local_batch` the least and most examples of one rank
-        in one pass (None: no limit but the total); `accumulation`: whether several passes may make a step. `seed`
+        in one pass (None: no limit but the total); `accumulation`: whether several passes may make a step. Without
+        a `batch_size` all four are those with which the job was submitted (`plait submit --batch-size`). `seed`
         decides the order if it is to `shuffle`, another in each epoch. `interval_s` lies between two looks at whether
         another batch would do better. Other `options` are DataLoader's.
 
