@@ -25,6 +25,7 @@ SCRIPTS = {
     "Grouping": ["bench_grouping.py"],
     "Allocation": ["bench_allocation.py"],
     "Muri's evaluation": ["bench_reproduce.py"],
+    "Goodput of adaptive jobs": ["bench_goodput.py"],
     "Training": ["bench_training.py"],
     "The live service": ["bench_service.py"],
     "Many nodes": ["bench_cluster.py"],

@@ -24,7 +24,7 @@ CANDIDATES = 50
 SLACK = 1e-8
 
 #: Pairs of job and configuration looked at together: temporary arrays stay in the processor's cache.
-CHUNK = 1024
+CHUNK = 256
 
 Speed = Callable[
     [FloatArray, npt.ArrayLike, npt.ArrayLike, npt.ArrayLike, npt.ArrayLike],

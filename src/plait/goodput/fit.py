@@ -51,9 +51,7 @@ def fit_many(profiles: Sequence[Profile], starts: FloatArray | None = None, *, a
     cold = np.broadcast_to(START, (len(profiles), 1, THETA))
     if artifact:
         with _one_thread():
-            theta = np.array(
-                [minimised(own, START, *bound)[1] for own, bound in zip(seen, limits, strict=True)],
-            )
+            theta = np.array([minimised(own, START, *bound)[1] for own, bound in zip(seen, limits, strict=True)])
     else:
         from plait.core.jit import announced
         from plait.goodput.descent import search_many
@@ -100,19 +98,27 @@ def _cautious(theta: FloatArray, profile: Profile) -> FloatArray:
     return theta
 
 
-def minimised(seen: FloatArray, start: npt.ArrayLike, lower: FloatArray, upper: FloatArray) -> tuple[float, FloatArray]:
-    """The loss and the theta (7,) at which SciPy's L-BFGS-B ends; raises `MissingExtra` without SciPy."""
+def minimised(
+    seen: FloatArray, start: npt.ArrayLike, lower: FloatArray, upper: FloatArray, *, gradient: bool = True
+) -> tuple[float, FloatArray]:
+    """The loss and the theta (7,) at which SciPy's L-BFGS-B ends, for `observations` and bounds.
+
+    Without `gradient` it takes finite differences. Raises `MissingExtra` without SciPy.
+    """
     try:
         from scipy.optimize import Bounds, minimize
     except ImportError as error:
         raise MissingExtra("scipy", "sim", "fitting throughput as the published code does") from error
-    gradient = np.zeros(THETA)
+    slopes = np.zeros(THETA)
 
     def both(theta: FloatArray) -> tuple[float, FloatArray]:
-        return evaluate(theta, seen, gradient), gradient.copy()
+        return evaluate(theta, seen, slopes), slopes.copy()
 
-    begin = np.clip(start, lower, upper)
-    end = minimize(both, begin, jac=True, bounds=Bounds(lower, upper, keep_feasible=True), method="L-BFGS-B")
+    def value(theta: FloatArray) -> float:
+        return evaluate(theta, seen, slopes)
+
+    begin, limits = np.clip(start, lower, upper), Bounds(lower, upper, keep_feasible=True)
+    end = minimize(both if gradient else value, begin, jac=gradient or None, bounds=limits, method="L-BFGS-B")
     return float(end.fun), np.asarray(end.x, dtype=np.float64)
 
 

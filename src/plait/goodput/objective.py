@@ -2,7 +2,8 @@
 
     E = RMSE(log T_grad) + RMSE(log T_opt) + 1e-3 (gamma - 1)^2 + 1e-2 ((beta_n / alpha_n)^2 + (beta_r / alpha_r)^2)
 
-The gradient is analytic: an eleventh of the time of automatic differentiation or less, by the same figures.
+With r1, r2 the errors of both logarithms over n keys and e1, e2 their root mean squares, the gradient is the sum of
+r1 / (n e1) times the slope of log T_grad and of r2 / (n e2) times the slope of log T_opt.
 """
 
 from __future__ import annotations

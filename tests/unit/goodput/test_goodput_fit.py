@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -211,3 +212,22 @@ def test_published_measurements(measured, line) -> None:
     times = step_s(found, profile.nodes, profile.gpus, profile.local)
     assert np.abs(times / profile.step_s - 1).mean() == pytest.approx(error, abs=6e-4)
     assert loss(fit(profile), profile) <= loss(found, profile) + 1e-6
+
+
+def test_neither_compiler_nor_scipy_is_needed_to_adapt() -> None:
+    script = """
+import subprocess
+import sys
+sys.modules["numba"] = sys.modules["scipy"] = None
+import numpy as np
+from plait.goodput import rules
+from plait.goodput.batch import best_batch
+from plait.goodput.fit import Profile, fit
+from plait.goodput.jobs import GoodputJobs
+assert "plait.core.jit" not in sys.modules, "the compiler is asked for before it is needed"
+theta = fit(Profile([1, 1, 2], [1, 4, 4], [16, 8, 8], [0.3, 0.2, 0.2], [0.3, 0.3, 0.4]))
+jobs = GoodputJobs(theta[None], [1], [4], [16], [256], [4], [32], [True])
+print(best_batch(jobs, 1, 4).goodput[0, 0] > 0, rules.linear(2, [1], [1])[0])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["True", "2.0"], done.stderr
