@@ -26,6 +26,7 @@ from itertools import permutations
 import numpy as np
 
 from plait.core.cluster import Cluster
+from plait.core.goodput import Estimate
 from plait.core.jobs import JobSpec, JobTable, Phase
 from plait.core.plan import NO_GROUPS, Gate, Groups
 from plait.core.policy import Policy, View
@@ -474,6 +475,8 @@ class Naive:
             **{name: spec(name).astype(np.int64) for name in ("gpus", "min_gpus", "max_gpus", "job_class")},
             **{name: spec(name).astype(np.float64) for name in SPEC_FLOATS},
             "stage_s": np.array([j.spec.profile.stage_s if j.spec.profile else [math.nan] * 4 for j in jobs]),
+            **{name: np.zeros(len(jobs), dtype=np.int64) for name in ADAPTIVE},
+            "goodput": np.full((len(jobs), len(Estimate)), math.nan),
             "gpu_kinds": kinds,
             "has_kinds": np.array([any(k is not None for k in kinds)]),
             "has_demands": np.array([any(j.spec.cpus or j.spec.memory_bytes for j in jobs)]),
@@ -500,6 +503,8 @@ SPEC_FLOATS = (
     "submit_s", "iterations", "iteration_s", "gpu_memory_bytes", "cpus", "memory_bytes", "skew", "deadline_s",
     "priority", "weight",
 )  # fmt: skip
+#: none of these jobs adapts its batch
+ADAPTIVE = ("batch_size", "max_batch_size", "min_local_batch", "max_local_batch", "accumulates")
 REMEMBERED = (
     "first_start_s", "last_start_s", "starts", "preemptions", "failures", "promotions", "rank", "level", "shared_speed",
 )  # fmt: skip

@@ -28,6 +28,8 @@ from plait.policies.fair import Drf, YarnCapacity
 from plait.policies.gandiva import Gandiva
 from plait.policies.gittins import Distribution, FixedIndex, LearntIndex
 from plait.policies.interleave import Interleave
+from plait.policies.optimus import Optimus
+from plait.policies.pollux import Pollux
 from plait.policies.themis import Themis
 from plait.policies.tiresias import Queues
 
@@ -179,6 +181,17 @@ _INTERLEAVE = {
     "interference": "on, off: expect the measured slow-down of sharing",
 }
 
+_ROUNDS = {
+    "interval_s": "sizes are chosen anew this often, seconds",
+    "restart_s": "cost of a restart that a job has not measured yet, seconds",
+    "patience_s": "a job that waited this long goes before the others, seconds; inf = never",
+}
+_FITNESS = {
+    **_ROUNDS,
+    "p": "exponent of the mean of speed-ups: -1 (harmonic) is fair, 1 efficient, 0 the geometric mean",
+    "floor": "what a job without GPUs counts as in that mean, for p <= 0",
+}
+
 CATALOG: dict[str, Row] = dict(
     [
         _ordered("first in, first out; the head of the line blocks", "fifo", orders.by_arrival, "nothing",
@@ -216,6 +229,10 @@ CATALOG: dict[str, Row] = dict(
                        "remaining time, stage profiles", ("muri",), _INTERLEAVE)),
         ("muri-l", Row("jobs take turns on resources, least attained service first", partial(_muri, "muri-l"),
                        "stage profiles", ("muri",), _INTERLEAVE)),
+        ("pollux", Row("GPU counts that make the mean of speed-ups in goodput largest, chosen exactly", Pollux,
+                       "what jobs fit and measure of themselves", ("pollux", "sia"), _FITNESS)),
+        ("optimus", Row("one more GPU always to whom it saves the most time", Optimus,
+                        "remaining work, what jobs fit and measure of themselves", ("optimus", "pollux"), _ROUNDS)),
         ("drf", Row("dominant resource fairness over users on GPUs, CPUs and memory", partial(_placed, Drf),
                     "demands", ("drf",), _P)),
     ]

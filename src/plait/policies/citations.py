@@ -71,4 +71,24 @@ CITATIONS: dict[str, str] = {
   booktitle = {8th USENIX Symposium on Networked Systems Design and Implementation (NSDI)},
   year = {2011}
 }""",
+    "pollux": """@inproceedings{qiao2021pollux,
+  title = {Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning},
+  author = {Qiao, Aurick and Choe, Sang Keun and Subramanya, Suhas Jayaram and Neiswanger, Willie and Ho, Qirong and
+            Zhang, Hao and Ganger, Gregory R. and Xing, Eric P.},
+  booktitle = {15th USENIX Symposium on Operating Systems Design and Implementation (OSDI)},
+  year = {2021}
+}""",
+    "sia": """@inproceedings{jayaramsubramanya2023sia,
+  title = {Sia: Heterogeneity-aware, goodput-optimized {ML}-cluster scheduling},
+  author = {Jayaram Subramanya, Suhas and Arfeen, Daiyaan and Lin, Shouxu and Qiao, Aurick and Jia, Zhihao and
+            Ganger, Gregory R.},
+  booktitle = {29th Symposium on Operating Systems Principles (SOSP)},
+  year = {2023}
+}""",
+    "optimus": """@inproceedings{peng2018optimus,
+  title = {Optimus: An Efficient Dynamic Resource Scheduler for Deep Learning Clusters},
+  author = {Peng, Yanghua and Bao, Yixin and Chen, Yangrui and Wu, Chuan and Guo, Chuanxiong},
+  booktitle = {Proceedings of the Thirteenth EuroSys Conference},
+  year = {2018}
+}""",
 }

@@ -1,0 +1,244 @@
+"""What an allocator of sizes sees of a view: a pool a GPU kind, with its jobs, nodes and running allocation as arrays.
+
+Sizes are chosen per pool, since a gang never spans GPU kinds. Within a pool a job is charged whole shares of nodes: the
+largest of its shares of a node's GPUs, cores and memory. Who fits by charge then fits in all three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.goodput import THETA, Estimate
+from plait.core.jobs import JobClass, JobTable
+from plait.core.policy import View
+from plait.goodput.batch import best_batch
+from plait.goodput.jobs import GoodputJobs
+from plait.goodput.speedup import fair_share, replica_cap, restart_factor
+from plait.placement.packing import allowed_kinds, demands
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Nodes of one GPU kind and the jobs that run or may run there; J jobs, N nodes.
+
+    Rows are in the order that decides among equals: those who are due (the longest wait first), then running ones, then
+    by attained service, then by submission.
+    """
+
+    rows: IntArray
+    """(J,): rows of `View.jobs`."""
+    nodes: IntArray
+    """(N,): numbers of the nodes in the cluster."""
+    capacity: IntArray
+    """(N,): GPUs of each node; 0 while it is down."""
+    spare: FloatArray
+    """(N, 2): cores and memory bytes of each node, infinite where not a limit."""
+    per_gpu: FloatArray
+    """(J, 2): cores and bytes that a GPU of the job takes along."""
+    held: IntArray
+    """(J, N): GPUs that each job has now."""
+    least: IntArray
+    """(J,): fewest GPUs with which the job runs."""
+    most: IntArray
+    """(J,): most GPUs that it may be given now: the user's limit, what its batch allows, what it has explored."""
+    limit: IntArray
+    """(J,): `most` once the job has explored all sizes."""
+    weights: FloatArray
+    """(J,): weight in the fitness; 0 for opportunistic jobs."""
+    due: BoolArray
+    """(J,): jobs that have to get GPUs before others because they waited so long."""
+    kept: FloatArray
+    """(J,): what is left of a speed-up when the job has to restart."""
+    jobs: GoodputJobs
+    """(J,): what they estimate of themselves."""
+
+    @property
+    def total(self) -> int:
+        """GPUs that are up."""
+        return int(self.capacity.sum())
+
+    @property
+    def per_node(self) -> int:
+        """GPUs of the largest node; at least 1."""
+        return max(1, int(self.capacity.max(initial=0)))
+
+    @cached_property
+    def share(self) -> FloatArray:
+        """(J,): how many GPUs one GPU of the job is charged as, at least 1, by the node with most room for each."""
+        up = self.capacity > 0
+        if not self.per_gpu.any() or not up.any():
+            return np.ones(len(self.rows))
+        room = (self.spare[up] / self.capacity[up][:, None]).max(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            parts = np.where(self.per_gpu > 0, self.per_gpu / room, 0.0)
+        out: FloatArray = np.maximum(parts.max(axis=1), 1.0)
+        return out
+
+    @cached_property
+    def running(self) -> tuple[IntArray, IntArray]:
+        """(J,), (J,): nodes and GPUs that each job has now."""
+        return (self.held > 0).sum(axis=1), self.held.sum(axis=1)
+
+    def goodput(self, nodes: IntArray, gpus: IntArray) -> FloatArray:
+        """Useful examples/s of each job on each configuration, shapes (J, C) or what broadcasts to it.
+
+        Jobs whose batch does not adapt, and those whose limits of the batch leave no way to run, are worth their GPUs.
+        """
+        shape = np.broadcast_shapes(nodes.shape, gpus.shape, (len(self.rows), 1))
+        many = np.broadcast_to(gpus, shape)
+        adapts = self.adapts
+        if not adapts.any():
+            return many.astype(np.float64)
+        out = many.astype(np.float64)
+        some = np.flatnonzero(adapts)
+        apart = np.broadcast_to(nodes, shape)
+        out[some] = best_batch(self.jobs[some], apart[some], many[some]).goodput
+        return out
+
+    @cached_property
+    def adapts(self) -> BoolArray:
+        """(J,): jobs with a fit, of which more is known than that they use their GPUs."""
+        able: BoolArray = self.jobs.fitted & (self.least <= self.jobs.most_gpus)
+        return able
+
+    @cached_property
+    def base(self) -> FloatArray:
+        """(J,): goodput on a fair share of the pool, as far as the job can use one; > 0."""
+        counted = int((self.weights > 0).sum()) or len(self.rows)
+        _, share = fair_share(self.total, counted, self.per_node)
+        gpus = np.clip(share, self.least, self.limit)
+        nodes = -(-gpus // self.per_node)
+        base = self.goodput(nodes[:, None], gpus[:, None])[:, 0]
+        return np.where(base > 0, base, 1.0)
+
+    def worth(self, matrix: IntArray) -> FloatArray:
+        """(J,): speed-ups times restart factors under an allocation (J, N) of GPUs."""
+        nodes, gpus = (matrix > 0).sum(axis=1), matrix.sum(axis=1)
+        speedup = self.goodput(nodes[:, None], gpus[:, None])[:, 0] / self.base
+        return np.where((matrix == self.held).all(axis=1), speedup, speedup * self.kept)
+
+
+def pools(view: View, *, due: BoolArray, restart_s: float) -> Iterator[Pool]:
+    """The pools of a view in the order of GPU kinds; every job is in exactly one.
+
+    A running job stays in its pool. A waiting one goes where it may run and least is asked for. `due` is one flag a row
+    of `view.jobs`; `restart_s` what a restart costs those that have not measured it, seconds.
+    """
+    cluster = view.cluster
+    held = held_gpus(view)
+    waits = held.sum(axis=1) == 0
+    turn = np.where(due & waits, view.jobs.pending_since_s, view.jobs.attained_gpu_s)
+    order = np.lexsort((turn, waits, ~due))
+    kind_of = _kinds(view, held, order)
+    columns = _Columns(view, restart_s)
+    for kind in range(len(cluster.kinds)):
+        rows = order[kind_of[order] == kind]
+        nodes = np.flatnonzero(cluster.node_kind == kind)
+        if len(rows):
+            yield columns.pool(rows, nodes, held[np.ix_(rows, nodes)], due[rows])
+
+
+def held_gpus(view: View) -> IntArray:
+    """(jobs, nodes): GPUs that each job of the view has; of several that share GPUs the first has them."""
+    jobs, running, cluster = view.jobs, view.running, view.cluster
+    held = np.zeros((len(jobs), len(cluster.nodes)), dtype=np.int64)
+    slots = jobs.slot
+    rows = np.flatnonzero(slots >= 0)
+    if not len(rows):
+        return held
+    if not running.single:
+        rows = rows[np.unique(slots[rows], return_index=True)[1]]
+    owner = np.full(len(running), -1, dtype=np.int64)
+    owner[slots[rows]] = rows
+    of_gpu = np.repeat(owner, running.gpu_count())
+    mine = of_gpu >= 0
+    np.add.at(held, (of_gpu[mine], cluster.gpu_node[running.gpus[mine]]), 1)
+    return held
+
+
+class _Columns:
+    """Columns over all jobs of a view, cut to pools."""
+
+    def __init__(self, view: View, restart_s: float) -> None:
+        jobs = view.jobs
+        known = jobs.goodput
+        self.view = view
+        self.per_gpu = np.broadcast_to(demands(jobs), (len(jobs), 2))
+        self.jobs = goodput_jobs(jobs)
+        measured = known[:, Estimate.RESTART_S]
+        delta = np.where(np.isnan(measured), restart_s, measured)
+        self.kept = restart_factor(jobs.age_s, np.maximum(jobs.starts - 1, 0), delta, ran=jobs.starts > 0)
+        self.weights = np.where(jobs.job_class == int(JobClass.OPPORTUNISTIC), 0.0, np.maximum(jobs.weight, 0.0))
+        adapts = jobs.batch_size > 0
+        self.limit = np.where(adapts, np.minimum(jobs.max_gpus, self.jobs.most_gpus), jobs.max_gpus)
+        self.limit = np.maximum(self.limit, jobs.min_gpus)
+        profiled = np.nan_to_num(known[:, Estimate.PROFILED_GPUS], nan=0.0).astype(np.int64)
+        cap = replica_cap(profiled, self.jobs.most, self.jobs.least_local)
+        self.most = np.where(adapts, np.clip(cap, jobs.min_gpus, self.limit), self.limit)
+
+    def pool(self, rows: IntArray, nodes: IntArray, held: IntArray, due: BoolArray) -> Pool:
+        cluster, jobs = self.view.cluster, self.view.jobs
+        return Pool(
+            rows, nodes, np.where(cluster.node_up[nodes], cluster.node_gpus[nodes], 0), cluster.node_spare[nodes],
+            self.per_gpu[rows], held, jobs.min_gpus[rows], self.most[rows], self.limit[rows], self.weights[rows], due,
+            self.kept[rows], self.jobs[rows],
+        )  # fmt: skip
+
+
+def goodput_jobs(jobs: JobTable) -> GoodputJobs:
+    """All jobs as the models of goodput take them; those that do not adapt have no fit and a batch of one a GPU."""
+    known, adapts = jobs.goodput, jobs.batch_size > 0
+    noise = known[:, [Estimate.SQR, Estimate.VAR]]
+    sqr, var = np.where(np.isnan(noise.sum(axis=1, keepdims=True)), (0.0, 1.0), noise).T
+    theta = np.where(adapts[:, None], known[:, :THETA], np.nan)
+    columns = (jobs.batch_size, jobs.max_batch_size, jobs.min_local_batch, jobs.max_local_batch)
+    initial, most, least_local, most_local = (np.where(adapts, column, 1) for column in columns)
+    most = np.where(adapts, most, jobs.max_gpus)
+    return GoodputJobs(theta, sqr, var, initial, most, least_local, most_local, jobs.accumulates != 0)
+
+
+def _kinds(view: View, held: IntArray, order: IntArray) -> IntArray:
+    """(jobs,): the kind of GPU whose pool each job is in."""
+    cluster, jobs = view.cluster, view.jobs
+    out = np.zeros(len(jobs), dtype=np.int64)
+    if len(cluster.kinds) == 1:
+        return out
+    up = np.bincount(cluster.node_kind, np.where(cluster.node_up, cluster.node_gpus, 0), len(cluster.kinds))
+    masks = np.broadcast_to(allowed_kinds(view), len(jobs)).tolist()
+    asked = np.zeros(len(cluster.kinds))
+    running = held.sum(axis=1) > 0
+    out[running] = cluster.node_kind[held[running].argmax(axis=1)]
+    np.add.at(asked, out[running], jobs.gpus[running])
+    able = _able(view)
+    for row in order[~running[order]].tolist():
+        may = [kind for kind in range(len(cluster.kinds)) if masks[row] >> kind & 1] or [0]
+        fits = [kind for kind in may if able[row, kind] >= jobs.min_gpus[row]] or may
+        out[row] = min(fits, key=lambda kind: ((asked[kind] + jobs.gpus[row]) / max(up[kind], 1), kind))
+        asked[out[row]] += jobs.gpus[row]
+    return out
+
+
+def _able(view: View) -> IntArray:
+    """(jobs, kinds): GPUs of the largest gang of the job that the nodes that are up hold, with its cores and memory."""
+    cluster, jobs = view.cluster, view.jobs
+    gpus = np.where(cluster.node_up, cluster.node_gpus, 0)
+    able = np.zeros((len(jobs), len(cluster.kinds)), dtype=np.int64)
+    for kind in range(len(cluster.kinds)):
+        able[:, kind] = gpus[cluster.node_kind == kind].sum()
+    per_gpu = np.broadcast_to(demands(jobs), (len(jobs), 2))
+    for row in np.flatnonzero(per_gpu.any(axis=1)).tolist():
+        able[row] = np.bincount(cluster.node_kind, room(gpus, cluster.node_spare, per_gpu[row]), len(cluster.kinds))
+    return able
+
+
+def room(free: IntArray, spare: FloatArray, per_gpu: FloatArray) -> IntArray:
+    """(N,): GPUs of a job that fit on each node beside what is there; `per_gpu` (2,) is what one takes along."""
+    fits = free.astype(np.float64)
+    for resource in np.flatnonzero(per_gpu > 0):
+        fits = np.minimum(fits, (spare[:, resource] + 1e-6) / per_gpu[resource])
+    return np.maximum(np.floor(fits), 0).astype(np.int64)

@@ -1,0 +1,163 @@
+"""Policies that choose all sizes anew in rounds: the clock, the line of those who waited, and what happens between."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from plait.core.arrays import BoolArray, IntArray
+from plait.core.errors import InputError
+from plait.core.jobs import JobClass
+from plait.core.plan import NO_GROUPS, Plan
+from plait.core.policy import View
+from plait.goodput.fitness import FLOOR, HARMONIC, fitness
+from plait.policies.pools import Pool, pools
+from plait.policies.seats import Seats, groups_of
+
+#: Rounds closer than this to now have begun, seconds.
+CLOCK_S = 1e-6
+
+
+class Sizes(NamedTuple):
+    """An allocation of one pool, GPUs (J, N), and by which method it was found, in words."""
+
+    matrix: IntArray
+    method: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class InRounds:
+    """What policies that choose sizes have in common; `allocate` makes the difference.
+
+    Every `interval_s` seconds all sizes are chosen anew. A job is taken to lose `restart_s` seconds by a restart until
+    it has measured one.
+
+    Between rounds nobody is moved. Waiting jobs take free GPUs at once, also those of a job that has just ended: the
+    first GPU tells a new job's profile, and every size that changes costs a restart, so running jobs grow in the next
+    round. Opportunistic jobs have weight 0: they use what the others leave, and give it back at once.
+
+    Nobody starves: a job (not an opportunistic one) that waited for `patience_s` is due. Due jobs get their fewest
+    GPUs before anybody else does, whoever has waited longest first, and keep at least those until they have run for
+    `patience_s`. So a job that the cluster can hold starts at the latest `patience_s` + `interval_s` after it began to
+    wait, and `patience_s` later for each time that due jobs before it fill the cluster.
+
+    In which round a plan was made is kept in the level of its jobs, and that a job is due in its promotions, so the
+    policy is a function of the view. Raises `InputError` for times that make no rounds.
+    """
+
+    interval_s: float = 60.0
+    restart_s: float = 30.0
+    patience_s: float = 3600.0
+    name: str = "rounds"
+
+    def __post_init__(self) -> None:
+        """Refuse rounds without length."""
+        self._require("interval_s", lambda value: math.isfinite(value) and value > 0, "a finite number of seconds > 0")
+        self._require("patience_s", lambda value: value > 0, "seconds > 0, or inf")
+        self._require("restart_s", lambda value: math.isfinite(value) and value >= 0, "a finite number of seconds >= 0")
+
+    def _require(self, name: str, good: Callable[[float], bool], wanted: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not good(value):
+            raise InputError(f"policy {self.name}: {name} is {value!r}; it takes {wanted}")
+
+    def allocate(self, pool: Pool, view: View) -> Sizes:
+        """The allocation of a pool for this round; jobs it leaves out may still find free GPUs."""
+        raise NotImplementedError
+
+    def choose(self, pool: Pool, found: Sizes, kept: Sizes) -> Sizes:
+        """Which to apply: what `allocate` found, or what runs now with free GPUs for those who wait."""
+        return found
+
+    def pools(self, view: View, due: BoolArray) -> Iterator[Pool]:
+        """The pools in which sizes are chosen."""
+        return pools(view, due=due, restart_s=self.restart_s)
+
+    def decide(self, view: View) -> Plan:
+        """All sizes anew once a round; else free GPUs for those who wait."""
+        jobs = view.jobs
+        if not len(jobs):
+            return Plan(NO_GROUPS)
+        now = math.floor((view.now_s + CLOCK_S) / self.interval_s)
+        fresh = not (jobs.level == now).any()
+        guaranteed = jobs.job_class != int(JobClass.OPPORTUNISTIC)
+        due = guaranteed & (jobs.promotions > 0) & (jobs.served_s < self.patience_s)
+        late = guaranteed & ~due & (jobs.waiting_s >= self.patience_s - CLOCK_S) & fresh
+        seated: list[tuple[Pool, IntArray]] = []
+        methods: list[str] = []
+        for pool in self.pools(view, due | late):
+            chosen = Sizes(Seats(pool, pool.held).fill(), "as they are until the next round")
+            if fresh:
+                found = self.allocate(pool, view)
+                filled = Seats(pool, found.matrix).fill(found.matrix.sum(axis=1))
+                chosen = self.choose(pool, found._replace(matrix=filled), chosen)
+            seated.append((pool, chosen.matrix))
+            methods.append(chosen.method)
+        groups = groups_of(view, seated)
+        order = np.concatenate([pool.rows for pool, _ in seated])
+        settled = len(groups) == len(jobs) and all((pool.least == pool.limit).all() for pool, _ in seated)
+        return Plan(
+            groups,
+            jobs.number[order],
+            np.full(len(order), now),
+            jobs.number[late],
+            _reasons(view, seated, methods, (now + 1) * self.interval_s),
+            math.inf if settled else (now + 1) * self.interval_s,
+            settled=settled,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByFitness(InRounds):
+    """A policy whose aim is the mean of speed-ups of exponent `p`; `floor` is what a job without GPUs counts as.
+
+    A new allocation is applied unless to go on as before makes that mean larger, with what moving really costs
+    (methods price a size that stays as if nobody moved).
+    """
+
+    p: float = HARMONIC
+    floor: float = FLOOR
+
+    def __post_init__(self) -> None:
+        """Refuse exponents that are no numbers too."""
+        super().__post_init__()
+        self._require("p", math.isfinite, "a finite number, e.g. -1 (fair) or 1 (efficient)")
+        self._require("floor", lambda value: math.isfinite(value) and value >= 0, "a finite number >= 0")
+
+    def choose(self, pool: Pool, found: Sizes, kept: Sizes) -> Sizes:
+        """The better one."""
+        return found if self._merit(pool, found.matrix) > self._merit(pool, kept.matrix) else kept
+
+    def _merit(self, pool: Pool, matrix: IntArray) -> tuple[float, ...]:
+        """Due jobs that have GPUs, the fitness, and the fitness of those of weight 0."""
+        worth, first = pool.worth(matrix), pool.weights > 0
+        fit = [
+            float(fitness(worth[some], self.p, floor=self.floor, weights=weights))
+            for some, weights in ((first, pool.weights[first]), (~first, None))
+        ]
+        return (float(_in_line(pool, matrix)), *fit)
+
+
+def _in_line(pool: Pool, matrix: IntArray) -> int:
+    """Due jobs that have GPUs, up to the first that has none: nobody overtakes in that queue."""
+    missing = np.flatnonzero(~matrix[pool.due].any(axis=1))
+    return int(missing[0]) if len(missing) else int(pool.due.sum())
+
+
+def _reasons(view: View, seated: list[tuple[Pool, IntArray]], methods: list[str], until_s: float) -> Mapping[int, str]:
+    """Why each waiting job waits, and how sizes were chosen."""
+    out: dict[int, str] = {}
+    for (pool, matrix), method in zip(seated, methods, strict=True):
+        waits = np.flatnonzero(~matrix.any(axis=1))
+        if not len(waits):
+            continue
+        free = pool.total - int(matrix.sum())
+        said = f"of {pool.total} GPUs {free} are free; sizes are {method}, next chosen at {until_s:g} s"
+        numbers = view.jobs.number[pool.rows[waits]].tolist()
+        for job, least in zip(numbers, pool.least[waits].tolist(), strict=True):
+            out[job] = f"needs {least} GPU{'s' if least > 1 else ''} together; {said}"
+    return out
