@@ -63,8 +63,8 @@ def best_arrangement(
     """The sizes with the largest FITNESS_p that `nodes` nodes of `gpus_per_node` GPUs can hold.
 
     `speedup` (J, C) over `configs` (C, 2) = nodes, gpus, as `ladder.every_size` gives them, the first (0, 0); NaN marks
-    what a job cannot have. Starts from the ladder's optimum. Weights of 0 are for `best_sizes`: here such a job gets
-    nothing. The limits end the search early, seconds not repeatably (see `solver.solve`).
+    what a job cannot have. Starts from the ladder's optimum. Jobs of weight 0 get what that leaves, or nothing. The
+    limits end the search early, seconds not repeatably (see `solver.solve`).
     """
     if len(configs) == 0 or configs[0].tolist() != [0, 0]:
         raise InputError(f"the first configuration has to be nothing, (0, 0) (got {configs[:1].tolist()})")

@@ -125,8 +125,11 @@ class _Board:
             self._put(job, *self._best_fit(size))
             return []
         best: tuple[tuple[int, int], int, list[int]] | None = None
-        for node in np.flatnonzero(self.capacity >= size).tolist():
-            out = self._fewest(node, size - int(self.free[node]), size)
+        for node in np.argsort(-self.free, kind="stable").tolist():
+            need = size - int(self.free[node])
+            if best is not None and best[0] <= (1, need):
+                break  # on the nodes that are left at least as many GPUs would have to go
+            out = self._fewest(node, need, size) if self.capacity[node] >= size else None
             if out is not None:
                 cost = (len(out), int(self.sizes[out].sum()))
                 if best is None or cost < best[0]:
