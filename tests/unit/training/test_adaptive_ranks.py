@@ -1,0 +1,67 @@
+"""The gradient noise of one training is the same on 1, 2 and 4 ranks, and from one number to another."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attempts import PREEMPTED, Attempt, free_port, the_forker
+
+pytest.importorskip("torch")
+EPOCHS = 3
+
+
+def start(folder: Path, epoch: int, world: int) -> list[Attempt]:
+    """All ranks."""
+    forker, port = the_forker(), str(free_port())
+    return [
+        forker.start(folder, epoch, "adaptive_ranks.py", rank=rank, world=world, MASTER_PORT=port)
+        for rank in range(world)
+    ]
+
+
+def end(ranks: list[Attempt]) -> dict[str, Any]:
+    """What they found, all alike."""
+    said = []
+    for attempt in ranks:
+        code, output = attempt.end()
+        assert code == 0, output
+        said.append(json.loads(next(line for line in output.splitlines() if line.startswith("{"))))
+        assert attempt.page.steps == said[-1]["steps"]
+    assert all(one["found"] == said[0]["found"] for one in said)
+    return said[0]
+
+
+def near_the_truth(one: dict[str, Any]) -> None:
+    """Within four standard errors, by the variances that theory gives the estimates."""
+    n, true, (sqr, var) = one["samples"], one["truth"], one["found"]
+    in_sqr = true["linear"] + 2 * true["square"] * n / (64 * (n - 1))
+    in_var = 2 * true["square"] / (64 * (n - 1))
+    # The averages forget: they weigh the 600 estimates like 540 equal ones.
+    assert abs(sqr - true["sqr"]) < 4 * math.sqrt(in_sqr / 540)
+    assert abs(var - true["var"]) < 4 * math.sqrt(in_var / 540)
+
+
+@pytest.mark.parametrize(("world", "full"), [(1, 200), (2, 200), (4, 199)])
+def test_phi_is_the_same_on_any_number_of_ranks(world: int, full: int, tmp_path: Path) -> None:
+    """Of 1,602 samples 8 make a step; what is left is in one or two uneven steps, which give no estimate."""
+    one = end(start(tmp_path / "j-1", 1, world))
+    assert (one["steps"], one["updates"]) == (EPOCHS * 201, EPOCHS * full)
+    near_the_truth(one)
+
+
+def test_estimates_go_on_where_another_number_of_ranks_has_left(tmp_path: Path) -> None:
+    before = start(tmp_path / "j-1", 1, 2)
+    before[0].until(250)
+    for attempt in before:
+        attempt.send(signal.SIGTERM)
+    for attempt in before:
+        assert attempt.end()[0] == PREEMPTED
+    assert 250 <= before[0].page.steps < 600
+    one = end(start(tmp_path / "j-1", 2, 1))
+    assert (one["steps"], one["updates"]) == (EPOCHS * 201, EPOCHS * 200)
+    near_the_truth(one)
