@@ -19,6 +19,7 @@ from plait.goodput.jobs import GoodputJobs
 from plait.goodput.throughput import throughput
 
 CANDIDATES = 50
+PART = np.linspace(0.0, 1.0, CANDIDATES)
 
 #: What a quotient may exceed a whole number by and still count as that number.
 SLACK = 1e-8
@@ -103,9 +104,8 @@ def best_batch(
     job runs on more GPUs than leave each its smallest batch.
     """
     shape = np.broadcast_shapes(np.shape(nodes), np.shape(gpus), (len(jobs), 1))
-    many = np.broadcast_to(np.asarray(gpus, dtype=np.int64), shape)
-    apart = np.broadcast_to(np.asarray(nodes, dtype=np.int64), shape)
     choice = Choice(np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape))
+    many, apart = (choice.passes + np.asarray(column, dtype=np.int64) for column in (gpus, nodes))
     possible = many >= 1
     if not artifact:
         possible &= many <= jobs.most_gpus[:, None]
@@ -138,17 +138,17 @@ def best_batch_each(
 def _best(jobs: GoodputJobs, nodes: IntArray, gpus: IntArray, artifact: bool, speed: Speed) -> Choice:
     """The best candidate for each row of jobs and its configuration; all shapes (P,)."""
     local, passes = _candidates(jobs, gpus)
+    pieces = gpus[:, None] * (passes + 1)
     least, most = jobs.least_local[:, None], jobs.most_local[:, None]
     if artifact:
+        total = pieces * local
         allowed = (local >= least) & (local <= most)
     else:
-        local = np.clip(local, least, most)
-        pieces = gpus[:, None] * (passes + 1)
+        local = np.minimum(np.maximum(local, least), most)
         total = pieces * local
         allowed = (total >= jobs.initial[:, None]) & (total - pieces < jobs.most[:, None])
-    scale = gpus[:, None] * local * (passes + 1) / jobs.initial[:, None]
     value = speed(jobs.theta[:, None], nodes[:, None], gpus[:, None], local, passes)
-    value *= efficiency(jobs.sqr[:, None], jobs.var[:, None], scale)
+    value *= efficiency(jobs.sqr[:, None], jobs.var[:, None], total / jobs.initial[:, None])
     value[~allowed] = 0.0
     best = np.argmax(value, axis=1)
     each = np.arange(len(best))
@@ -161,8 +161,7 @@ def _best(jobs: GoodputJobs, nodes: IntArray, gpus: IntArray, artifact: bool, sp
 def _candidates(jobs: GoodputJobs, gpus: IntArray) -> tuple[FloatArray, FloatArray]:
     """Batches m and passes s of every candidate: whole numbers (P, CANDIDATES), by total batch."""
     start, stop = np.maximum(jobs.initial, jobs.least_local * gpus), jobs.most
-    part = np.linspace(0.0, 1.0, CANDIDATES)
-    total = start[:, None] * np.exp(np.log(stop / start)[:, None] * part)
+    total = start[:, None] * np.exp(np.log(stop / start)[:, None] * PART)
     total[:, -1] = stop
     local = total / gpus[:, None]
     alone = (gpus == 1)[:, None]

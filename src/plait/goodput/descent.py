@@ -11,6 +11,7 @@ The two parts that go over all measurements are loops for the compiler, and arra
 from __future__ import annotations
 
 import math
+import os
 
 import numpy as np
 
@@ -68,8 +69,9 @@ def each_product(left, right):  # type: ignore[no-untyped-def]
     return value
 
 
-residuals = part(each_residual) if HAVE_NUMBA else objective.residuals
-dot = part(each_product) if HAVE_NUMBA else np.dot
+COMPILED = HAVE_NUMBA and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
+residuals = part(each_residual) if COMPILED else objective.residuals
+dot = part(each_product) if COMPILED else np.dot
 
 
 @part

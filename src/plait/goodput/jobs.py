@@ -49,13 +49,13 @@ class GoodputJobs:
             raise InputError(f"theta of goodput jobs has shape {theta.shape}; it takes a row for each job")
         object.__setattr__(self, "theta", theta)
         kinds = {"sqr": np.float64, "var": np.float64, "accumulates": np.bool_}
-        for field in fields(self)[1:]:
-            column: Any = np.asarray(getattr(self, field.name), dtype=kinds.get(field.name, np.int64))
+        for name in COLUMNS[1:]:
+            column: Any = np.asarray(getattr(self, name), dtype=kinds.get(name, np.int64))
             if column.shape != theta.shape[:1]:
                 raise InputError(
-                    f"{field.name} of goodput jobs has shape {column.shape}; {len(theta)} jobs take ({len(theta)},)"
+                    f"{name} of goodput jobs has shape {column.shape}; {len(theta)} jobs take ({len(theta)},)"
                 )
-            object.__setattr__(self, field.name, column)
+            object.__setattr__(self, name, column)
         rising = np.stack([self.initial, self.most, self.most_local])
         below = np.stack([np.ones_like(self.initial), self.initial, self.least_local])
         wrong = np.logical_or.reduce([*(rising < below), self.least_local < 1])
@@ -86,12 +86,15 @@ class GoodputJobs:
     def __getitem__(self, rows: Rows | SupportsIndex) -> GoodputJobs:
         """The jobs of some rows, in that order; a single number gives a table of one job."""
         some = rows if isinstance(rows, (slice, list, np.ndarray)) else [int(rows)]
-        return GoodputJobs(*(getattr(self, field.name)[some] for field in fields(self)))
+        chosen = object.__new__(GoodputJobs)  # the columns have been checked, and this is asked for often
+        for name in COLUMNS:
+            object.__setattr__(chosen, name, getattr(self, name)[some])
+        return chosen
 
     @property
     def fitted(self) -> BoolArray:
         """(J,): whether there is a fit."""
-        known: BoolArray = ~np.any(np.isnan(self.theta), axis=1)
+        known: BoolArray = ~np.isnan(self.theta.sum(axis=1))
         return known
 
     @property
@@ -99,3 +102,6 @@ class GoodputJobs:
         """(J,): the largest K that leaves each GPU its smallest batch, floor(M_max / m_min)."""
         gpus: IntArray = self.most // self.least_local
         return gpus
+
+
+COLUMNS = tuple(field.name for field in fields(GoodputJobs))
