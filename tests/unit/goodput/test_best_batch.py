@@ -90,7 +90,7 @@ def slowly(jobs: GoodputJobs, row: int, nodes: int, gpus: int, artifact: bool) -
 
 @pytest.mark.parametrize("artifact", [False, True])
 def test_all_at_once_is_one_at_a_time(artifact) -> None:
-    jobs = some_jobs(3, 30)
+    jobs = some_jobs(3, 12)
     nodes, gpus = np.array(CONFIGS).T
     choice = best_batch(jobs, nodes, gpus, artifact=artifact)
     expected = [[slowly(jobs, row, *config, artifact) for config in CONFIGS] for row in range(len(jobs))]

@@ -117,7 +117,7 @@ def drawn(seed: int) -> tuple[Profile, np.ndarray]:
 
 def test_never_above_the_published_search_from_the_same_starts() -> None:
     excess = []
-    for seed in range(30):
+    for seed in range(20):
         profile, start = drawn(seed)
         limits, seen = bounds(profile), objective.observations(profile)
         scipys = min(minimised(seen, begin, *limits)[0] for begin in (START, start))
