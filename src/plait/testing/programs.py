@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from plait.live.layout import Layout
 from plait.live.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, Run, Seen
@@ -31,6 +31,10 @@ class Program:
     stubborn: bool = False
     hangs_at: float = math.inf
     keep: str = ""
+
+    def process(self, run: Run, disk: Disk, pid: int, now: float) -> Process:
+        """A process of it that begins now."""
+        return Process(run, self, disk, pid, now)
 
 
 class Disk(Protocol):
@@ -135,6 +139,15 @@ class Process:
         made = self.first + math.floor((until - self.began_s) / self.program.pace_s + 1e-9)
         return max(self.first, min(made, self.program.steps, self.program.hangs_at))
 
+    def said(self, now: float) -> dict[str, Any]:
+        """What its page says beside the steps: further fields of `Seen`."""
+        begun = self.steps(now) > self.first
+        total = self.program.steps
+        return {
+            "step_s": self.program.pace_s if begun else None,
+            "total_steps": total if math.isfinite(total) else None,
+        }
+
     def stop(self, now: float, grace_s: float) -> None:
         """It is told to; asking again can only hurry it."""
         self.advance(now)
@@ -193,7 +206,7 @@ class Held:
 
     def begin(self, program: Program, disk: Disk, pid: int, now: float) -> Process:
         """Its process is started."""
-        process = self.process = Process(self.run, program, disk, pid, now)
+        process = self.process = program.process(self.run, disk, pid, now)
         self.state, self.reason = RUNNING, None
         return process
 
@@ -229,12 +242,8 @@ class Held:
                 ended_s_ago=max(0.0, now - self.ended_s) if self.state == ENDED else 0.0,
             )  # fmt: skip
         over = self.state == ENDED
-        steps = process.steps(now)
-        total = process.program.steps
         return Seen(
-            run.job, run.epoch, run.rank, self.state, process.pid, self.exit_code, self.reason, float(steps),
-            step_s=process.program.pace_s if steps > process.first else None,
-            held_s=max(0.0, (self.ended_s if over else now) - process.began_s),
-            total_steps=total if math.isfinite(total) else None,
-            ended_s_ago=max(0.0, now - self.ended_s) if over else 0.0,
+            run.job, run.epoch, run.rank, self.state, process.pid, self.exit_code, self.reason,
+            float(process.steps(now)), held_s=max(0.0, (self.ended_s if over else now) - process.began_s),
+            ended_s_ago=max(0.0, now - self.ended_s) if over else 0.0, **process.said(now),
         )  # fmt: skip

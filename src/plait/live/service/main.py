@@ -64,6 +64,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         default=os.environ.get(facts.STORE_VARIABLE) or None,
         help="sqlite:///file or postgresql://host/db (PLAIT_DB, for one with a password); default: HOME/plait.db",
     )
+    parser.add_argument(
+        "--estimates", type=float, default=30.0, help="believe adaptive jobs what they say of themselves this often"
+    )
     parser.add_argument("--lost", type=float, default=15.0, help="a node silent for so many seconds is lost")
     parser.add_argument("--lease", type=float, default=600.0, help="agents work so many seconds without a service")
     parser.add_argument("--lead-lease", type=float, default=3.0, help="seconds a silent leader keeps its place")
@@ -163,6 +166,8 @@ def _check(args: argparse.Namespace) -> None:
     for name in ("tls_cert", "tls_key"):
         if getattr(args, name) and not Path(getattr(args, name)).is_file():
             raise InputError(f"--{name.replace('_', '-')}: there is no file {getattr(args, name)}")
+    if not args.estimates > 0:
+        raise InputError(f"--estimates is {args.estimates}, needs seconds > 0")
     if not args.round > 0 or not args.lost > 0 or not args.lease > args.lost:
         raise InputError("--round and --lost must be > 0 seconds, and --lease longer than --lost")
     if args.standby and not (args.db or "").startswith("postgres"):

@@ -1,0 +1,182 @@
+"""Adaptive and fixed trainings on the CPU slots of a real cluster, and the same ones in the simulator."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plait.control.controller import Controller
+from plait.control.drive import drive
+from plait.control.messages import Command, Event, JobFinished
+from plait.core.cluster import Cluster as Machines
+from plait.core.goodput import BatchLimits, Estimate
+from plait.core.jobs import JobBatch, JobSpec
+from plait.forecast.replayed import Difference, replay, stored_rows
+from plait.live.layout import job_name
+from plait.live.store import Store
+from plait.policies.catalog import make_policy
+from plait.sim.backend import SimulationSettings, Simulator
+from plait.sim.overheads import Overheads
+from plait.sim.training import Training
+from plait.testing import Cluster
+
+SCRIPT = Path(__file__).parent / "scripts" / "adaptive_job.py"
+LIMITS = BatchLimits(initial=32, most=512, least_local=8, most_local=128, accumulation=True)
+
+
+@dataclass(frozen=True)
+class Training32:
+    """A job: when it comes, how much it has to learn and whether its size and batch adapt to that.
+
+    An epoch of progress is `samples` / 32 iterations with a batch of 32; `alpha_s` + `beta_s` m seconds a pass.
+    """
+
+    at_s: float
+    epochs: int
+    adaptive: bool = True
+    gpus: int = 2
+    samples: int = 1024
+    alpha_s: float = 0.04
+    beta_s: float = 0.003
+    spread: float = 1.0
+
+    @property
+    def iterations(self) -> float:
+        """Its work."""
+        return float(self.epochs * -(-self.samples // LIMITS.initial))
+
+    def request(self, out: Path, interval_s: float, slots: int) -> dict[str, Any]:
+        """Its submission."""
+        kind = "adaptive" if self.adaptive else "fixed"
+        words = (out, kind, self.epochs, self.samples, self.alpha_s, self.beta_s, interval_s, self.spread)
+        job: dict[str, Any] = {
+            "command": [sys.executable, str(SCRIPT), *map(str, words)], "workdir": str(out), "gpus": self.gpus,
+            "iterations": self.iterations, "retries": 0, "env": {"PYTHONWARNINGS": "ignore"},
+        }  # fmt: skip
+        if self.adaptive:
+            job |= {"batch": asdict(LIMITS), "min_gpus": 1, "max_gpus": slots}
+        return job
+
+
+@dataclass
+class Outcome:
+    """What became of the jobs, in the order of their submissions."""
+
+    jobs: list[dict[str, Any]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    sizes: list[list[int]] = field(default_factory=list)
+    batches: list[set[float]] = field(default_factory=list)
+    estimates: Any = None
+    difference: Difference | None = None
+    waits_s: float = 0.0
+
+    @property
+    def jct_s(self) -> Any:
+        """Seconds from submission to end."""
+        return np.array([job["jct_s"] for job in self.jobs])
+
+    @property
+    def restarts(self) -> int:
+        """Of all jobs."""
+        return sum(len(sizes) - 1 for sizes in self.sizes)
+
+
+def serve(
+    home: Path, trainings: Sequence[Training32], policy: str, *, slots: int = 8, interval_s: float = 3.0,
+    deadline_s: float = 600.0, say: Callable[[str], None] = lambda line: None,
+) -> Outcome:  # fmt: skip
+    """All of them through a real cluster to their end."""
+    out = home.parent / f"{home.name}-out"
+    out.mkdir(parents=True)
+    options = {"policy": policy, "round": 0.5, "estimates": interval_s, "first-step": 20}
+    result = Outcome(batches=[set() for _ in trainings])
+    with Cluster(home, nodes=1, slots=slots, options=options) as cluster:
+        begin, left = time.monotonic(), sorted(trainings, key=lambda t: t.at_s)
+        order: list[str] = []
+        with cluster.client() as client:
+            while left or any(client.job(name)["state"] not in ("finished", "failed") for name in order):
+                now = time.monotonic() - begin
+                assert now < deadline_s, [client.job(name) for name in order]
+                while left and left[0].at_s <= now:
+                    (answer,) = client.submit([left.pop(0).request(out, interval_s, slots)])
+                    order.append(answer["id"])
+                seen = []
+                for i, name in enumerate(order):
+                    job = client.job(name)
+                    adaptive = job.get("adaptive") or {}
+                    if adaptive.get("batch_size"):
+                        result.batches[i].add(adaptive["batch_size"])
+                    seen.append(f"{job['state'][:4]} {job['gpus']} {adaptive.get('batch_size') or 0:.0f}")
+                say(f"{now:6.1f} s  " + "  ".join(seen))
+                cluster.tend()
+                time.sleep(0.5)
+            result.jobs = [client.job(name) for name in order]
+    result.sizes = [[len(a["ranks"]) for a in job["attempts"]] for job in result.jobs]
+    for name in order:
+        found = out / f"{name}.json"
+        result.losses.append(json.loads(found.read_text())["loss"] if found.exists() else float("nan"))
+    with_store(home, result)
+    return result
+
+
+def with_store(home: Path, result: Outcome) -> None:
+    """What the log has of it: estimates at the end, and whether it decides the same again."""
+    store = Store.open(home.resolve() / "plait.db")
+    verified = replay(stored_rows(store))
+    store.close()
+    result.difference = verified.difference
+    assert verified.state.controller is not None
+    result.estimates = verified.state.controller.books.columns["goodput"][: len(result.jobs)].copy()
+
+
+def samples_of(out: Path, number: int) -> dict[int, Counter[str]]:
+    """How often a job has trained on each sample, by epoch."""
+    seen: dict[int, Counter[str]] = defaultdict(Counter)
+    for path in sorted(out.glob(f"{job_name(number)}-e*-r*.txt")):
+        for line in path.read_text().splitlines():
+            epoch, *numbers = line.split()
+            seen[int(epoch)].update(numbers)
+    return seen
+
+
+def simulated(
+    trainings: Sequence[Training32], policy: str, estimates: Any, *, start_s: float, stop_s: float, slots: int = 8,
+    interval_s: float = 3.0,
+) -> Any:  # fmt: skip
+    """Seconds from submission to end in the simulator: throughput and noise as the jobs have measured them.
+
+    Time runs as fast as the simulator's jobs look at themselves, every 30 s, where these do so every `interval_s`.
+    """
+    slower = 30.0 / interval_s
+    specs = []
+    for i, t in enumerate(sorted(trainings, key=lambda t: t.at_s)):
+        each_s = t.alpha_s + t.beta_s * LIMITS.initial / (1 if t.adaptive else t.gpus)
+        sizes = {"min_gpus": 1, "max_gpus": slots, "batch": LIMITS} if t.adaptive else {}
+        specs.append(
+            JobSpec(
+                id=f"j{i}", submit_s=t.at_s * slower, gpus=t.gpus, iterations=t.iterations,
+                iteration_s=each_s * slower, **sizes,
+            )
+        )  # fmt: skip
+    scaled = np.array(estimates)
+    scaled[:, : Estimate.GAMMA] *= slower
+    batch = JobBatch.of(specs)
+    costs = Overheads.constant(launch_s=start_s * slower, checkpoint_s=stop_s * slower, restore_s=start_s * slower)
+    settings = SimulationSettings(overheads=costs, training=Training.estimated(batch, scaled))
+    machines = Machines.parse(f"1x{slots}")
+    jct_s = np.full(len(specs), np.nan)
+
+    def record(event: Event, commands: Sequence[Command]) -> None:
+        if isinstance(event, JobFinished):
+            jct_s[event.jobs] = (event.end_s - batch.submit_s[event.jobs]) / slower
+
+    drive(Controller(make_policy(policy), machines), Simulator(batch, machines, settings), record)
+    return jct_s
