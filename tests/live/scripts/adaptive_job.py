@@ -3,9 +3,10 @@
 adaptive_job.py OUT KIND EPOCHS SAMPLES ALPHA_S BETA_S INTERVAL_S [SPREAD]
 
 KIND is `adaptive`, with the bounds that the job was submitted with, or `fixed`: an ordinary loader with batches of 32.
-A pass over m examples takes ALPHA_S + BETA_S m seconds before its gradients are reduced. Each rank writes the samples
-of its steps, `epoch sample sample ...` a line, to OUT/<job>-e<attempt>-r<rank>.txt, and rank 0 at the end the loss on
-data that nobody trained on to OUT/<job>.json. EPOCHS count as progress: the job makes more passes at larger batches. SPREAD is the noise of the labels, and so that of the gradient.
+A pass over m examples takes ALPHA_S + BETA_S m seconds before its gradients are reduced. EPOCHS count as progress: the
+job makes more passes at larger batches. Each rank writes the samples of its steps, `epoch sample sample ...` a line, to
+OUT/<job>-e<attempt>-r<rank>.txt, and rank 0 at the end the loss on data that nobody trained on to OUT/<job>.json.
+SPREAD is the noise of the labels, and so that of the gradient.
 """
 
 import json
