@@ -169,6 +169,34 @@ def test_a_change_of_the_batch_comes_between_steps_and_loses_nothing(workers: in
     assert told[ahead : ahead + 4] == [(15, 15, 1, False), (15, 15, 1, True)] * 2
 
 
+class Two:
+    """The second of two ranks on two nodes; the first one chooses 4 examples and no accumulation."""
+
+    rank, world, nodes, same = 1, 2, 2, True
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def largest(self, values: list[int]) -> list[int]:
+        self.asked += 1
+        assert values[1:] == [0, 0, 0], "it has no say"
+        return [values[0], 4, 0, 5]
+
+
+def test_ranks_that_come_or_go_between_passes_are_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    from plait.training.adaptive import base
+
+    loader = numbers(size=40)
+    assert [len(batch) for batch in loader] == [10] * 4
+    two = Two()
+    monkeypatch.setattr(base, "ranks", lambda: two)
+    monkeypatch.setattr(base, "world_size", lambda: 2)
+    assert [len(batch) for batch in loader] == [4] * 5
+    assert two.asked == 2, "before the first step and after the fifth"
+    assert loader.state_dict()["chosen"] == [4, 0, 2, 2]
+    assert (len(loader), loader.current_batch_size) == (5, 8)
+
+
 def test_what_it_cannot_load_it_refuses() -> None:
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self) -> Any:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
+from plait.training.adaptive.plan import Plan, Turn
 from plait.training.adaptive.sampler import EpochOrder, next_step, passes_left, steps_left
 
 
@@ -70,3 +71,43 @@ def test_an_order_is_its_own_for_each_seed_and_epoch_and_comes_again() -> None:
     assert all(sorted(int(i) for i in order) == list(range(50)) for order in orders.values())
     assert EpochOrder(50, shuffle=True, seed=1).of(1).equal(EpochOrder(50, shuffle=True, seed=1).of(1))
     assert EpochOrder(5, shuffle=False).of(3).tolist() == [0, 1, 2, 3, 4]
+
+
+@given(
+    size=st.integers(1, 300),
+    ahead=st.lists(st.integers(0, 6), min_size=1, max_size=4),
+    changes=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(0, 3)), max_size=6),
+)
+def test_ranks_that_fetch_ahead_differently_change_in_the_same_step(
+    size: int, ahead: list[int], changes: list[tuple[int, int, int]]
+) -> None:
+    world = len(ahead)
+    plans = [Plan(EpochOrder(size, shuffle=True, seed=5)) for _ in ahead]
+    for rank, plan in enumerate(plans):
+        plan.change(3, 1, 0)
+        plan.begin(7, 0, rank=rank, world=world)
+    planned = [iter(plan) for plan in plans]
+    fetched: list[list[list[int]]] = [[] for _ in ahead]
+    seen: list[int] = []
+    left, waiting = list(changes), changes[0][0] if changes else 0
+    while True:
+        turns: list[Turn] = []
+        for rank, plan in enumerate(plans):
+            while len(fetched[rank]) <= ahead[rank] and (indices := next(planned[rank], None)) is not None:
+                fetched[rank].append(indices)
+            if fetched[rank]:
+                turns.append(plan.turn())
+                seen += fetched[rank].pop(0)
+        if not turns:
+            break
+        assert len(turns) == world
+        assert len({(turn.step, turn.index) for turn in turns}) == 1
+        waiting -= turns[0].is_sync
+        if left and turns[0].is_sync and waiting <= 0:
+            at = max(plan.steps for plan in plans)
+            for plan in plans:
+                plan.change(left[0][1], left[0][2], at)
+            left.pop(0)
+            waiting = left[0][0] if left else 0
+    assert set(seen) == set(range(size))
+    assert len(seen) == size or len(seen) - size < world

@@ -136,7 +136,7 @@ class Timings:
             timing.grad_s, timing.grads = timing.grad_s + took_s, timing.grads + 1
         else:
             timing.step_s, timing.steps = timing.step_s + took_s, timing.steps + 1
-            timing.sync_s += min(max(sync_s, 0.0), took_s)
+            timing.sync_s += min(max(float(sync_s), 0.0), took_s)
         self.changed = True
 
     def table(self) -> Profile | None:

@@ -26,8 +26,10 @@ x = torch.randn(600, 8)
 y = x @ torch.arange(8.0) + torch.randn(600)
 data = torch.utils.data.TensorDataset(x, y, torch.arange(600))
 job = attach()
-loader = AdaptiveDataLoader(
-    data, 16, max_batch_size=128, local_batch=(4, 24), accumulation=True, shuffle=True, interval_s=0.0
+loader = job.wrap_loader(
+    AdaptiveDataLoader(
+        data, 16, max_batch_size=128, local_batch=(4, 24), accumulation=True, shuffle=True, interval_s=0.0
+    )
 )
 model = torch.nn.Linear(8, 1)
 if world > 1:
