@@ -15,13 +15,14 @@ from plait.core.cluster import Cluster
 from plait.core.goodput import THETA, BatchLimits, Estimate
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.plan import Group, Groups, Member, Plan
-from plait.core.policy import View
+from plait.core.policy import Policy, View
 from plait.goodput.models import shipped
 from plait.policies.catalog import make_policy
 from plait.sim.backend import SimulationSettings, Simulator
 from plait.sim.failures import NodeChange
 from plait.sim.invariants import Invariants
 from plait.sim.overheads import Overheads
+from plait.sim.physics import StandardPhysics
 from plait.sim.run import simulate
 from plait.sim.training import Training
 from plait.sim.world import make_world
@@ -31,6 +32,7 @@ from plait.traces.validate import checked_table
 
 #: a pass takes 0.1 s whatever the batch, synchronising inside a node as much again, between nodes 0.3 s
 THETA_BY_HAND = (0.1, 0.0, 0.3, 0.0, 0.1, 0.0, 1.0)
+NO_EXTRA = StandardPhysics(interference=(1.0,))
 STILL, NOISY = 1e-9, 1e12  # a larger batch brings nothing; everything
 
 
@@ -54,12 +56,32 @@ class Sizes:
         return Plan(groups, valid_until_s=until)
 
 
-def run(spec: JobSpec, policy: Sizes, levels: Sequence[tuple[float, float]], **settings: object) -> list[Event]:
-    """Events of a job whose noise is `level` until so many iterations are done, all of (end, level)."""
-    ends, noise = (np.array(column) for column in zip(*levels, strict=True))
-    training = Training(np.array([THETA_BY_HAND]), (ends,), (noise,))
+@dataclass(frozen=True)
+class Together:
+    """A policy that lets all jobs share the first two GPUs."""
+
+    def decide(self, view: View) -> Plan:
+        members = tuple(Member(j) for j in view.jobs.number.tolist())
+        return Plan(Groups.of([Group(members, (0, 1))] if members else []))
+
+
+Levels = Sequence[tuple[float, float]]
+
+
+def run(
+    spec: JobSpec | list[JobSpec],
+    policy: Policy,
+    *levels: Levels,
+    changes: Sequence[NodeChange] = (),
+    **settings: object,
+) -> list[Event]:
+    """Events of jobs whose noise is `level` until so many iterations are done, all of (end, level)."""
+    specs = spec if isinstance(spec, list) else [spec]
+    curves = [tuple(np.array(column) for column in zip(*own, strict=True)) for own in levels]
+    training = Training(np.array([THETA_BY_HAND] * len(specs)), *zip(*curves, strict=True))
     cluster = Cluster.parse("2x4")
-    backend = Simulator(JobBatch.of([spec]), cluster, SimulationSettings(training=training, **settings))
+    given = SimulationSettings(training=training, **settings)
+    backend = Simulator(JobBatch.of(specs), cluster, given, node_changes=iter(changes))
     controller = Controller(policy, cluster)
     checked = Invariants(controller, backend)
     seen: list[Event] = []
@@ -98,6 +120,23 @@ def test_a_fixed_batch_stays_and_other_gpus_change_the_pace_alone():
 
 def test_on_one_gpu_there_is_nothing_to_synchronise():
     assert end_s(run(job(), Sizes((0,), ((3,),)), [(1000, NOISY)])) == pytest.approx(100, abs=0.002)
+
+
+def test_who_shares_goes_at_its_part_of_the_pace_it_has_by_now():
+    still, later = [(500, STILL)], [(250, STILL), (1000, NOISY)]
+    events = run([job(id="a", iterations=500.0), job(id="b")], Together(), still, later, physics=NO_EXTRA)
+    ends = {int(j): s for e in events if isinstance(e, JobFinished) for j, s in zip(e.jobs, e.end_s, strict=True)}
+    # 2.5 a second each, of the second 10 from 100 s on; the first goes at 5 once it is alone
+    assert ends[1] == pytest.approx(100 + 75, abs=0.002)
+    assert ends[0] == pytest.approx(175 + (500 - 437.5) / 5, abs=0.002)
+
+
+def test_a_crash_throws_back_to_the_noise_of_before_and_not_what_the_job_knows():
+    # the second node from 110 s on, where 700 iterations were done and none had been saved
+    events = run(
+        job(), Sizes((0, 110), ((0, 1), (4, 5))), [(500, STILL), (1000, NOISY)], changes=[NodeChange(110, "n0", False)]
+    )
+    assert end_s(events) == pytest.approx(110 + 125, abs=0.002)
 
 
 def test_reports_say_what_the_job_has_found_out_and_come_with_decisions():
