@@ -22,8 +22,10 @@ import common
 import torch
 from common import Figure
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from plait.training import AttachedJob, Resource, attach
+from plait.training.adaptive import AdaptiveDataLoader
 from plait.training.page import Page
 
 QUICK = "--quick" in sys.argv
@@ -133,12 +135,29 @@ def checkpoint_cost(job: AttachedJob, folder: Path) -> Figure:
     return Figure(what, ours, len(blocking), theirs / ours, "torch.save", "goal >= 10 x", note)
 
 
+def loader_cost(job: AttachedJob) -> Figure:
+    """A batch of an adaptive loader against one of a wrapped DataLoader: 32 samples of eight numbers each."""
+    data = TensorDataset(torch.randn(3_200 if QUICK else 32_000, 8), torch.arange(3_200 if QUICK else 32_000))
+    adaptive = job.wrap_loader(AdaptiveDataLoader(data, 32, shuffle=True))
+    plain = job.wrap_loader(DataLoader(data, 32, shuffle=True))
+    took: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(12):  # in turn: both have the same other load
+        ours = number % 2 == 0
+        begin = time.thread_time()
+        batches = sum(1 for _ in (adaptive if ours else plain))
+        took[ours].append((time.thread_time() - begin) / batches)
+    ours_s, theirs_s = statistics.median(took[True]), statistics.median(took[False])
+    note = f"{(ours_s - theirs_s) * 1e6:+.0f} us a batch"
+    return Figure("adaptive batch", ours_s, len(took[True]), theirs_s / ours_s, "wrapped", "goal <= 100 us more", note)
+
+
 def main() -> None:
     """Measure and print."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as made:
         job = attached(Path(made))
-        common.show([hook_cost(job), hook_alone(job), mark_cost(job), checkpoint_cost(job, Path(made))])
+        figures = [hook_cost(job), hook_alone(job), mark_cost(job), checkpoint_cost(job, Path(made)), loader_cost(job)]
+        common.show(figures)
         job.checkpointer.drain()
 
 
