@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attempts import PREEMPTED, Attempt, free_port, the_forker
+from attempts import PREEMPTED, ROOT, Attempt, free_port, the_forker
 
 pytest.importorskip("torch")
 EPOCHS = 3
@@ -65,3 +65,12 @@ def test_estimates_go_on_where_another_number_of_ranks_has_left(tmp_path: Path) 
     one = end(start(tmp_path / "j-1", 2, 1))
     assert (one["steps"], one["updates"]) == (EPOCHS * 201, EPOCHS * 200)
     near_the_truth(one)
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "training" / "adaptive.py"
+    attempt = the_forker().start(tmp_path / "j-1", 1, example, "--epochs", "0.3")
+    code, output = attempt.end()
+    assert code == 0, output
+    assert "% right (goal 95.0%)" in output
+    assert attempt.page.progress >= 0.3 * 256

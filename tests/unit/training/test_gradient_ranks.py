@@ -17,7 +17,7 @@ def play(script: str, world: int, folder: Path) -> None:
     for attempt in ranks:
         code, output = attempt.end()
         assert code == 0, output
-        assert output.endswith("the end\n")
+        assert "the end\n" in output
 
 
 @pytest.mark.parametrize("world", [2, 3])

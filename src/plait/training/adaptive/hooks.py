@@ -213,8 +213,17 @@ class GradientHooks:
 
     # -- the hook of DDP ------------------------------------------------------------------------------------------
 
+    def comm_hook(self) -> Hook:
+        """For DDP, which insists on its own types in the signature, or none."""
+
+        def hook(state: Any, bucket: Any) -> Any:
+            return self.bucket(state, bucket)
+
+        hook.__annotations__.clear()
+        return hook
+
     def bucket(self, state: Any, bucket: Any) -> Any:
-        """DDP's communication hook: look at what this rank has, then have it averaged, then look at the mean."""
+        """The hook itself: look at what this rank has, then have it averaged, then look at the mean."""
         if self._ranks == 1:
             return self._inner(state, bucket)
         buffer, parameters = bucket.buffer(), bucket.parameters()

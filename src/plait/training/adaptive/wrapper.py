@@ -30,6 +30,7 @@ from plait.training.adaptive.patches import Turnstile, hold_optimizer, hold_scal
 from plait.training.adaptive.preconditioner import is_adam
 from plait.training.adaptive.reading import Reading
 from plait.training.adaptive.scaling import LearningRate, reset_moments
+from plait.training.job import AttachedJob
 
 if TYPE_CHECKING:
     from plait.goodput.rules import Rule
@@ -97,7 +98,7 @@ class Adaptive:
         if self.kind == "ddp":
             hooks = GradientHooks(self.optimizer, group=self.model.process_group, inner=comm_hook)
             try:
-                self.job.wrap_ddp(self.model, inner=hooks.bucket)
+                self.job.wrap_ddp(self.model, inner=hooks.comm_hook())
             except RuntimeError as error:
                 raise InputError(
                     "Adaptive: this DDP model has a communication hook already and takes only one; leave job.wrap_ddp "
@@ -107,12 +108,15 @@ class Adaptive:
         return GradientHooks(self.optimizer)
 
     def _register(self) -> None:
-        """Have it all in the job's checkpoints."""
-        self.job.wrap_optimizer(self.optimizer)
+        """Have it all in the job's checkpoints; shards of FSDP2 not, which fit one number of ranks only."""
         self.job.register_state(adaptive=self)
-        kept = getattr(self.job, "kept", None)
-        if kept is None:
+        if not isinstance(self.job, AttachedJob):
             return
+        kept = self.job.kept
+        if self.kind == "fsdp2":
+            self.job.compute.know(self.optimizer)
+        else:
+            self.job.wrap_optimizer(self.optimizer)
         if kept.name_of(self.model) is None and self.kind == "plain":
             self.job.register_state(**{kept.free_name("model"): self.model})
         others = {"scheduler": self.scheduler, "scaler": self.scaler}

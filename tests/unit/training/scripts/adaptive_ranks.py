@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.utils.data import TensorDataset
 
+from plait.core.errors import InputError
 from plait.training import attach
 from plait.training.adaptive import Adaptive, AdaptiveDataLoader
 
@@ -42,6 +44,11 @@ def main() -> None:
     job = attach(model=model, optimizer=optimizer)
     loader = AdaptiveDataLoader(TensorDataset(x, y), M0, local_batch=(1, 4), accumulation=True, shuffle=True)
     adaptive = Adaptive(job, used, optimizer, loader)
+    if ranks > 1:
+        with pytest.raises(InputError, match="comm_hook"):
+            Adaptive(job, used, torch.optim.SGD(model.parameters()), loader)
+        with pytest.raises(InputError, match=r"DistributedDataParallel\(model\)"):
+            Adaptive(job, model, torch.optim.SGD(model.parameters()), loader)
     for _ in job.epochs(EPOCHS):
         for inputs, targets in loader:
             optimizer.zero_grad()

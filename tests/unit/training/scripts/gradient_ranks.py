@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from plait.training import attach
+from plait.training import Job, attach
 from plait.training.adaptive.hooks import GradientHooks
 from plait.training.adaptive.noise import Estimate, from_samples
 from plait.training.adaptive.passes import Pass
@@ -35,15 +35,15 @@ class Known(torch.nn.Module):
 class World:
     """A model in DDP, with several buckets, and its hooks."""
 
-    def __init__(self, make=torch.optim.SGD, inner=None, **options: float) -> None:
+    def __init__(self, make=torch.optim.SGD, inner=None, job=None, **options: float) -> None:
         torch.manual_seed(0)
-        self.job = attach()
+        self.job = job or attach()
         self.model = Known()
         parts = list(self.model.parts)
         self.optimizer = make([{"params": parts[:2]}, {"params": parts[2:]}], lr=0.01, **options)
         self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=0.002)
         self.hooks = GradientHooks(self.optimizer, group=self.ddp.process_group, inner=inner)
-        self.job.wrap_ddp(self.ddp, inner=self.hooks.bucket)
+        self.job.wrap_ddp(self.ddp, inner=self.hooks.comm_hook())
 
     def step(self, gradients: torch.Tensor, examples: int = 2, scale: float = 1.0) -> Estimate | None:
         """One step; `gradients` (passes, ranks, NUMBERS)."""
@@ -118,7 +118,7 @@ def adam(passes: int) -> None:
 
 def uneven(passes: int) -> None:
     """Each example counts alike; no estimate."""
-    world, rank, ranks = World(), dist.get_rank(), dist.get_world_size()
+    world, rank, ranks = World(job=Job()), dist.get_rank(), dist.get_world_size()  # also outside plait
     examples = torch.arange(2, 2 + passes * ranks).view(passes, ranks)
     gradients, batch = drawn(passes, 0), int(examples.sum())
     for index in range(passes):
