@@ -98,12 +98,12 @@ def test_a_fit_that_fails_ends_the_adapting_but_not_the_training() -> None:
 
 def trained(loader: AdaptiveDataLoader, clock: Clock, after: int) -> list[int]:
     """The batch size of each step, in a world where a pass takes 1 s + 10 ms an example; noise is known `after`."""
-    loader.timings._clock = loader._rhythm._clock = clock
+    loader.timings._clock = loader.decisions.rhythm._clock = clock
     sizes = []
     for number, batch in enumerate(loader):
         sizes.append(loader.current_batch_size)
         clock.now_s += 1 + 0.01 * len(batch)
-        loader.fitter.wait()
+        loader.decisions.fitter.wait()
         if number == after:
             loader.follow(Noise(1.0, 100.0))
     return sizes
@@ -115,11 +115,11 @@ def test_times_are_fitted_beside_training_and_a_better_batch_is_taken() -> None:
     )
     sizes = trained(loader, Clock(), 60)
     assert sizes[:60] == [10] * 60
-    theta = loader.fitter.theta
+    theta = loader.decisions.fitter.theta
     assert theta is not None
     assert theta[0] + 10 * theta[1] == pytest.approx(1.1, rel=0.02)
     assert max(sizes) > 20
-    assert loader.plan.latest == choose(loader.limits, theta, loader.noise, 1, 1, loader.plan.latest)
+    assert loader.plan.latest == choose(loader.limits, theta, loader.decisions.noise, 1, 1, loader.plan.latest)
     again = AdaptiveDataLoader(
         range(4000), 10, max_batch_size=160, accumulation=True, local_batch=(1, 80), interval_s=10
     )

@@ -140,7 +140,7 @@ def test_a_larger_batch_takes_more_passes_for_the_same_progress_and_the_last_one
     loader = numbers(size=1000, max_batch_size=40, accumulation=True, local_batch=(1, 20))
     loader.follow(Noise())
     loader.plan.change(20, 1, 0)  # scale 4, gain 16/7
-    loader._of = (1, 1)
+    loader.decisions._of = (1, 1)
     made = [sum(len(batch) for batch in loader) for _ in loader.remaining_epochs(2)]
     steps = -(-200 * 7 // 16)
     assert made == [1000, 1000, 1000, steps * 40 - 3000]

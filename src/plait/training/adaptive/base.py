@@ -12,12 +12,13 @@ from typing import Any
 from plait.core.errors import InputError
 from plait.core.resources import Resource
 from plait.training.adaptive.bounds import bounds
-from plait.training.adaptive.choosing import Fitter, Noise, Rhythm, choose, first_batch
+from plait.training.adaptive.choosing import Noise, first_batch
+from plait.training.adaptive.deciding import Decisions
 from plait.training.adaptive.epochs import Progress
 from plait.training.adaptive.plan import Plan, Turn
 from plait.training.adaptive.profile import Timings
 from plait.training.adaptive.ranks import Ranks, ranks, world_size
-from plait.training.adaptive.report import report_estimate, report_progress
+from plait.training.adaptive.report import report_progress
 from plait.training.adaptive.sampler import EpochOrder, passes_left
 from plait.training.job import AttachedJob, current
 
@@ -49,14 +50,10 @@ class AdaptiveLoader:
         self.plan = Plan(EpochOrder(size, shuffle=shuffle, seed=seed))
         self.progress = Progress(size, self.batch_size)
         self.timings = Timings(self._waited_s)
-        self.fitter = Fitter()
-        self.noise: Noise | None = None
+        self.decisions = Decisions(self.limits, self.plan, self.timings, interval_s)
         self._begin: Callable[[Turn], None] | None = None
-        self._rhythm = Rhythm(interval_s)
-        self._fit_begun = False
         self._job: AttachedJob | None = None
         self._ranks: Ranks | None = None
-        self._of: tuple[int, int] | None = None  # nodes and GPUs that the batch was chosen for
         self._epoch, self._done, self._active, self._resume = 0, 0, False, False
         self._in_epochs = False
         self._turn: Turn | None = None
@@ -119,6 +116,7 @@ class AdaptiveLoader:
         if self._job is None:
             self._job = job
             job.page.set_limits(self.limits)
+            self.decisions.page = job.page
             job.kept.add(job.kept.free_name("loader"), self)
 
     def follow(self, noise: Noise, begin: Callable[[Turn], None] | None = None) -> None:
@@ -126,7 +124,7 @@ class AdaptiveLoader:
 
         `begin` is called before each batch with what it is.
         """
-        self.noise, self._begin = noise, begin
+        self.decisions.noise, self._begin = noise, begin
 
     def remaining_epochs(self, epochs: float) -> Iterator[int]:
         """Passes over the data until progress is that of so many epochs at the initial batch; the last one ends there.
@@ -178,12 +176,7 @@ class AdaptiveLoader:
     def _prepare(self) -> None:
         """Before a pass: know the ranks, agree on a batch if they are others than before."""
         self._ranks = found = ranks()
-        config = found.nodes, found.world
-        self.fitter.wait()  # workers are forked now
-        if self._of != config or not self.plan.chosen:
-            first_batch(self.limits, found.world)  # raises on all ranks alike
-            self._agree(self.plan.latest if self._of == config and self.plan.chosen else None)
-            self._of = config
+        self.decisions.prepare(found)
         self.plan.begin(self._epoch, self._done, rank=found.rank, world=found.world)
         self.timings.begin_epoch()
 
@@ -233,41 +226,14 @@ class AdaptiveLoader:
         self._done = step.first + step.examples
         # Never less than an iteration: the last step of an epoch has what is left, also at the initial batch.
         scale = max(step.examples / self.batch_size, 1.0)
-        self.progress.iterations += self._worth(scale)
-
-    def _worth(self, scale: float) -> float:
-        """What a step at so many initial batches is worth; without gradient noise each example counts in full."""
-        return scale if self.noise is None else self.noise.gain(scale)
-
-    # -- changes of the batch -------------------------------------------------------------------------------------
+        self.progress.iterations += self.decisions.worth(scale)
 
     def _stepped(self) -> None:
         """Between two steps."""
         if self._job is not None:
             report_progress(self._job.page, self.progress.iterations, self._total(), self._planned_batch())
         assert self._ranks is not None
-        if self._ranks.rank == 0 and not self._fit_begun and self._rhythm.soon and self.timings.changed:
-            table = self.timings.table()
-            if table is not None:
-                self._fit_begun, self.timings.changed = True, False
-                self.fitter.start(table)
-        if self._rhythm.stepped():
-            self._agree(self.plan.latest)
-
-    def _agree(self, now: tuple[int, int] | None) -> None:
-        """All ranks take the batch that rank 0 chooses, from the first step on that none of them has planned."""
-        assert self._ranks is not None
-        told = [0, 0, 0]
-        if self._ranks.rank == 0:
-            nodes, gpus = self._ranks.nodes, self._ranks.world
-            told = [*choose(self.limits, self.fitter.theta, self.noise, nodes, gpus, now), self._rhythm.next()]
-        at, local, accumulated, steps = self._ranks.largest([self.plan.steps, *told])
-        if (local, accumulated) != now:
-            self.plan.change(local, accumulated, at)
-        self._rhythm.begin(steps)
-        self._fit_begun = False
-        if self._job is not None and self._ranks.rank == 0:
-            report_estimate(self._job.page, self.fitter.theta, self.noise, self.timings)
+        self.decisions.stepped(self._ranks)
 
     def _total(self) -> float:
         """Progress at the end of the job as far as it can be told; 0 if it cannot.
@@ -282,7 +248,7 @@ class AdaptiveLoader:
         if left < 0 or not epochs:
             return 0.0
         scale = max(self._planned_batch() / self.batch_size, 1.0)
-        return self.progress.iterations + left / self.batch_size * self._worth(scale) / scale
+        return self.progress.iterations + left / self.batch_size * self.decisions.worth(scale) / scale
 
     def _waited_s(self) -> float:
         return self._job.page.waited_s[Resource.GPU] if self._job is not None else 0.0
@@ -298,7 +264,6 @@ class AdaptiveLoader:
         in_epochs = self._in_epochs or (self._job is not None and self._job.in_epochs)
         if active and not in_epochs and (done >= self.size or self.progress.reached):
             epoch, done, active = epoch + 1, 0, False  # the script will count this pass as done
-        theta = self.fitter.theta
         return {
             "size": self.size,
             "batch_size": self.batch_size,
@@ -309,8 +274,7 @@ class AdaptiveLoader:
             "active": active,
             "progress": self.progress.state_dict(),
             "timings": self.timings.state_dict(),
-            "theta": None if theta is None else list(theta),
-            "chosen": [*self.plan.latest, *self._of] if self._of is not None else None,
+            **self.decisions.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -324,9 +288,4 @@ class AdaptiveLoader:
         self._resume, self._active = bool(state["active"]), False
         self.progress.load_state_dict(state["progress"])
         self.timings.load_state_dict(state["timings"])
-        self.fitter.theta = None if state["theta"] is None else tuple(state["theta"])
-        self._of = None
-        if state["chosen"] is not None:
-            local, accumulated, nodes, gpus = state["chosen"]
-            self.plan.change(int(local), int(accumulated), self.plan.steps)
-            self._of = int(nodes), int(gpus)
+        self.decisions.load_state_dict(state)

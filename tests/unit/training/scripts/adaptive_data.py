@@ -63,7 +63,7 @@ with Path(f"{seen}-{os.environ['PLAIT_EPOCH']}-{rank}").open("w") as file:
             made += 1
             if change and made == 2:
                 loader.follow(Noise())
-                loader.fitter.theta = (1.0, 0.01, 0.1, 0.01, 0.1, 0.01, 1.0) if rank == 0 else None
+                loader.decisions.fitter.theta = (1.0, 0.01, 0.1, 0.01, 0.1, 0.01, 1.0) if rank == 0 else None
             if made == steps:
                 os.kill(os.getpid(), signal.SIGTERM)
         with metrics.synchronized():

@@ -47,7 +47,7 @@ with Path(f"{seen}-{os.environ['PLAIT_EPOCH']}-{rank}").open("w") as file:
             loss.backward()
             time.sleep(0.002 + 0.0002 * len(a))
             optimizer.step()
-            loader.fitter.wait()  # of the step before: slow machines learn as much as fast ones
+            loader.decisions.fitter.wait()  # of the step before: slow machines learn as much as fast ones
             metrics.add(loss=loss.detach() * len(a), samples=len(a))
             made += loader.is_sync_pass
             if steps and made == steps:
@@ -59,7 +59,7 @@ with Path(f"{seen}-{os.environ['PLAIT_EPOCH']}-{rank}").open("w") as file:
 if rank == 0:
     told = {
         "gpus": sorted({gpus for (_, gpus, _), timing in loader.timings.keys.items() if timing.steps}),
-        "theta": loader.fitter.theta,
+        "theta": loader.decisions.fitter.theta,
         "known": adaptive.statistics.known,
         "progress": loader.progress.iterations,
         "batch": loader.current_batch_size,
