@@ -16,6 +16,7 @@ from plait.control.messages import Event, JobFinished, ProgressReported, ReplanD
 from plait.core.cluster import Cluster, Node
 from plait.core.errors import InputError, SimulationError
 from plait.core.jobs import JobBatch, JobSpec, Phase
+from plait.goodput.models import shipped
 from plait.policies.catalog import CATALOG, make_policy
 from plait.sim.failures import NodeChange
 from plait.sim.invariants import Invariants
@@ -65,6 +66,7 @@ def job_lists(draw: st.DrawFn) -> list[JobSpec]:
         gpus = draw(st.integers(1, 4))
         seconds = draw(st.integers(1, 600_000)) / 1000
         iteration_s = profile.iteration_s if profile else draw(st.sampled_from([0.1, 1.0]))
+        model = draw(st.sampled_from(["", "", "", "bert", "ncf"]))  # some adapt their batch
         rows.append(
             JobSpec(
                 id=f"j{i}",
@@ -78,6 +80,8 @@ def job_lists(draw: st.DrawFn) -> list[JobSpec]:
                 memory_bytes=draw(st.sampled_from([0.0, 8e9])) * gpus,
                 skew=draw(st.none() | st.sampled_from([0.1, 0.9])),
                 retries=draw(st.sampled_from([0, 3, 50])),
+                model=model,
+                batch=shipped()[model].batch if model else None,
             )
         )
     return sorted(rows, key=lambda spec: spec.submit_s)
