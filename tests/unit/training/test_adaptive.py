@@ -291,6 +291,33 @@ def test_state_loads_as_weights_only(tmp_path) -> None:  # type: ignore[no-untyp
     assert next(iter(optimizer.state.values()))["step"] == 13, f"it began anew at another batch, not at {step}"
 
 
+def test_parameters_that_are_thawed_later_are_averaged_too() -> None:
+    plain, model = net(), net()
+    found = []
+    for one in (plain, model):
+        one[0].requires_grad_(False)
+        optimizer = SGD(one.parameters())
+        loader = DataLoader(data(), 8)
+        if one is model:
+            loader = AdaptiveDataLoader(data(), 8, local_batch=(1, 4), accumulation=True)
+            Adaptive(attach(), one, optimizer, loader)
+        train(one, optimizer, loader, 1)
+        one[0].requires_grad_(True)
+        train(one, optimizer, loader, 1)
+        found.append(weights(one))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
+def test_groups_that_are_added_later_are_refused() -> None:
+    model = net()
+    optimizer = SGD(model[0].parameters())
+    loader = AdaptiveDataLoader(data(), 8)
+    Adaptive(attach(), model, optimizer, loader)
+    optimizer.add_param_group({"params": model[2].parameters()})
+    with pytest.raises(InputError, match="after the last add_param_group"):
+        train(model, optimizer, loader, 1)
+
+
 def test_a_second_optimizer_step_outside_the_loader_is_an_ordinary_one() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -29,6 +29,7 @@ from plait.training.adaptive.preconditioner import Preconditioner, squared_norm
 from plait.training.adaptive.timing import SyncClock
 
 Hook = Callable[[Any, Any], Any]
+Function = Callable[[torch.Tensor, Any], torch.Tensor | None]
 
 
 class GradientHooks:
@@ -48,22 +49,27 @@ class GradientHooks:
         self._now = Pass(self._ranks, 1, 0, 1, self._ranks)
         self._loss_scale: torch.Tensor | None = None
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # parameters, gradients put away
-        self._passing = False
+        self._kinds: dict[str, tuple[Function, set[int]]] = {}  # of hooks: what they call, for which parameters
         self._groups = len(optimizer.param_groups)
         self._before: dict[int, torch.Tensor] = {}  # the last step's gradients
         self._before_batch = 0
         self._forget()
         if self._ranks == 1:
-            self._hook("register_post_accumulate_grad_hook", self._accumulated)
+            self._kinds["register_post_accumulate_grad_hook"] = self._accumulated, set()
+        self._hook()
+        # Where every parameter counts alike, a bucket can be squared as a whole.
+        self._alike = self._groups == 1 and not self.precondition.divides
 
     def _parameters(self) -> Iterable[torch.Tensor]:
         return itertools.chain.from_iterable(group["params"] for group in self._optimizer.param_groups)
 
-    def _hook(self, kind: str, function: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor | None]) -> None:
-        """Have it called for each parameter: with it and what torch gives such a hook."""
-        for parameter in self._parameters():
-            if parameter.requires_grad:
-                getattr(parameter, kind)(lambda given, parameter=parameter: function(parameter, given))
+    def _hook(self) -> None:
+        """Hooks for the parameters that have none; some may have been thawed since."""
+        for kind, (function, hooked) in self._kinds.items():
+            for parameter in self._parameters():
+                if parameter.requires_grad and id(parameter) not in hooked:
+                    hooked.add(id(parameter))
+                    getattr(parameter, kind)(lambda given, p=parameter, function=function: function(p, given))
 
     # -- one step -------------------------------------------------------------------------------------------------
 
@@ -75,11 +81,11 @@ class GradientHooks:
             self._forget()
             self.clock.begin()
             self._loss_scale = loss_scale
-        if now.passes > 1 and not self._passing:
-            self._passing = True
-            self._hook("register_hook", self._passed)
-            if self._ranks > 1:
-                self._hook("register_post_accumulate_grad_hook", self._accumulated)
+        if now.passes > 1:
+            self._kinds.setdefault("register_hook", (self._passed, set()))
+            self._kinds.setdefault("register_post_accumulate_grad_hook", (self._accumulated, set()))
+        if now.index == 0:
+            self._hook()
 
     def no_sync(self, model: Any) -> AbstractContextManager[None]:
         """While gradients only accumulate: DDP averages nothing."""
@@ -226,26 +232,23 @@ class GradientHooks:
         """The hook itself: look at what this rank has, then have it averaged, then look at the mean."""
         if self._ranks == 1:
             return self._inner(state, bucket)
-        buffer, parameters = bucket.buffer(), bucket.parameters()
-        if buffer.is_sparse:
-            parameters, places, self._odd = [], [], True
-        else:
-            gradients = bucket.gradients()
-            places = [(g.shape, g.stride(), g.storage_offset() - buffer.storage_offset()) for g in gradients]
-            if self._now.passes == 1:
-                for parameter, gradient in zip(parameters, gradients, strict=True):
-                    self._square(parameter, gradient, self._local)
-        if (factor := self._now.weight if self._now.passes == 1 else 1 / self._now.passes) != 1:
+        buffer, now, total = bucket.buffer(), self._now, self._total  # of this step, whenever the future completes
+        parts = self._parts(bucket)
+        if now.passes == 1:
+            for parameter, gradient in parts:
+                self._square(parameter, gradient, self._local)
+        if (factor := now.weight if now.passes == 1 else 1 / now.passes) != 1:
             buffer.mul_(factor)
-        total = self._total  # of this step, whenever the future completes
+        begin = buffer.storage_offset() if parts else 0
+        places = [(p, g.shape, g.stride(), g.storage_offset() - begin) for p, g in parts]
 
         def reduced(future: Any) -> Any:
+            self.clock.arrived(buffer)
             value = future.value()
             mean = value[0] if isinstance(value, list) else value
-            for parameter, (shape, stride, offset) in zip(parameters, places, strict=True):
+            for parameter, shape, stride, offset in places:
                 gradient = mean.as_strided(shape, stride, mean.storage_offset() + offset)
                 self._square(parameter, gradient, total)
-            self.clock.arrived(buffer)
             return mean
 
         future = self._inner(state, bucket)
@@ -254,6 +257,16 @@ class GradientHooks:
             squares = self._sum(self._local)
             self._reducing = squares, dist.all_reduce(squares, group=self._process_group, async_op=True)
         return future.then(reduced)
+
+    def _parts(self, bucket: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Parameters and their gradients in a bucket; the whole bucket as one where all of it counts alike."""
+        buffer, parameters = bucket.buffer(), bucket.parameters()
+        if buffer.is_sparse:
+            self._odd = True
+            return []
+        if self._alike and all(id(p) in self.precondition.group_of for p in parameters):
+            return [(parameters[0], buffer)]
+        return list(zip(parameters, bucket.gradients(), strict=True))
 
     def _all_reduce(self, state: Any, bucket: Any) -> Any:
         """The mean over all ranks, as DDP computes it without a hook: scaled first (by the inverse), then summed."""

@@ -66,12 +66,12 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def squared_norm(tensor: torch.Tensor) -> torch.Tensor:
     """The sum of squares, a scalar in float64 on the same device.
 
-    Rows of 1,024 numbers are summed in float32 and these in float64: right to about 1e-8, and on a CPU 15 times faster
+    On a CPU rows of 1,024 numbers are summed in float32 and these in float64: right to about 1e-8, and 15 times faster
     than float64 throughout.
     """
     if tensor.is_sparse:
         tensor = tensor.coalesce().values()
-    if tensor.dtype == torch.float64 or tensor.numel() < _ROW:
+    if tensor.is_cuda or tensor.dtype == torch.float64 or tensor.numel() < _ROW:
         norm: torch.Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float64)
         return norm * norm
     flat = tensor.reshape(-1)  # a copy where the numbers do not lie in order; then every order is as good

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from plait.core.errors import InputError
 from plait.goodput.rules import Rule, default_rule, rule_of
 from plait.training.adaptive.noise import Statistics
 from plait.training.adaptive.preconditioner import is_adam
@@ -41,6 +42,11 @@ class LearningRate:
         """Put the learning rates of a step at S = `scale` in place."""
         self.restore()
         factors = self.rule(scale, statistics.group_sqr, statistics.group_var, progress)
+        if len(factors) != len(self._groups):
+            raise InputError(
+                f"{len(factors)} factors of the learning rate for {len(self._groups)} parameter groups; "
+                "make Adaptive after the last add_param_group, and let a rule of your own give one for each group"
+            )
         self.factors = [float(factor) for factor in factors]
         self._own = []
         for group, factor in zip(self._groups, self.factors, strict=True):

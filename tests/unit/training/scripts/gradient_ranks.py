@@ -35,12 +35,13 @@ class Known(torch.nn.Module):
 class World:
     """A model in DDP, with several buckets, and its hooks."""
 
-    def __init__(self, make=torch.optim.SGD, inner=None, job=None, **options: float) -> None:
+    def __init__(self, make=torch.optim.SGD, inner=None, job=None, split=True, **options: float) -> None:
         torch.manual_seed(0)
         self.job = job or attach()
         self.model = Known()
         parts = list(self.model.parts)
-        self.optimizer = make([{"params": parts[:2]}, {"params": parts[2:]}], lr=0.01, **options)
+        groups = [{"params": parts[:2]}, {"params": parts[2:]}] if split else parts
+        self.optimizer = make(groups, lr=0.01, **options)
         self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=0.002)
         self.hooks = GradientHooks(self.optimizer, group=self.ddp.process_group, inner=inner)
         self.job.wrap_ddp(self.ddp, inner=self.hooks.comm_hook())
@@ -137,6 +138,17 @@ def inner(passes: int) -> None:
         same(world.step(gradients), expected(gradients), 1e-2)
 
 
+def one_group(passes: int) -> None:
+    """Buckets are squared as a whole."""
+    world = World(split=False)
+    for turn in range(3):
+        gradients = drawn(passes, turn)
+        groups = expected(gradients)
+        whole = Estimate((sum(groups.sqr),), (sum(groups.var),), groups.scale)
+        same(world.step(gradients), whole)
+        torch.testing.assert_close(world.gradient, gradients.mean((0, 1)))
+
+
 def not_finite(passes: int) -> None:
     """All ranks see it, whoever has it."""
     world, gradients = World(), drawn(passes, 0)
@@ -150,7 +162,7 @@ def not_finite(passes: int) -> None:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     for passes in (1, 3):
-        for scenario in (samples, adam, uneven, inner, not_finite):
+        for scenario in (samples, adam, uneven, inner, one_group, not_finite):
             scenario(passes)
     dist.destroy_process_group()
     print("the end")
