@@ -13,26 +13,22 @@ A node with pattern q has room for one part of G - |q| GPUs of a distributed job
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from math import fsum
 
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.goodput.fitness import FLOOR, HARMONIC, fitness, terms
-from plait.goodput.knapsack import best_sizes, knapsack
+from plait.goodput.knapsack import best_sizes
 from plait.goodput.ladder import column_of, ladder
+from plait.goodput.offers import fill, losses, patterns, still_possible, useful
 from plait.goodput.solver import Program, Solution, solve
 
 #: Cost of a node of a distributed job, in units of what the size of a typical job is about: large enough to prefer
 #: 4 + 1 GPUs to 1 + 1 + 1 + 1 + 1, too small to change sizes.
 NODE_COST = 1e-6
-
-#: No job counts more than this many such units: solvers work with 1e-7 relative accuracy.
-MOST_COST = 1e6
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ def best_arrangement(
     gain = np.where(np.isnan(gain), -np.inf, gain)
     first = _from_ladder(speedup, configs, gpus_per_node, nodes, p, floor, weights)
     total = gpus_per_node * nodes
-    usable = _useful(gain, configs, total)
+    usable = useful(gain, configs, total)
     within = partial(solve, time_limit_s=time_limit_s, most_nodes=most_nodes)
     if first is None:
         model = _Model(gain, usable, configs, gpus_per_node, nodes, node_cost)
@@ -87,7 +83,7 @@ def best_arrangement(
                 "sizes may not fit, or the limit on the search was too low"
             )
         return Arrangement(model.columns_of(alone), model.decode(alone.values), alone.optimal)
-    usable = _still_possible(gain, usable, configs[:, 1], total, first)
+    usable = still_possible(gain, usable, configs[:, 1], total, first)
     model = _Model(gain, usable, configs, gpus_per_node, nodes, node_cost)
     start = model.encode(first)
     if (usable.sum(axis=1) == 1).all():  # nothing can be better than the ladder's optimum
@@ -132,18 +128,10 @@ class _Model:
         self.job, self.column = np.nonzero(usable)
         self.size, self.several = configs[self.column, 1], configs[self.column, 0] > 1
         self.spread = np.unique(self.job[self.several])  # jobs that may be distributed
-        self.patterns = list(_patterns(per_node))
+        self.patterns = list(patterns(per_node))
         self.y0 = len(self.job)
         self.z0 = self.y0 + len(self.spread) * per_node
-        self.program = self._program(self._costs(gain, usable), node_cost)
-
-    def _costs(self, gain: FloatArray, usable: BoolArray) -> FloatArray:
-        """What each x column loses against the best of its job, in units of what sizes are about."""
-        best: FloatArray = np.where(usable, gain, -np.inf).max(axis=1)
-        loss: FloatArray = best[self.job] - gain[self.job, self.column]
-        single = loss[(self.size == 1) & (loss > 0)]
-        unit = float(np.median(single)) if len(single) else 1.0
-        return np.minimum(loss / unit, MOST_COST)
+        self.program = self._program(losses(gain, usable, self.size == 1), node_cost)
 
     def _program(self, costs: FloatArray, node_cost: float) -> Program:
         wide, per_node = len(self.spread) * self.per_node, self.per_node
@@ -230,61 +218,5 @@ class _Model:
                 continue
             row = self.y0 + int(np.searchsorted(self.spread, job)) * self.per_node
             parts = [k for k in range(self.per_node, 0, -1) for _ in range(int(values[row + k - 1]))]
-            _fill(gpus[job], size, [(rooms[k].pop(), k) for k in parts])
+            fill(gpus[job], size, [(rooms[k].pop(), k) for k in parts])
         return gpus
-
-
-def _fill(row: IntArray, size: int, parts: list[tuple[int, int]]) -> None:
-    """`size` GPUs over parts, the roomiest first, but on two nodes at least."""
-    for i, (node, room) in enumerate(parts):
-        share = min(room, size - (1 if i == 0 else 0))
-        row[node] = share
-        size -= share
-
-
-def _useful(gain: FloatArray, configs: IntArray, total: int) -> BoolArray:
-    """Which columns can be part of an optimum: of one node and of several, those worth more than all smaller ones."""
-    useful = np.zeros(gain.shape, dtype=bool)
-    useful[:, 0] = np.isfinite(gain[:, 0])
-    for several in (False, True):
-        at = np.flatnonzero(((configs[:, 0] > 1) == several) & (configs[:, 1] > 0) & (configs[:, 1] <= total))
-        at = at[np.argsort(configs[at, 1], kind="stable")]
-        least = np.where(useful[:, 0], gain[:, 0], -np.inf)[:, None]
-        before = np.maximum.accumulate(np.concatenate([least, gain[:, at]], axis=1), axis=1)[:, :-1]
-        useful[:, at] = gain[:, at] > before
-    return useful
-
-
-def _still_possible(gain: FloatArray, usable: BoolArray, gpus: IntArray, total: int, first: IntArray) -> BoolArray:
-    """Which columns an arrangement better than `first` can hold, besides `first` itself.
-
-    Were every size placeable, a knapsack would bound the optimum: if that is no better, none is. Else a price for GPUs
-    bounds it (Lagrange), also for a job that takes a column against its interest: what then falls short is dropped.
-    """
-    rows = np.arange(len(gain))
-    mine = np.zeros(gain.shape, dtype=bool)
-    mine[rows, first] = True
-    order = np.argsort(gpus, kind="stable")
-    bound = order[knapsack(np.where(usable | mine, gain, -np.inf)[:, order], gpus[order], total)]
-    if fsum([*gain[rows, bound].tolist(), *(-gain[rows, first]).tolist()]) <= 0:  # exact, as terms differ widely
-        return mine
-    offered = np.where(usable | mine, gain, -np.inf)
-    low, high = 0.0, float((offered.max(axis=1) - gain[rows, first]).max() + np.abs(gain[rows, first]).max())
-    for _ in range(60):  # the price at which jobs together want what there is
-        price = (low + high) / 2
-        wanted = gpus[(offered - price * gpus).argmax(axis=1)].sum()
-        low, high = (price, high) if wanted > total else (low, price)
-    net = offered - high * gpus
-    best = net.max(axis=1)
-    spare = best.sum() + high * total - gain[rows, first].sum()  # no arrangement is better than `first` by more
-    slack = 1e-9 * (np.abs(best).sum() + high * total)
-    possible: BoolArray = mine | (usable & (best[:, None] - net <= spare + slack))
-    return possible
-
-
-def _patterns(most: int, largest: int | None = None) -> Iterator[tuple[int, ...]]:
-    """All multisets of positive integers that sum to `most` or less, each falling."""
-    yield ()
-    for k in range(min(most, largest or most), 0, -1):
-        for rest in _patterns(most - k, k):
-            yield (k, *rest)
