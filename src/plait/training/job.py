@@ -70,6 +70,7 @@ class AttachedJob(Job):
         self._turn, self._turn_counted = 0, False  # of `steps`; whether an iteration ended in it
         self.boundary = Boundary(page, self.checkpointer, around)
         self._idle_s = self._evaluation_s = 0.0
+        self.evaluated_s = 0.0  # all evaluations together
         self._gate_thread: Any = None
         self._group: Any = None
         page.pid, page.state = os.getpid(), JobState.STARTING
@@ -265,6 +266,7 @@ class AttachedJob(Job):
             yield
         finally:
             self._evaluation_s = time.monotonic() - begin_s
+            self.evaluated_s += self._evaluation_s
 
     def look_up(self, *, evaluating: bool) -> None:
         """Between two batches, where nothing can be saved: go if there is no time for more.

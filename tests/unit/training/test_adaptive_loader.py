@@ -271,6 +271,7 @@ def test_a_job_tells_its_agent_how_far_it_is(forker: Forker, tmp_path: Path) -> 
     attempt = forker.start(tmp_path / "j-1", 1, "adaptive_data.py", str(tmp_path / "seen"), "0")
     code, output = attempt.end()
     assert code == 0, output
+    assert float(output.split("not training")[1]) >= 1, "it evaluated for a second"
     with Page.open(attempt.folder / "page.bin", mapped=False) as page:
         assert (page.steps, page.progress, page.total_progress, page.batch_size) == (20, 20, 20, 10)
         assert page.goodput is not None

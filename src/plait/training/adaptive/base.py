@@ -251,7 +251,9 @@ class AdaptiveLoader:
         return self.progress.iterations + left / self.batch_size * self.decisions.worth(scale) / scale
 
     def _waited_s(self) -> float:
-        return self._job.page.waited_s[Resource.GPU] if self._job is not None else 0.0
+        """Seconds so far of what may happen while a script has a batch and is no part of training on it."""
+        job = self._job
+        return 0.0 if job is None else job.page.waited_s[Resource.GPU] + job.page.blocking_s + job.evaluated_s
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 

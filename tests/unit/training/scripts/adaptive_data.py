@@ -8,6 +8,7 @@ attempt the job is asked to stop; 0: never. What the accumulator says at the end
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -46,6 +47,7 @@ class Noise:
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 job = attach(optimizer=optimizer)
+held_out = job.wrap_loader(torch.utils.data.DataLoader(Numbers(), 50), train=False)
 options = {"max_batch_size": 40, "local_batch": (1, 8), "accumulation": True, "interval_s": 0.0} if change else {}
 loader = AdaptiveDataLoader(Numbers(), 10, shuffle=True, seed=3, num_workers=workers, **options)
 metrics = Accumulator()
@@ -61,6 +63,9 @@ with Path(f"{seen}-{os.environ['PLAIT_EPOCH']}-{rank}").open("w") as file:
                 continue
             optimizer.step()
             made += 1
+            if steps == 0 and made == 5:
+                for _ in held_out:
+                    time.sleep(0.5)  # an evaluation in the middle of a pass is none of its time
             if change and made == 2:
                 loader.follow(Noise())
                 loader.decisions.fitter.theta = (1.0, 0.01, 0.1, 0.01, 0.1, 0.01, 1.0) if rank == 0 else None
@@ -70,5 +75,6 @@ with Path(f"{seen}-{os.environ['PLAIT_EPOCH']}-{rank}").open("w") as file:
             if rank == 0:
                 print("sums", epoch, metrics["samples"], float(metrics["sum"]), loader.progress.iterations, flush=True)
         metrics.reset()
+print("not training", loader.timings._waited_s(), flush=True)
 if world > 1:
     dist.destroy_process_group()
