@@ -26,6 +26,7 @@ SCRIPTS = {
     "Allocation": ["bench_allocation.py"],
     "Muri's evaluation": ["bench_reproduce.py"],
     "Goodput of adaptive jobs": ["bench_goodput.py"],
+    "Simulated adaptive jobs": ["bench_adaptive.py"],
     "Training": ["bench_training.py"],
     "The live service": ["bench_service.py"],
     "Many nodes": ["bench_cluster.py"],

@@ -27,6 +27,7 @@ from plait.sim.overheads import Overheads
 from plait.sim.physics import StandardPhysics
 from plait.sim.run import with_round
 from plait.sim.world import World, make_world
+from plait.traces.adaptive import no_larger_than
 from plait.traces.assign import assign_models
 from plait.traces.formats import read_trace
 from plait.traces.load import cluster_of, load_jobs
@@ -224,14 +225,15 @@ def _workload(
         _say_dropped(path, work.dropped, "because they cannot be simulated")
         for text in work.warnings:
             note(f"warning: {path}: {text}")
-    span_s = float(work.jobs.submit_s[-1] - work.jobs.submit_s[0])
-    gpu_s = float((work.jobs.gpus * work.jobs.iterations * work.jobs.iteration_s).sum())
+    jobs = no_larger_than(work.jobs, cluster.gpus)
+    span_s = float(jobs.submit_s[-1] - jobs.submit_s[0])
+    gpu_s = float((jobs.gpus * jobs.iterations * jobs.iteration_s).sum())
     dropped = sum(work.dropped.values()) + sum(table.meta["rows_dropped"].values())
     load = round(gpu_s / (span_s * cluster.gpus), 6) if span_s > 0 else math.nan
     about: dict[str, Value] = {"load": load, "dropped": dropped}
     if request.cluster == "trace":  # as text it may be as long as the list of nodes
         about["cluster"] = f"of the trace: {len(cluster.nodes)} nodes, {cluster.gpus} GPUs"
-    return work.jobs, about
+    return jobs, about
 
 
 def _say_dropped(path: Path, dropped: Any, when: str) -> None:

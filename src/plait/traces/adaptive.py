@@ -25,6 +25,15 @@ def adaptive_rows(table: TraceTable) -> BoolArray:
     return rows
 
 
+def no_larger_than(jobs: JobBatch, gpus: int) -> JobBatch:
+    """The same jobs; elastic ones that ask for more than all `gpus` of a cluster ask for those."""
+    large = (jobs.gpus > gpus) & (jobs.column("min_gpus") <= gpus)
+    if not large.any():
+        return jobs
+    most = np.where(large, gpus, jobs.column("max_gpus"))
+    return jobs.replace(gpus=np.where(large, gpus, jobs.gpus), max_gpus=most)
+
+
 def made_adaptive(jobs: JobBatch, rows: BoolArray) -> JobBatch:
     """The same jobs, those of `rows` adaptive and elastic from one GPU to `MOST_GPUS` or as many as have work.
 

@@ -31,6 +31,12 @@ def test_a_trace_without_durations_is_simulated_and_its_log_replays(plait, adapt
     assert "every decision is the same" in replayed.out + replayed.err
 
 
+def test_elastic_jobs_ask_for_no_more_than_the_cluster_has(plait, adaptive):
+    answer = plait("simulate", adaptive, "--world", "pollux", "-c", "1x2", "-p", "fifo", "--jobs", 3, "--json", "-")
+    assert answer.code == 0, answer.err
+    assert json.loads(answer.out)[0]["finished"] == 3
+
+
 def test_rounds_delay_decisions_and_not_what_jobs_do(plait, adaptive):
     runs = {}
     for round_s in (0, 60):

@@ -18,6 +18,7 @@ from plait.core.plan import Group, Groups, Member, Plan
 from plait.core.policy import Policy, View
 from plait.goodput.models import shipped
 from plait.policies.catalog import make_policy
+from plait.sim.adaptive import AdaptiveJobs
 from plait.sim.backend import SimulationSettings, Simulator
 from plait.sim.failures import NodeChange
 from plait.sim.invariants import Invariants
@@ -203,3 +204,30 @@ def test_baselines_run_adaptive_jobs_at_their_size_with_every_invariant(policy: 
         runs.append(ends)
     assert len(runs[0]) == 8
     assert runs[0] == runs[1]
+
+
+class Asking(Simulator):
+    """Asks every job every 30 s of work whether it wants another batch."""
+
+    asked = 0
+
+    def _set_pace(self, job: int) -> None:
+        super()._set_pace(job)
+        turn = min(self.turn_ms[job], self.since_ms[job] + 30_000.0)
+        self.turn_ms[job] = turn if turn < self.stop_ms[job] else np.inf
+
+    def _adapt(self, adaptive: AdaptiveJobs, job: int, at: float) -> None:
+        self.asked += 1
+        super()._adapt(adaptive, job, at)
+
+
+def test_to_ask_jobs_all_the_time_would_change_nothing():
+    jobs, cluster, ends = workload(6), Cluster.parse("2x4"), []
+    jobs = jobs.replace(iterations=jobs.iterations / 8)
+    for kind in (Simulator, Asking):
+        controller = Controller(make_policy("tiresias-l"), cluster)
+        backend = kind(jobs, cluster, SimulationSettings(overheads=Overheads.constant(launch_s=30, restore_s=30)))
+        drive(controller, backend)
+        ends.append(controller.books.columns["end_s"][: len(jobs)])
+    assert backend.asked > 200
+    assert ends[0] == pytest.approx(ends[1], abs=0.5)  # each question rounds to a millisecond
