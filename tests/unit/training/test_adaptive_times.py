@@ -75,14 +75,22 @@ def test_a_pass_that_says_nothing_is_not_counted() -> None:
 
 
 def test_waiting_for_others_is_not_the_jobs_own_time() -> None:
-    clock, waited = Clock(), Clock()
-    times = Timings(waited, clock=clock)
+    clock, still, reducing = Clock(), Clock(), Clock()
+    times = Timings(lambda: (still(), reducing()), clock=clock)
     for _ in range(2):
-        times.begin(Turn(Step(0, 8, 1, 1, True), 0, 8), 1)
-        clock.now_s += 5
-        waited.now_s += 4
+        times.begin(Turn(Step(0, 16, 1, 2, True), 0, 8), 1)
+        clock.now_s += 9
+        still.now_s += 4
+        reducing.now_s += 1.5
+        times.synced(2)
         times.end()
-    assert sums(times) == {(1, 1, 8): (0, 0, 1, 0, 1)}
+    assert sums(times) == {(1, 2, 8): (0, 0, 3.5, 0.5, 1)}
+    times.begin(Turn(Step(0, 16, 1, 2, True), 0, 8), 1)
+    clock.now_s += 5
+    reducing.now_s += 3  # of which the backward pass hid all but the last second
+    times.synced(1)
+    times.end()
+    assert sums(times) == {(1, 2, 8): (0, 0, 3.5 + 4, 0.5, 2)}
 
 
 class Event:

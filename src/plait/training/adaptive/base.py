@@ -250,10 +250,16 @@ class AdaptiveLoader:
         scale = max(self._planned_batch() / self.batch_size, 1.0)
         return self.progress.iterations + left / self.batch_size * self.decisions.worth(scale) / scale
 
-    def _waited_s(self) -> float:
-        """Seconds so far of what may happen while a script has a batch and is no part of training on it."""
+    def _waited_s(self) -> tuple[float, float]:
+        """Seconds so far of what may happen while a script has a batch and is no part of training on it.
+
+        First those in which it stands still, then those in which its reductions wait for other jobs'.
+        """
         job = self._job
-        return 0.0 if job is None else job.page.waited_s[Resource.GPU] + job.page.blocking_s + job.evaluated_s
+        if job is None:
+            return 0.0, 0.0
+        waited_s = job.page.waited_s
+        return waited_s[Resource.GPU] + job.page.blocking_s + job.evaluated_s, waited_s[Resource.NETWORK]
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 

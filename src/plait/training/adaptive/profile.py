@@ -43,7 +43,7 @@ class _Pass:
     is_sync: bool
     counts: bool
     begin: Any
-    waited_s: float
+    waited_s: tuple[float, float]
     end: Any = None
     sync: float | Callable[[], float | None] | None = None
 
@@ -55,8 +55,12 @@ WAITING = 16
 class Timings:
     """Times of this rank's passes. State survives restarts, so keys of all sizes the job ever had add up."""
 
-    def __init__(self, waited_s: Callable[[], float] = lambda: 0.0, clock: Callable[[], float] | None = None) -> None:
-        """`waited_s`: seconds so far that the job stood still for others, which are not its own.
+    def __init__(
+        self,
+        waited_s: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """`waited_s`: seconds so far that are not the job's own: it stood still, and its reductions waited for others.
 
         `clock`: seconds, instead of the device's own.
         """
@@ -102,7 +106,8 @@ class Timings:
         done, self._pass = self._pass, None
         if done is None or not done.counts:
             return
-        done.end, done.waited_s = self._mark(), self._waited_s() - done.waited_s
+        still_s, reducing_s = self._waited_s()
+        done.end, done.waited_s = self._mark(), (still_s - done.waited_s[0], reducing_s - done.waited_s[1])
         self._over.append(done)
         self._count()
 
@@ -128,15 +133,17 @@ class Timings:
     def _add(self, done: _Pass, sync_s: float | None) -> None:
         on_host = isinstance(done.end, float)
         took_s = done.end - done.begin if on_host else done.begin.elapsed_time(done.end) / 1000
-        took_s = max(took_s - done.waited_s, 1e-9)
         if done.is_sync and sync_s is None:  # nobody has measured it: no part of the pass can be told from the other
             return
+        still_s, reducing_s = done.waited_s
+        waited_s = min(max(reducing_s, 0.0), float(sync_s or 0.0))  # what backward passes hid cost nothing
+        took_s = max(took_s - still_s - waited_s, 1e-9)
         timing = self._keys.setdefault(done.key, Timing())
         if sync_s is None or not done.is_sync:
             timing.grad_s, timing.grads = timing.grad_s + took_s, timing.grads + 1
         else:
             timing.step_s, timing.steps = timing.step_s + took_s, timing.steps + 1
-            timing.sync_s += min(max(float(sync_s), 0.0), took_s)
+            timing.sync_s += min(max(float(sync_s) - waited_s, 0.0), took_s)
         self.changed = True
 
     def table(self) -> Profile | None:

@@ -75,6 +75,6 @@ with Path(f"{seen}-{os.environ['PLAIT_EPOCH']}-{rank}").open("w") as file:
             if rank == 0:
                 print("sums", epoch, metrics["samples"], float(metrics["sum"]), loader.progress.iterations, flush=True)
         metrics.reset()
-print("not training", loader.timings._waited_s(), flush=True)
+print("not training", loader.timings._waited_s()[0], flush=True)
 if world > 1:
     dist.destroy_process_group()
