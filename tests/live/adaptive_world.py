@@ -1,4 +1,4 @@
-"""Adaptive and fixed trainings on the CPU slots of a real cluster, and the same ones in the simulator."""
+"""Adaptive and fixed trainings on the CPU slots of a real cluster, and what the simulator would have foretold."""
 
 from __future__ import annotations
 
@@ -13,27 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from plait.control.controller import Controller
-from plait.control.drive import drive
-from plait.control.messages import Command, Event, JobFinished
-from plait.core.cluster import Cluster as Machines
-from plait.core.goodput import BatchLimits, Estimate
-from plait.core.jobs import JobBatch, JobSpec
+from plait.core.goodput import BatchLimits
+from plait.forecast.fidelity import Fidelity, fidelity
 from plait.forecast.replayed import Difference, replay, stored_rows
 from plait.live.layout import job_name
 from plait.live.store import Store
-from plait.policies.catalog import make_policy
-from plait.sim.backend import SimulationSettings, Simulator
-from plait.sim.overheads import Overheads
-from plait.sim.training import Training
 from plait.testing import Cluster
 
 SCRIPT = Path(__file__).parent / "scripts" / "adaptive_job.py"
+ROUND_S = 0.5
 LIMITS = BatchLimits(initial=32, most=512, least_local=8, most_local=128, accumulation=True)
 
 
 @dataclass(frozen=True)
-class Training32:
+class Paced:
     """A job: when it comes, how much it has to learn and whether its size and batch adapt to that.
 
     An epoch of progress is `samples` / 32 iterations with a batch of 32; `alpha_s` + `beta_s` m seconds a pass.
@@ -42,7 +35,8 @@ class Training32:
     at_s: float
     epochs: int
     adaptive: bool = True
-    gpus: int = 2
+    gpus: int = 1
+    most_gpus: int = 8
     samples: int = 1024
     alpha_s: float = 0.04
     beta_s: float = 0.003
@@ -53,7 +47,7 @@ class Training32:
         """Its work."""
         return float(self.epochs * -(-self.samples // LIMITS.initial))
 
-    def request(self, out: Path, interval_s: float, slots: int) -> dict[str, Any]:
+    def request(self, out: Path, interval_s: float) -> dict[str, Any]:
         """Its submission."""
         kind = "adaptive" if self.adaptive else "fixed"
         words = (out, kind, self.epochs, self.samples, self.alpha_s, self.beta_s, interval_s, self.spread)
@@ -62,7 +56,7 @@ class Training32:
             "iterations": self.iterations, "retries": 0, "env": {"PYTHONWARNINGS": "ignore"},
         }  # fmt: skip
         if self.adaptive:
-            job |= {"batch": asdict(LIMITS), "min_gpus": 1, "max_gpus": slots}
+            job |= {"batch": asdict(LIMITS), "min_gpus": 1, "max_gpus": self.most_gpus}
         return job
 
 
@@ -76,7 +70,7 @@ class Outcome:
     batches: list[set[float]] = field(default_factory=list)
     estimates: Any = None
     difference: Difference | None = None
-    waits_s: float = 0.0
+    foretold: Fidelity | None = None
 
     @property
     def jct_s(self) -> Any:
@@ -90,13 +84,13 @@ class Outcome:
 
 
 def serve(
-    home: Path, trainings: Sequence[Training32], policy: str, *, slots: int = 8, interval_s: float = 3.0,
+    home: Path, trainings: Sequence[Paced], policy: str, *, slots: int = 8, interval_s: float = 3.0,
     deadline_s: float = 600.0, say: Callable[[str], None] = lambda line: None,
 ) -> Outcome:  # fmt: skip
     """All of them through a real cluster to their end."""
     out = home.parent / f"{home.name}-out"
     out.mkdir(parents=True)
-    options = {"policy": policy, "round": 0.5, "estimates": interval_s, "first-step": 20}
+    options = {"policy": policy, "round": ROUND_S, "estimates": interval_s, "first-step": 20}
     result = Outcome(batches=[set() for _ in trainings])
     with Cluster(home, nodes=1, slots=slots, options=options) as cluster:
         begin, left = time.monotonic(), sorted(trainings, key=lambda t: t.at_s)
@@ -106,7 +100,7 @@ def serve(
                 now = time.monotonic() - begin
                 assert now < deadline_s, [client.job(name) for name in order]
                 while left and left[0].at_s <= now:
-                    (answer,) = client.submit([left.pop(0).request(out, interval_s, slots)])
+                    (answer,) = client.submit([left.pop(0).request(out, interval_s)])
                     order.append(answer["id"])
                 seen = []
                 for i, name in enumerate(order):
@@ -123,18 +117,24 @@ def serve(
     for name in order:
         found = out / f"{name}.json"
         result.losses.append(json.loads(found.read_text())["loss"] if found.exists() else float("nan"))
-    with_store(home, result)
+    _look_back(home, result)
     return result
 
 
-def with_store(home: Path, result: Outcome) -> None:
-    """What the log has of it: estimates at the end, and whether it decides the same again."""
+def _look_back(home: Path, result: Outcome) -> None:
+    """What the log has of it: estimates at the end, whether it decides the same again, what would have been foretold.
+
+    Foretold are decisions, waits, batches and paces, by the throughput and gradient noise that the jobs have measured,
+    and what their starts and stops really cost.
+    """
     store = Store.open(home.resolve() / "plait.db")
-    verified = replay(stored_rows(store))
+    rows = list(stored_rows(store))
     store.close()
+    verified = replay(rows)
     result.difference = verified.difference
     assert verified.state.controller is not None
     result.estimates = verified.state.controller.books.columns["goodput"][: len(result.jobs)].copy()
+    result.foretold = fidelity(rows, round_s=ROUND_S)
 
 
 def samples_of(out: Path, number: int) -> dict[int, Counter[str]]:
@@ -145,38 +145,3 @@ def samples_of(out: Path, number: int) -> dict[int, Counter[str]]:
             epoch, *numbers = line.split()
             seen[int(epoch)].update(numbers)
     return seen
-
-
-def simulated(
-    trainings: Sequence[Training32], policy: str, estimates: Any, *, start_s: float, stop_s: float, slots: int = 8,
-    interval_s: float = 3.0,
-) -> Any:  # fmt: skip
-    """Seconds from submission to end in the simulator: throughput and noise as the jobs have measured them.
-
-    Time runs as fast as the simulator's jobs look at themselves, every 30 s, where these do so every `interval_s`.
-    """
-    slower = 30.0 / interval_s
-    specs = []
-    for i, t in enumerate(sorted(trainings, key=lambda t: t.at_s)):
-        each_s = t.alpha_s + t.beta_s * LIMITS.initial / (1 if t.adaptive else t.gpus)
-        sizes = {"min_gpus": 1, "max_gpus": slots, "batch": LIMITS} if t.adaptive else {}
-        specs.append(
-            JobSpec(
-                id=f"j{i}", submit_s=t.at_s * slower, gpus=t.gpus, iterations=t.iterations,
-                iteration_s=each_s * slower, **sizes,
-            )
-        )  # fmt: skip
-    scaled = np.array(estimates)
-    scaled[:, : Estimate.GAMMA] *= slower
-    batch = JobBatch.of(specs)
-    costs = Overheads.constant(launch_s=start_s * slower, checkpoint_s=stop_s * slower, restore_s=start_s * slower)
-    settings = SimulationSettings(overheads=costs, training=Training.estimated(batch, scaled))
-    machines = Machines.parse(f"1x{slots}")
-    jct_s = np.full(len(specs), np.nan)
-
-    def record(event: Event, commands: Sequence[Command]) -> None:
-        if isinstance(event, JobFinished):
-            jct_s[event.jobs] = (event.end_s - batch.submit_s[event.jobs]) / slower
-
-    drive(Controller(make_policy(policy), machines), Simulator(batch, machines, settings), record)
-    return jct_s

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from plait.training import attach
 
-FEATURES, FIXED_BATCH, RATE = 16, 32, 0.005
+FEATURES, FIXED_BATCH, RATE = 16, 32, 0.02
 out, kind, epochs, samples = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 alpha_s, beta_s, interval_s = (float(word) for word in sys.argv[5:8])
 spread = float(sys.argv[8]) if len(sys.argv) > 8 else 1.0

@@ -1,0 +1,77 @@
+"""Real trainings that adapt, on CPU slots under `pollux`: sizes change, no sample is lost, nothing is learnt worse."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra [live]")
+pytest.importorskip("torch", reason="the jobs are real training: needs the extra [torch]")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
+
+from adaptive_world import LIMITS, Outcome, Paced, samples_of, serve  # noqa: E402
+
+from plait.core.goodput import THETA, Estimate  # noqa: E402
+from plait.live.layout import Layout  # noqa: E402
+from plait.testing import remains  # noqa: E402
+
+SAMPLES = 512
+
+
+def paced(at_s: float, epochs: int, *, adaptive: bool = True, most_gpus: int = 2) -> Paced:
+    return Paced(at_s, epochs, adaptive=adaptive, most_gpus=most_gpus, samples=SAMPLES, spread=3.0)
+
+
+def run(home: Path, jobs: list[Paced], slots: int, interval_s: float) -> tuple[Outcome, list[int]]:
+    """Jobs to their end, and what must always hold; also the numbers of those that have grown."""
+    policy = f"pollux:interval_s={2 * interval_s:g},restart_s={interval_s:g}"
+    result = serve(home, jobs, policy, slots=slots, interval_s=interval_s)
+    assert [job["state"] for job in result.jobs] == ["finished"] * len(jobs)
+    assert remains(Layout(home.resolve())) == []
+    assert result.difference is None, str(result.difference)
+    for i, job in enumerate(jobs):
+        epochs = samples_of(home.parent / "home-out", i)
+        *whole, last = (epochs[epoch] for epoch in range(len(epochs)))
+        assert all(len(samples) == SAMPLES and set(samples.values()) == {1} for samples in whole)
+        assert set(last.values()) == {1}
+        assert len(epochs) >= job.epochs  # as much progress at larger batches takes more samples
+        assert len(last) == SAMPLES or job.adaptive
+        assert result.sizes[i][0] == 1
+        assert job.adaptive or result.sizes[i] == [1]
+    grown = [i for i in range(len(jobs)) if max(result.sizes[i]) > 1]
+    for i in grown:
+        assert max(result.batches[i]) > LIMITS.initial
+        known = result.estimates[i]
+        assert (known[:THETA] >= 0).all()
+        assert known[Estimate.RESTART_S] > 0.5
+    # The loss is that of the line to be found, 16 at the beginning; noise keeps it from 0.
+    fixed = [result.losses[i] for i, job in enumerate(jobs) if not job.adaptive]
+    assert all(loss < 1.5 * max(fixed) for loss in result.losses), result.losses
+    return result, grown
+
+
+def test_trainings_grow_as_slots_become_free_and_see_each_sample_once(tmp_path: Path) -> None:
+    jobs = [paced(0.0, 20), paced(0.5, 5, adaptive=False), paced(1.0, 16)]
+    _, grown = run(tmp_path / "home", jobs, slots=4, interval_s=2.0)
+    assert grown
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("PLAIT_SLOW" not in os.environ, reason="takes minutes; set PLAIT_SLOW=1")
+def test_three_adaptive_and_two_fixed_trainings_share_a_cluster(tmp_path: Path) -> None:
+    """Those that adapt start on one slot each and take what is left; simulated, all end about when they did."""
+    jobs = [
+        paced(0.0, 80, most_gpus=8), paced(4.0, 60, adaptive=False), paced(8.0, 60, most_gpus=8),
+        paced(10.0, 40, adaptive=False), paced(14.0, 70, most_gpus=8),
+    ]  # fmt: skip
+    result, grown = run(tmp_path / "home", jobs, slots=8, interval_s=3.0)
+    assert grown == [0, 2, 4]
+    assert max(max(sizes) for sizes in result.sizes) >= 4
+    assert result.foretold is not None
+    predicted, measured = (
+        sum(getattr(job, name) for job in result.foretold.jobs) for name in ("predicted_s", "measured_s")
+    )
+    assert abs(predicted / measured - 1) < 0.15
