@@ -19,7 +19,7 @@ from plait.reproduce.worlds import SUMMARIES, published_world
 from plait.sim.world import WORLDS, make_world
 from plait.traces.formats import FORMATS
 from plait.traces.schema import JOB_COLUMNS, NODE_COLUMNS
-from plait.traces.synthetic import PRESETS
+from plait.traces.synthetic import ADAPTIVE, PRESETS
 
 POLICIES_INTRO = """
 Written from the catalog; `plait policies` prints the same. An option follows the name:
@@ -113,6 +113,8 @@ def metrics() -> str:
 def traces() -> str:
     """Formats, the canonical columns, the generator's presets."""
     columns = ("column", "type", "may be empty", "meaning")
+    presets = {name: preset.source for name, preset in PRESETS.items()}
+    presets[ADAPTIVE] = "jobs that adapt their batch, with Pollux's mix of models (OSDI'21); without durations"
     return "\n".join(
         [
             "# Traces",
@@ -138,7 +140,7 @@ def traces() -> str:
             "",
             "## Presets of the generator",
             "",
-            table(("preset", "where its numbers come from"), ((code(n), p.source) for n, p in PRESETS.items())),
+            table(("preset", "where its numbers come from"), ((code(n), source) for n, source in presets.items())),
             "",
         ]
     )
@@ -162,7 +164,7 @@ def worlds() -> str:
         rows = [
             ("decisions", "at every event" if world.round_s == 0 else f"every {world.round_s:g} s"),
             ("physics", code(repr(world.physics))),
-            ("overheads", "measured table" if world.overheads.rows else "none"),
+            ("overheads", world.overheads.label),
             ("periodic checkpoint", f"every {world.checkpoint_every_s:g} s of running"),
             ("mean time between failures of a node", f"{world.node_mtbf_s:g} s"),
             ("mean time between failures of a job", f"{world.job_mtbf_s:g} s"),

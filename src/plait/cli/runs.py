@@ -276,7 +276,7 @@ def settings(world: World, request: Request) -> dict[str, Value]:
     return {
         "placement": request.placement or "",
         "round_s": world.round_s,
-        "overheads": request.overheads or ("measured" if world.overheads.rows else "none"),
+        "overheads": request.overheads or world.overheads.label,
         "spread_slowdown": physics.spread_slowdown if isinstance(physics, StandardPhysics) else math.nan,
         "gpu_speed": request.gpu_speed or "",
         "checkpoint_every_s": world.checkpoint_every_s,

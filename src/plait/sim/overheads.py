@@ -41,6 +41,16 @@ class Overheads:
         """The same costs for every job."""
         return cls((("*", ((1.0, launch_s, checkpoint_s, restore_s, migrate_s),)),))
 
+    @property
+    def label(self) -> str:
+        """In words: `none`, the same for every job, or a table."""
+        if not self.rows:
+            return "none"
+        if [model for model, _ in self.rows] == ["*"] and len(self.rows[0][1]) == 1:
+            costs = zip(("launch", "checkpoint", "restore", "migrate"), self.rows[0][1][0][1:], strict=True)
+            return ", ".join(f"{name} {seconds:g} s" for name, seconds in costs if seconds) or "none"
+        return "measured"
+
     @classmethod
     def read(cls, path: str | Path) -> Overheads:
         """Read a CSV with the columns model, gpus, launch_s, checkpoint_s, restore_s, migrate_s.

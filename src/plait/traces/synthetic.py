@@ -244,6 +244,8 @@ def target_load(table: TraceTable, gpus: int, load: float) -> TraceTable:
         raise InputError(f"load must be more than 0 (got {load})")
     if table.span_s <= 0:
         return table
+    if not table.gpu_s > 0:
+        raise InputError("no job of this trace has a duration, so it has no load to stretch; leave load out")
     first = table["submit_s"].min()
     scale = table.load(gpus) / load
     submit_s = np.round((first + (table["submit_s"] - first) * scale) * 1000) / 1000

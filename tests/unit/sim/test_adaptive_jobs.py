@@ -231,3 +231,8 @@ def test_to_ask_jobs_all_the_time_would_change_nothing():
         ends.append(controller.books.columns["end_s"][: len(jobs)])
     assert backend.asked > 200
     assert ends[0] == pytest.approx(ends[1], abs=0.5)  # each question rounds to a millisecond
+
+
+def test_worlds_say_what_a_start_costs():
+    labels = {name: make_world(name).overheads.label for name in ("ideal", "plait", "pollux")}
+    assert labels == {"ideal": "none", "plait": "measured", "pollux": "launch 30 s, restore 30 s"}

@@ -175,5 +175,10 @@ def test_the_load_of_adaptive_jobs_is_that_at_the_sizes_they_ask_for():
     assert (jobs.column("batch_size") > 0).all()
 
 
+def test_without_durations_there_is_no_load_to_stretch():
+    with pytest.raises(InputError, match="leave load out"):
+        target_load(generate("pollux", 10, 64, None), 64, 0.5)
+
+
 def test_no_size_is_asked_for_that_the_cluster_does_not_have():
     assert generate("pollux", 500, 8, seed=0)["gpus"].max() == 8
