@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: An estimate counts as changed from this share on; numbers below `SMALL` are alike (parameters that are not used).
 DRIFT, SMALL = 0.05, 1e-6
+#: A script that adapts has said so after as many steps.
+MANY_STEPS = 10
 _NOBODY = np.full(len(Estimate), math.nan)
 
 
@@ -121,6 +123,8 @@ def shown(engine: Engine, job: JobRecord) -> dict[str, Any] | None:
     attempt = job.live
     said = attempt.lead.adaptive if attempt is not None and attempt.lead is not None else None
     if attempt is None or said is None:
+        if attempt is not None and (attempt.steps or 0.0) >= MANY_STEPS:
+            out["difference"] = "its script does not adapt; load its data by plait.training.adaptive.AdaptiveDataLoader"
         return out
     work = work_of(engine, job, attempt)
     total = job.request.get("iterations") or work.total

@@ -18,6 +18,7 @@ from plait.live.adaptive import differs
 from plait.live.agent.pages import PageReader
 from plait.live.engine import Engine
 from plait.live.service.models import Invalid, JobIn, parse
+from plait.live.service.warm import warm_up
 from plait.live.wire import Adaptive, Profile
 from plait.training.page import Page
 
@@ -214,6 +215,29 @@ def test_other_bounds_of_the_script_are_shown(cluster: Make) -> None:
     c.pass_s()
     told = c.engine.fields([0])[0]["adaptive"]["difference"]
     assert "most 512 and not 256, accumulation False and not True" in told
+
+
+def test_a_script_that_does_not_adapt_is_told_of(cluster: Make) -> None:
+    c = cluster((4,))
+    c.submit({"batch": BATCH})
+    c.pass_s()
+    c.nodes[0].report(0, steps=9.0)
+    c.pass_s()
+    assert "difference" not in c.engine.fields([0])[0]["adaptive"]
+    c.nodes[0].report(0, steps=10.0)
+    c.pass_s()
+    assert "AdaptiveDataLoader" in c.engine.fields([0])[0]["adaptive"]["difference"]
+
+
+def test_the_service_compiles_what_adaptive_jobs_need_where_the_policy_is_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fitted = []
+    monkeypatch.setattr("plait.goodput.fit.fit", lambda profile: fitted.append(profile))
+    warm_up("fifo")
+    assert not fitted
+    warm_up("pollux")
+    assert len(fitted) == 1
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,22 @@ def warm_up(policy: str) -> None:
     from plait.core.jobs import JobBatch, JobSpec
     from plait.core.resources import StageProfile
     from plait.policies.catalog import make_policy
+    from plait.policies.rounds import InRounds
 
     controller = Controller(make_policy(policy), Cluster.of(1, 1))
     stages = (StageProfile.of(cpu=0.2, gpu=0.1), StageProfile.of(cpu=0.1, gpu=0.2))
+    if isinstance(controller.policy, InRounds):
+        _warm_up_fit()
     specs = [JobSpec(id=f"warm-{i}", iterations=10, profile=stage) for i, stage in enumerate(stages)]
     controller.handle(JobSubmitted(0.0, 0, JobBatch.of(specs)))
     controller.handle(ReplanDue(0.0))
+
+
+def _warm_up_fit() -> None:
+    """Fit a throughput, so that adaptive jobs find it compiled: their training would stand still meanwhile."""
+    import numpy as np
+
+    from plait.goodput.fit import Profile, fit
+
+    one, seconds = np.array([1]), np.array([0.1])
+    fit(Profile(nodes=one, gpus=one, local=one, grad_s=seconds, step_s=seconds))
