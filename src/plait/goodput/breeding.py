@@ -28,7 +28,7 @@ class Limits:
 
     `running` (J, N) is the allocation now, `capacity` (N,) the GPUs of a node, `most` and `least` (J,) the GPUs that a
     job may have (fewer than `least`: none), `artifact` the released repair, in which the second distributed job of a
-    node takes it from every later row, one-node jobs too.
+    node takes it from every later row, one-node jobs too. Without `apart` distributed jobs may share nodes.
     """
 
     running: States
@@ -36,6 +36,7 @@ class Limits:
     most: States
     least: States
     artifact: bool = False
+    apart: bool = True
 
 
 def cross(parents: States, rng: np.random.Generator) -> States:
@@ -71,16 +72,8 @@ def mutate(states: States, limits: Limits, rng: np.random.Generator) -> States:
 
 def repair(states: States, limits: Limits, rng: np.random.Generator) -> States:
     """Make allocations keep to the limits, in place: interference, most GPUs, capacity, least GPUs, in this order."""
-    present = states > 0
-    distributed = present.sum(axis=2, dtype=np.int32) > 1
-    crowd = present & distributed[:, :, None]
-    child, node = np.nonzero(crowd.sum(axis=1, dtype=np.int32) > 1)
-    if len(child):
-        later = np.cumsum(crowd[child, :, node], axis=1, dtype=np.int32) > 1
-        if not limits.artifact:
-            later &= distributed[child]
-        which, row = np.nonzero(later)
-        states[child[which], row, node[which]] = 0
+    if limits.apart:
+        _part(states, limits.artifact)
     _cap_jobs(states, limits.most, rng)
     child, node = np.nonzero(states.sum(axis=1, dtype=np.int32) > limits.capacity)
     if len(child):
@@ -91,6 +84,20 @@ def repair(states: States, limits: Limits, rng: np.random.Generator) -> States:
     if (limits.least > 1).any():
         states[states.sum(axis=2, dtype=np.int32) < limits.least] = 0
     return states
+
+
+def _part(states: States, artifact: bool) -> None:
+    """Leave each node to the first of the distributed jobs that are there."""
+    present = states > 0
+    distributed = present.sum(axis=2, dtype=np.int32) > 1
+    crowd = present & distributed[:, :, None]
+    child, node = np.nonzero(crowd.sum(axis=1, dtype=np.int32) > 1)
+    if len(child):
+        later = np.cumsum(crowd[child, :, node], axis=1, dtype=np.int32) > 1
+        if not artifact:
+            later &= distributed[child]
+        which, row = np.nonzero(later)
+        states[child[which], row, node[which]] = 0
 
 
 def _cap_jobs(states: States, most: States, rng: np.random.Generator) -> None:

@@ -47,6 +47,7 @@ class Search:
 
     `speedup` (J, C) belongs to `configs` (C, 2) = nodes, gpus, as `ladder.every_size` gives them; a combination that
     is not among them is worth 0. A row that differs from `running` (J, N) is worth `factor` (J,) of its speed-up.
+    Without `apart` a node may have several distributed jobs.
     """
 
     speedup: FloatArray
@@ -60,6 +61,7 @@ class Search:
     p: float = HARMONIC
     floor: float = FLOOR
     artifact: bool = False
+    apart: bool = True
 
     def __post_init__(self) -> None:
         """Refuse columns of the wrong length."""
@@ -103,6 +105,7 @@ def evolve(
         np.minimum(search.most, np.iinfo(np.int16).max).astype(np.int16),
         np.zeros(len(jobs), dtype=np.int16) if search.least is None else search.least.astype(np.int16),
         search.artifact,
+        search.apart,
     )
     states = limits.running[None].copy() if front is None else front.matched(jobs, nodes)
     states = repair(states, limits, rng)

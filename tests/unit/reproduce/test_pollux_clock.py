@@ -177,7 +177,7 @@ def test_optimus_gives_gpus_where_they_save_most(workload):
     w = workload((0, "ncf", 1, 32768), (0, "cifar10", 1, 2048), (0, "bert", 1, 12), (0, "bert", 1, 384))
     jobs = [Job(i, s, w.measured[s.application.name]) for i, s in enumerate(w.jobs)]
     assert [most_gpus(j) for j in jobs] == [1, 64, 3, 64]
-    held = Optimus(w, Shape()).decide(60, jobs, {})
+    held = Optimus(Shape()).decide(60, jobs, {})
     counts = {number: len(nodes) for number, nodes in held.items()}
     assert counts[0] == 1
     assert counts[2] <= 3
@@ -189,9 +189,9 @@ def test_optimus_gives_gpus_where_they_save_most(workload):
     for number in (1, 3):  # one GPU more would save nothing, or there is none
         assert sum(counts.values()) == 64 or gain(number, counts[number]) <= 0
         assert all(gain(number, k) > 0 for k in range(1, counts[number]))
-    again = Optimus(w, Shape()).decide(120, jobs, held)
+    again = Optimus(Shape()).decide(120, jobs, held)
     assert again == held
-    few = Optimus(w, Shape(nodes=1)).decide(60, jobs[1:], {})
+    few = Optimus(Shape(nodes=1)).decide(60, jobs[1:], {})
     assert sum(map(len, few.values())) == 4
 
 
@@ -199,7 +199,7 @@ def test_more_jobs_than_gpus(workload):
     """One GPU each in the order of the file, none for the last; all finish in the end."""
     w = workload(*[(0, "bert", 1, 12)] * 9)
     jobs = [Job(i, s, w.measured[s.application.name]) for i, s in enumerate(w.jobs)]
-    assert sorted(Optimus(w, Shape(nodes=2)).decide(60, jobs, {})) == list(range(8))
+    assert sorted(Optimus(Shape(nodes=2)).decide(60, jobs, {})) == list(range(8))
     for policy in ("tiresias:nodes=2", "optimus:nodes=2"):
         done = simulate(w, read_setting(policy))
         assert (done.end_s > 0).all()
@@ -234,7 +234,7 @@ def test_a_configuration_that_was_not_measured_is_named(workload):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("srtf", "no policy 'srtf'; known: tiresias, optimus"),
+        ("srtf", "no policy 'srtf'; known: tiresias, optimus, pollux, pollux-ga"),
         ("tiresia", "did you mean 'tiresias'?"),
         ("tiresias:interval", "'interval' is not option=value"),
         ("tiresias:interval=0", "interval must be a whole number of seconds, at least 1, got '0'"),

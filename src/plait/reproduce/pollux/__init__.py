@@ -7,7 +7,7 @@ fair shares that are all on one node. So it is a small loop here, written for on
     applications   the six models and the limits of their batch
     tables         measured step times and gradient noise, interpolated
     workload       the jobs of a file
-    jobs           one job: its progress, its batch, what it has seen
+    jobs, adaptive one job: its progress, its batch; one that measures itself and chooses its batch
     clock          `run`: step after step; who may share a node
     tiresias, optimus, pollux
                    the policies, each a `Rule`

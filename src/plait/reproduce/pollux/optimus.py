@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from plait.reproduce.pollux.clock import GPUS_PER_NODE, Allocation, Shape, fill, free_gpus
 from plait.reproduce.pollux.jobs import Job, within
 from plait.reproduce.pollux.tables import Placement
-from plait.reproduce.pollux.workload import Workload
 
 
 class Optimus:
@@ -16,7 +15,7 @@ class Optimus:
 
     kind = Job
 
-    def __init__(self, workload: Workload, shape: Shape) -> None:
+    def __init__(self, shape: Shape) -> None:
         """Nothing is remembered but iteration times already looked up."""
         self.nodes = shape.nodes
         self._iteration_s: dict[tuple[str, int, int], float] = {}

@@ -9,23 +9,33 @@ from dataclasses import dataclass, fields
 from plait.core.errors import InputError, suggest
 from plait.reproduce.pollux.clock import INTERVAL_S, NODES, Rule, Shape
 from plait.reproduce.pollux.optimus import Optimus
+from plait.reproduce.pollux.pollux import FLOOR, Base, Pollux, PolluxExact, PolluxSearch
 from plait.reproduce.pollux.tiresias import Tiresias
 from plait.reproduce.pollux.workload import Workload
 
 SUMMARIES: Mapping[str, str] = {
     "tiresias": "Tiresias with tuned jobs: two queues by attained service, GPUs and batch as in the workload",
     "optimus": "Optimus with an oracle and tuned jobs: true times and remaining work, the batch as in the workload",
+    "pollux": "Pollux with the allocation chosen exactly: best sizes of 1, 2, 4, 8, 12, ... GPUs, or of all (exact=on)",
+    "pollux-ga": "Pollux as published: any sizes by the genetic search; stochastic, see seed",
 }
 MEANINGS: Mapping[str, str] = {
     "interval": f"whole seconds between decisions; default {INTERVAL_S}",
     "interference": "share of its speed that a job on several nodes loses beside another such job; default 0",
     "nodes": f"nodes of 4 GPUs; default {NODES}",
+    "floor": f"pollux, pollux-ga: the speed-up that a job without GPUs counts as; default {FLOOR}, as published",
+    "base": "pollux, pollux-ga: fair shares all on one node (artifact) or on as few as hold them (corrected); "
+    "default artifact",
+    "exact": "pollux: on chooses among all sizes by an integer program; default off",
+    "seed": "pollux-ga: of its random numbers; default 0",
+    "avoid": "pollux-ga: off lets several jobs that are on several nodes share a node; default on",
 }
 EVERYWHERE = ("interval", "interference", "nodes")
-TAKES: Mapping[str, tuple[str, ...]] = {"tiresias": EVERYWHERE, "optimus": EVERYWHERE}
-MAKERS: Mapping[str, Callable[[Workload, Setting], Rule]] = {
-    "tiresias": lambda workload, setting: Tiresias(workload, setting.shape),
-    "optimus": lambda workload, setting: Optimus(workload, setting.shape),
+TAKES: Mapping[str, tuple[str, ...]] = {
+    "tiresias": EVERYWHERE,
+    "optimus": EVERYWHERE,
+    "pollux": (*EVERYWHERE, "floor", "base", "exact"),
+    "pollux-ga": (*EVERYWHERE, "floor", "base", "seed", "avoid"),
 }
 
 
@@ -37,6 +47,11 @@ class Setting:
     interval: int = INTERVAL_S
     interference: float = 0.0
     nodes: int = NODES
+    floor: float = FLOOR
+    base: Base = "artifact"
+    exact: bool = False
+    seed: int = 0
+    avoid: bool = True
 
     @property
     def shape(self) -> Shape:
@@ -51,8 +66,15 @@ class Setting:
 
 
 def make_rule(setting: Setting, workload: Workload) -> Rule:
-    """The policy of a setting, for one run of a workload."""
-    return MAKERS[setting.policy](workload, setting)
+    """The policy of a setting, for one run of a workload. Raises `InputError` for a job it could never run."""
+    shape = setting.shape
+    if setting.policy == "tiresias":
+        return Tiresias(workload, shape)
+    if setting.policy == "optimus":
+        return Optimus(shape)
+    if setting.policy == "pollux-ga":
+        return PolluxSearch(shape, floor=setting.floor, base=setting.base, seed=setting.seed, avoid=setting.avoid)
+    return (PolluxExact if setting.exact else Pollux)(shape, floor=setting.floor, base=setting.base)
 
 
 def read_setting(text: str) -> Setting:
@@ -105,10 +127,25 @@ def _between(low: float, high: float, meaning: str) -> Callable[[str], float]:
     return read
 
 
+def _one_of(meanings: Mapping[str, object]) -> Callable[[str], object]:
+    def read(text: str) -> object:
+        if text not in meanings:
+            raise ValueError(f"one of {', '.join(meanings)}")
+        return meanings[text]
+
+    return read
+
+
+SWITCH = {"on": True, "off": False}
 READERS: Mapping[str, Callable[[str], object]] = {
     "interval": _whole(1, "a whole number of seconds, at least 1"),
     "interference": _between(0.0, 0.99, "a share from 0 to 0.99"),
     "nodes": _whole(1, "a whole number, at least 1"),
+    "floor": _between(1e-9, 1.0, "a number from 1e-9 to 1"),
+    "base": _one_of({"artifact": "artifact", "corrected": "corrected"}),
+    "exact": _one_of(SWITCH),
+    "seed": _whole(0, "a whole number"),
+    "avoid": _one_of(SWITCH),
 }
 
 
