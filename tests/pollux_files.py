@@ -16,8 +16,8 @@ def step_s(placement: Placement, local: float) -> tuple[float, float]:
     return 0.05 + 0.001 * local + sync_s, sync_s
 
 
-def write_measurements(folder: Path, *names: str) -> Path:
-    """Write `folder/<name>/*.csv` for the named applications (all by default)."""
+def write_measurements(folder: Path, *names: str, iterations: int = 200) -> Path:
+    """Write `folder/<name>/*.csv` for the named applications (all by default), so long an epoch."""
     for name in names or APPLICATIONS:
         model = APPLICATIONS[name]
         (folder / name).mkdir(parents=True)
@@ -25,7 +25,7 @@ def write_measurements(folder: Path, *names: str) -> Path:
         for i, batch in enumerate(model.batches):
             lines = ["progress,iteration,metric,grad_sqr,grad_var"]
             for epoch in range(model.epochs):
-                done = 200 * (epoch + 1)
+                done = iterations * (epoch + 1)
                 lines.append(f"{done + i},{done * model.initial / batch + epoch},0,1.0,{1 + epoch + i}")
             _write(folder / name / f"validation-{batch}.csv", lines)
     return folder

@@ -37,6 +37,14 @@ def jobs_of(workload):
     return [AdaptiveJob(i, s, workload.measured[s.application.name]) for i, s in enumerate(workload.jobs)]
 
 
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """Five jobs that come one after another and take some rounds."""
+    folder = tmp_path_factory.mktemp("long")
+    path = write_workload(folder / "w.csv", *[(70 * i, "bert", 1, 12) for i in range(5)])
+    return load(path, write_measurements(folder / "data", "bert", iterations=500))
+
+
 def test_a_job_learns_about_itself(workload):
     (job,) = jobs_of(workload((0, "cifar10", 1, 128)))
     job.place(60, (1,))
@@ -81,12 +89,10 @@ def test_some_never_choose_their_batch(workload):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_whole_runs(workload, name):
+def test_whole_runs(long, name):
     """Every job finishes; nobody has more than he may, no node more than it has; the same run comes out again."""
-    slow = name.startswith("pollux-ga")
-    rows = [(40 * i, *(("bert", 1, 12), ("ncf", 1, 32768))[i == 2 and not slow]) for i in range(4 if slow else 6)]
-    w = workload(*rows)
-    setting = replace(read_setting(name), nodes=1 if slow else 2)
+    w = long
+    setting = replace(read_setting(name), nodes=2)
     rule = make_rule(setting, w)
     decide = rule.decide
     told: list[int] = []
@@ -110,9 +116,8 @@ def test_whole_runs(workload, name):
     assert again.restarts.tolist() == done.restarts.tolist()
 
 
-def test_seeds_differ(workload):
-    w = workload(*[(20 * i, "bert", 1, 12) for i in range(4)])
-    ends = {tuple(simulate(w, read_setting(f"pollux-ga:nodes=2,seed={seed}")).end_s.tolist()) for seed in range(2)}
+def test_seeds_differ(long):
+    ends = {tuple(simulate(long, read_setting(f"pollux-ga:nodes=2,seed={seed}")).end_s.tolist()) for seed in range(2)}
     assert len(ends) > 1
 
 
