@@ -1,4 +1,4 @@
-"""A simulated day of 160 jobs that adapt their batch, on 64 GPUs: what the events save.
+"""A simulated day of 80 jobs that adapt their batch, on 32 GPUs: what the events save.
 
     python benchmarks/bench_adaptive.py [--quick]
 
@@ -46,7 +46,7 @@ def ends(kind: type[Simulator], batch: JobBatch, cluster: Cluster, policy: str) 
 
 def main() -> None:
     """Measure and print."""
-    count, nodes, runs = (40, 4, 1) if "--quick" in sys.argv else (160, 16, 3)
+    count, nodes, runs = (40, 4, 1) if "--quick" in sys.argv else (80, 8, 3)
     batch, cluster = common.jobs(count, 4 * nodes, 0.8, "pollux"), Cluster.parse(f"{nodes}x4")
     figures = []
     for policy in POLICIES:
