@@ -83,6 +83,8 @@ def explanation_lines(found: Mapping[str, Any]) -> list[str]:
     if sizes["cap"] < adaptive["max_gpus"]:
         seen = f"it has measured itself on at most {sizes['profiled']}" if sizes["profiled"] else "it is new"
         lines.append(f"  at most {sizes['cap']} GPUs for now: {seen}, and it may get twice that at a time")
+    if sizes.get("next_s") is not None:
+        lines.append(f"  sizes are chosen anew in {duration(sizes['next_s'])}")
     if adaptive.get("restarts"):
         lines.append(f"  restarts: {restarts_text(adaptive)}; another size has to be worth it")
     if adaptive.get("difference"):

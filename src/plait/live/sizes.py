@@ -28,7 +28,8 @@ def sizes(engine: Engine, job: JobRecord) -> dict[str, Any] | None:
     """Goodput and batch on each size of the ladder that the job may have, and how far it may grow now.
 
     `at`: rows of nodes, gpus, batch_size and goodput (examples/s), empty without a fit; `profiled`: the most GPUs it
-    has measured itself on; `cap`: the most that it may be given now. None for a job that does not adapt.
+    has measured itself on; `cap`: the most that it may be given now; `next_s`: when the policy chooses anew, if it
+    says so. None for a job that does not adapt.
     """
     limits, controller = limits_of(job.request), engine.state.controller
     if limits is None or controller is None:
@@ -40,6 +41,8 @@ def sizes(engine: Engine, job: JobRecord) -> dict[str, Any] | None:
     least, most = (int(job.request.get(name) or asked) for name in ("min_gpus", "max_gpus"))
     cap = max(int(replica_cap(profiled, limits.most, limits.least_local)), least)
     out: dict[str, Any] = {"profiled": profiled, "cap": min(cap, most), "at": []}
+    if math.isfinite(controller.plan.valid_until_s):
+        out["next_s"] = max(0.0, controller.plan.valid_until_s - engine.now_s)
     if not job.admitted or np.isnan(row[:THETA]).any():
         return out
     per_node = max((n.info.gpus for n in engine.state.nodes.values() if n.info), default=1)

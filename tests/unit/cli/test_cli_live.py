@@ -227,12 +227,13 @@ def test_explain_an_adaptive_job_by_its_fit(plait, fake):
     at = [{"nodes": 1, "gpus": k, "batch_size": 128 * k, "goodput": 500.0 * k**0.5} for k in (1, 2, 4)]
     found = {
         "id": "j-3", "number": 3, "state": "running", "policy": "pollux", "gpus": [{"node": "n0", "gpu": 0}],
-        "adaptive": ADAPTIVE, "sizes": {"profiled": 1, "cap": 2, "at": at},
+        "adaptive": ADAPTIVE, "sizes": {"profiled": 1, "cap": 2, "at": at, "next_s": 34.0},
     }  # fmt: skip
     fake.answers["GET", "/v1/jobs/j-3/explain"] = found
     told = plait("explain", "j-3", "--no-eta").out
     assert "adapts: 1 GPU of 1 to 8, batch 512" in told
     assert "of its goodput now: 1: 1 times (batch 128), 2: 1.4 times (batch 256), 4: 2 times (batch 512)" in told
+    assert "sizes are chosen anew in 34.0 s" in told
     assert "at most 2 GPUs for now: it has measured itself on at most 1" in told
     found["sizes"] = {"profiled": 0, "cap": 1, "at": []}
     assert "has not fitted its own throughput yet" in plait("explain", "j-3", "--no-eta").out

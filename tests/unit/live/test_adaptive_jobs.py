@@ -180,8 +180,10 @@ def test_explain_says_what_other_sizes_would_bring(cluster: Make) -> None:
     assert found["sizes"] == {"profiled": 0, "cap": 1, "at": []}
     assert "sizes" not in c.engine.explain(1, c.now)
     c.nodes[0].report(0, adaptive=said(), step_s=0.5)
+    c.engine.set_policy("pollux:interval_s=60", c.now)
     c.pass_s()
     found = c.engine.explain(0, c.now)["sizes"]
+    assert 0.0 <= found["next_s"] <= 60.0
     assert (found["profiled"], found["cap"]) == (2, 4)
     # The oracle of the model's tests: theta, (sqr, var) = (1, 4), M0 = 16, M_max = 256, m in 4 to 32.
     assert [(row["nodes"], row["gpus"], row["batch_size"]) for row in found["at"][:3]] == [
@@ -289,8 +291,11 @@ def stopped_and_begun(c: Cluster, stop_s: float, start_s: float) -> None:
     c.pass_s(0.5)
 
 
-def test_restarts_are_measured_and_averaged(cluster: Make) -> None:
-    c = cluster((4,), policy="live_cases_policies:Breathing", estimate_s=0.5)
+@pytest.mark.parametrize("snapshot_weight", [1.0, 2000.0])
+def test_restarts_are_measured_and_averaged(cluster: Make, snapshot_weight: float) -> None:
+    c = cluster(
+        (4,), policy="live_cases_policies:Breathing", estimate_s=0.5, snapshot_weight=snapshot_weight
+    )  # fmt: skip
     c.submit({"batch": BATCH, "gpus": 2, "min_gpus": 2, "max_gpus": 4})
     c.pass_s(2.0)
     node = c.nodes[0]
