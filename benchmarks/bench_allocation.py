@@ -17,12 +17,13 @@ import common
 import numpy as np
 from common import Figure
 
-from plait.core.arrays import IntArray
+from plait.core.arrays import FloatArray, IntArray
 from plait.goodput.fitness import fitness
 from plait.goodput.genetic import evolve
 from plait.goodput.kinds import best_configurations, kind_configs, relative
 from plait.goodput.knapsack import best_sizes
 from plait.goodput.programs import best_arrangement
+from plait.goodput.speedup import fair_share, speedup
 from plait.goodput.table import goodput_table
 from plait.placement.elastic import place
 from plait.placement.rebuild import place_arranged
@@ -31,9 +32,16 @@ from plait.testing.allocations import Round, random_jobs, random_round
 SIZES = ((20, 16), (160, 16), (160, 64), (300, 512))
 
 
+def speedups(asked: Round, configs: IntArray) -> FloatArray:
+    """Goodput tables over what each job would have on its fair share."""
+    share = fair_share(asked.gpus, len(asked.jobs), asked.gpus_per_node)
+    base = goodput_table(asked.jobs, [share])[:, 0]
+    return speedup(goodput_table(asked.jobs, configs, most_gpus=asked.most), base)
+
+
 def by_ladder(asked: Round) -> IntArray:
     """Tables, the ladder's optimum, places; the GPUs of each job."""
-    gains = goodput_table(asked.jobs, asked.steps, most_gpus=asked.most)
+    gains = speedups(asked, asked.steps)
     sizes = asked.steps[best_sizes(gains, asked.steps[:, 1], asked.gpus), 1]
     empty = np.zeros((len(sizes), asked.nodes), dtype=np.int64)
     return place(sizes, empty, np.full(asked.nodes, asked.gpus_per_node)).gpus
@@ -41,7 +49,7 @@ def by_ladder(asked: Round) -> IntArray:
 
 def by_program(asked: Round) -> IntArray:
     """The same over every size."""
-    gains = goodput_table(asked.jobs, asked.configs, most_gpus=asked.most)
+    gains = speedups(asked, asked.configs)
     found = best_arrangement(gains, asked.configs, asked.gpus_per_node, asked.nodes)
     return place_arranged(found.gpus, np.zeros_like(found.gpus), np.full(asked.nodes, asked.gpus_per_node)).gpus
 
