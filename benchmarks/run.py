@@ -29,6 +29,7 @@ SCRIPTS = {
     "Simulated adaptive jobs": ["bench_adaptive.py"],
     "Adaptive jobs on live slots": ["bench_adaptive_live.py"],
     "Training": ["bench_training.py"],
+    "Gradient noise": ["bench_gradient_noise.py"],
     "The live service": ["bench_service.py"],
     "Many nodes": ["bench_cluster.py"],
     "Gates between jobs": ["bench_gates.py"],

@@ -142,7 +142,8 @@ def test_amsgrad_divides_by_its_largest() -> None:
     state = optimizer.state[p]
     assert state["max_exp_avg_sq"][0] > 2 * state["exp_avg_sq"][0]
     below = (state["max_exp_avg_sq"] / (1 - 0.5**7)).sqrt() + 1e-8
-    torch.testing.assert_close(Preconditioner(optimizer)(p, torch.ones(2)), 1 / below)
+    found = Preconditioner(optimizer).squared(p, torch.ones(2))
+    assert float(found) == pytest.approx(float((1 / below).square().sum()))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -189,7 +190,7 @@ def test_a_step_that_was_skipped_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("size", [7, 5000])
+@pytest.mark.parametrize("size", [7, 30000])
 def test_squared_norms(dtype: torch.dtype, size: int) -> None:
     x = torch.randn(size, 3, generator=torch.Generator().manual_seed(1)).to(dtype)
     expected = x.double().square().sum()
@@ -202,3 +203,20 @@ def test_sparse_gradients_have_norms_too() -> None:
     indices, values = torch.tensor([[0, 2, 0]]), torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 0.0]])
     sparse = torch.sparse_coo_tensor(indices, values, (4, 2), check_invariants=True)
     assert float(squared_norm(sparse)) == pytest.approx(float(sparse.to_dense().square().sum()))
+
+
+@pytest.mark.parametrize("size", [5, 70000])
+def test_large_parameters_are_divided_piece_by_piece(size: int) -> None:
+    p = torch.nn.Parameter(torch.zeros(size, 2))
+    optimizer = torch.optim.AdamW([p], betas=(0.9, 0.9), eps=1e-3)
+    random = torch.Generator().manual_seed(0)
+    for _ in range(6):
+        p.grad = torch.randn(size, 2, generator=random)
+        optimizer.step()
+    below = ((optimizer.state[p]["exp_avg_sq"] / (1 - 0.9**6)).sqrt() + 1e-3).double()
+    a, b = torch.randn(2, size, 2, generator=random)
+    made = Preconditioner(optimizer)
+    assert float(made.squared(p, a)) == pytest.approx(float((a / below).square().sum()), rel=1e-5)
+    product, difference = made.compared(p, a, b)
+    assert float(product) == pytest.approx(float((a * b / below**2).sum()), rel=1e-3, abs=1e-2)
+    assert float(difference) == pytest.approx(float(((a - b) / below).square().sum()), rel=1e-5)

@@ -70,12 +70,12 @@ def test_adam_begins_anew_in_place(options: dict) -> None:
         p.grad = torch.full((2,), 2.0)
         optimizer.step()
     before = dict(optimizer.state[p])
-    assert not torch.equal(Preconditioner(optimizer)(p, torch.ones(2) * 3), torch.ones(2) * 3)
+    assert Preconditioner(optimizer).squared(p, torch.ones(2) * 3) != 18
     reset_moments(optimizer)
     for name, value in optimizer.state[p].items():
         assert value is before[name]
         assert not value.any()
-    assert torch.equal(Preconditioner(optimizer)(p, torch.ones(2) * 3), torch.ones(2) * 3)
+    assert Preconditioner(optimizer).squared(p, torch.ones(2) * 3) == 18
     p.grad = torch.ones(2)
     optimizer.step()
     assert optimizer.state[p]["step"] == 1

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from plait.training.adaptive.passes import Pass, Squares
-from plait.training.adaptive.preconditioner import Preconditioner, squared_norm
+from plait.training.adaptive.preconditioner import Preconditioner
 from plait.training.adaptive.timing import SyncClock
 
 Hook = Callable[[Any, Any], Any]
@@ -148,7 +148,7 @@ class GradientHooks:
         """Add |P g|^2 of one parameter; one that the optimizer does not know counts nothing."""
         group = self.precondition.group_of.get(id(parameter))
         if group is not None:
-            into[group].append(squared_norm(self.precondition(parameter, gradient)))
+            into[group].append(self.precondition.squared(parameter, gradient))
 
     # -- hooks of parameters --------------------------------------------------------------------------------------
 
@@ -187,20 +187,18 @@ class GradientHooks:
         group = self.precondition.group_of.get(id(parameter))
         if group is None:
             return
-        scale = self._loss_scale
-        if scale is None:
-            gradient = gradient.clone()
-        else:  # half precision might not hold it without its scale
-            gradient = gradient / scale.to(gradient.device, torch.promote_types(gradient.dtype, torch.float32))
-        if id(parameter) in self._before:
-            before = self._before[id(parameter)]
-            plus = squared_norm(self.precondition(parameter, gradient + before))
-            minus = squared_norm(self.precondition(parameter, gradient - before))
-            self._local[group].append((plus - minus) / 4)
-            self._total[group].append(minus)
-        else:
+        if self._loss_scale is not None:  # half precision might not hold it without its scale
+            kind = torch.promote_types(gradient.dtype, torch.float32)
+            gradient = gradient / self._loss_scale.to(gradient.device, kind)
+        before = self._before.get(id(parameter))
+        if before is None:
             self._total[group].append(torch.zeros((), dtype=torch.float64, device=gradient.device))
-        self._before[id(parameter)] = gradient
+            self._before[id(parameter)] = gradient.clone() if self._loss_scale is None else gradient
+            return
+        product, difference = self.precondition.compared(parameter, gradient, before)
+        self._local[group].append(product)
+        self._total[group].append(difference)
+        before.copy_(gradient)
 
     def _put_back(self) -> None:
         """All gradients that were put away: of the last pass the optimizer and DDP want them all."""
