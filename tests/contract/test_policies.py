@@ -39,7 +39,13 @@ VARIANTS = (
     "themis:independent=queue",
     "gandiva:packing=off",
     "gandiva:slice_s=200,migration=off",
+    "pollux:exact=on,interval_s=120",
+    "pollux:exact=auto,patience_s=300,p=1",
+    "optimus:interval_s=300",
+    "sia:p=0.5,speeds=a100=2/v100=1",
 )
+#: rows that take seconds a decision, and how they do not
+CHEAP = {"pollux-ga": "pollux-ga:generations=3,population=20,interval_s=300"}
 PLACEMENTS = [s.name.lower().replace("_", "-") for s in Scheme] + ["skew"]
 PLACED = [f"{name}:placement={place}" for name in ("fifo", "srsf", "2d-las", "drf") for place in PLACEMENTS]
 
@@ -48,7 +54,7 @@ PLACED = [f"{name}:placement={place}" for name in ("fifo", "srsf", "2d-las", "dr
 @pytest.mark.parametrize("policy", [*CATALOG, *VARIANTS])
 def test_policy_keeps(policy: str, contract: str) -> None:
     for seed in (0, 1) if policy in CATALOG else (3,):
-        for result in check_policy(lambda: make_policy(policy), seed=seed, only=[contract]):
+        for result in check_policy(lambda: make_policy(CHEAP.get(policy, policy)), seed=seed, only=[contract]):
             assert result.ok, result.detail
 
 
@@ -226,6 +232,25 @@ def test_a_wrong_policy_is_found_out(spoil: Spoil, breaks: str, words: str) -> N
 
     assert re.search(words, result.detail), result.detail
     assert "seed 0" in result.detail
+
+
+@dataclass(frozen=True)
+class Impatient:
+    """FIFO with backfill, and a patience that it does not have."""
+
+    patience_s: float = 600.0
+    name: str = "impatient"
+
+    def decide(self, view: View) -> Plan:
+        return place(
+            view, np.arange(len(view.jobs)) if len(view.jobs) < 9 else np.argsort(view.jobs.gpus, kind="stable")
+        )
+
+
+def test_a_patience_that_is_not_kept_is_found_out() -> None:
+    (result,) = check_policy(Impatient, only=["keeps-patience"])
+    assert not result.ok
+    assert re.search(r"the wide job waited \d+\.\d s, and policy impatient has a patience of 600.0 s", result.detail)
 
 
 @dataclass

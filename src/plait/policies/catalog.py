@@ -30,6 +30,8 @@ from plait.policies.gittins import Distribution, FixedIndex, LearntIndex
 from plait.policies.interleave import Interleave
 from plait.policies.optimus import Optimus
 from plait.policies.pollux import Pollux
+from plait.policies.pollux_ga import PolluxGa
+from plait.policies.sia import Sia
 from plait.policies.themis import Themis
 from plait.policies.tiresias import Queues
 
@@ -151,6 +153,11 @@ def _read_sizes(path: str) -> list[float]:
     return sizes
 
 
+def _sia(speeds: object = "", **options: Any) -> Sia:
+    pairs = [part.partition("=") for part in str(speeds).split("/") if part]
+    return Sia(**options, speeds={kind: _number("speeds", value) for kind, _, value in pairs})
+
+
 def _placed(cls: Callable[..., Policy], **options: Any) -> Policy:
     if "placement" in options:
         options["place"] = placement(str(options.pop("placement")))
@@ -230,7 +237,17 @@ CATALOG: dict[str, Row] = dict(
         ("muri-l", Row("jobs take turns on resources, least attained service first", partial(_muri, "muri-l"),
                        "stage profiles", ("muri",), _INTERLEAVE)),
         ("pollux", Row("GPU counts that make the mean of speed-ups in goodput largest, chosen exactly", Pollux,
-                       "what jobs fit and measure of themselves", ("pollux", "sia"), _FITNESS)),
+                       "what jobs fit and measure of themselves", ("pollux", "sia"),
+                       {**_FITNESS, "exact": "off (a ladder of sizes), on (all sizes: integer program), auto"})),
+        ("pollux-ga", Row("the same aim by the published genetic search, seeded", PolluxGa,
+                          "what jobs fit and measure of themselves", ("pollux",),
+                          {**_FITNESS, "generations": "generations of a search, counting the first",
+                           "population": "allocations kept from one to the next", "seed": "of the search"})),
+        ("sia", Row("sizes and GPU kinds chosen together by an integer program", _sia,
+                    "what jobs fit and measure of themselves", ("sia", "pollux"),
+                    {**_ROUNDS, "p": "exponent of goodputs: -0.5 is fair, 0.5 efficient",
+                     "penalty": "what a job without GPUs costs in that sum",
+                     "speeds": "how fast GPU kinds are, e.g. a100=2/v100=1; 1 where none is given"})),
         ("optimus", Row("one more GPU always to whom it saves the most time", Optimus,
                         "remaining work, what jobs fit and measure of themselves", ("optimus", "pollux"), _ROUNDS)),
         ("drf", Row("dominant resource fairness over users on GPUs, CPUs and memory", partial(_placed, Drf),

@@ -3,138 +3,92 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal
 
 import numpy as np
 
-from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.errors import InputError, MissingExtra
 from plait.core.policy import View
-from plait.goodput.fitness import after_restart
 from plait.goodput.knapsack import best_sizes
-from plait.goodput.ladder import ladder
-from plait.placement.elastic import place
+from plait.goodput.programs import best_arrangement
+from plait.goodput.solver import HAVE_HIGHS
+from plait.placement.rebuild import place_arranged
 from plait.policies.pools import Pool
 from plait.policies.rounds import ByFitness, Sizes
+from plait.policies.steps import Ladder, every_worth, patterns_apply
+
+#: Branchings of the integer program after which the best found so far is taken: the same on every machine.
+MOST_NODES = 2000
+
+#: Up to how many GPUs, and how many pairs of job and size, `exact=auto` looks for the best of all sizes.
+AUTO_GPUS, AUTO_PAIRS = 64, 4000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pollux(ByFitness):
-    """Sizes that make the mean of speed-ups largest, by dynamic programming over the ladder of sizes.
+    """Sizes that make the mean of speed-ups largest, exactly.
 
     SPEEDUP is goodput relative to a fair share of the GPUs, and the mean one of exponent `p`: -1, the harmonic one,
     gains most where jobs have least. A size that changes is discounted by what a restart costs (Pollux, section 4.2).
-    Sizes are powers of two within a node and whole nodes, so that all that fit in number find a place, and no two jobs
-    that span nodes meet on one (Sia, section 3.4).
 
-    Each GPU kind is a cluster of its own here; `sia` chooses among kinds.
+    Either sizes are powers of two within a node and whole nodes, chosen by dynamic programming: all that fit in number
+    find a place, and no two jobs that span nodes meet on one (Sia, section 3.4). Or they are chosen among all sizes and
+    patterns of nodes, by an integer program (`exact=on`). `auto` takes the program where it can matter and is quick: on
+    up to 64 GPUs of equal nodes, with more than two a job. Jobs that wait are told which method was used.
+
+    Each GPU kind is a cluster of its own here; `sia` chooses among kinds. Raises `InputError` for unknown words, and
+    `MissingExtra` for `exact=on` without the solver.
     """
 
+    exact: bool | Literal["auto"] = False
     name: str = "pollux"
 
+    def __post_init__(self) -> None:
+        """Refuse unknown words."""
+        super().__post_init__()
+        if self.exact not in (True, False, "auto"):
+            raise InputError(f"policy {self.name}: exact is {self.exact!r}; it takes on, off or auto")
+        if self.exact is True and not HAVE_HIGHS:
+            raise MissingExtra("highspy", "sim", f"policy {self.name} with exact=on")
+
     def allocate(self, pool: Pool, view: View) -> Sizes:
-        """Best sizes on the ladder, put close to where everybody is."""
+        """Best sizes on the ladder or of all, put close to where everybody is."""
+        if not pool.total:
+            return Sizes(np.zeros_like(pool.held), "none: no node is up")
+        if patterns_apply(pool) and (self._worth_a_program(pool) if self.exact == "auto" else self.exact):
+            found = self._best_of_all(pool)
+            if found is not None:
+                return found
         steps = Ladder.of(pool)
-        if not pool.total or not len(steps.configs) > 1:
-            return Sizes(np.zeros_like(pool.held), "nothing: no node is up")
         worth = steps.worth(pool)
         worth[steps.must(pool), 0] = np.nan
         column = best_sizes(worth, steps.configs[:, 1], pool.total, self.p, floor=self.floor, weights=pool.weights)
-        return Sizes(steps.placed(pool, column), f"the best of a ladder of {len(steps.configs) - 1} (exact)")
+        return Sizes(steps.placed(pool, column), "the best of a ladder (dynamic programming)")
 
+    def _worth_a_program(self, pool: Pool) -> bool:
+        counted = max(int((pool.weights > 0).sum()), 1)
+        small = pool.total <= AUTO_GPUS and counted * pool.total <= AUTO_PAIRS
+        return HAVE_HIGHS and small and pool.total > 2 * counted
 
-class Ladder(NamedTuple):
-    """The steps of a pool, and what each job would get on each of them; J jobs, C steps.
-
-    A step is a charge, in GPUs; most jobs get as many. A job that takes more than its share of a node's cores or memory
-    gets fewer, and one that can only run in sizes between two steps is charged the upper one.
-    """
-
-    configs: IntArray
-    """(C, 2): nodes and GPUs of a step, from none upwards."""
-    gpus: IntArray
-    """(J, C): GPUs that each job gets; 0 where it does not run."""
-    running: IntArray
-    """(J,): the step on which each job is now, -1 if on none."""
-    held: IntArray
-    """(J, N): what each running job is charged on each node now."""
-
-    @classmethod
-    def of(cls, pool: Pool) -> Ladder:
-        """The steps that the jobs of a pool may take."""
-        per_node, share = pool.per_node, pool.share
-        needed = int(np.ceil((pool.most * share).max(initial=1.0) - 1e-9))
-        needed = -(-needed // per_node) * per_node if needed > per_node else per_node
-        configs = ladder(per_node, pool.total // per_node, needed)
-        nodes, charge = configs.T
-        within = np.floor(charge / share[:, None] + 1e-9).astype(np.int64)
-        whole = nodes * np.floor(per_node / share + 1e-9).astype(np.int64)[:, None]
-        gpus = np.where(charge >= per_node, whole, within)
-        least, most = pool.least[:, None], pool.most[:, None]
-        fits = (gpus >= least) & (gpus <= most)
-        between = ~fits.any(axis=1) & (gpus >= least).any(axis=1)
-        first = (gpus >= least).argmax(axis=1)
-        rows = np.flatnonzero(between)
-        fits[rows, first[rows]] = True
-        gpus = np.where(fits, np.minimum(gpus, most), 0)
-        gpus[:, 0] = 0
-        running = _running(pool, nodes, gpus)
-        return cls(configs, gpus, running, _charged(pool, configs, running))
-
-    def worth(self, pool: Pool) -> FloatArray:
-        """(J, C): speed-ups, discounted where the job would have to restart; NaN where it cannot run."""
-        speedup = pool.goodput(self.configs[:, 0], self.gpus) / pool.base[:, None]
-        worth = after_restart(speedup, pool.kept, self.running)
-        worth[self.gpus == 0] = np.nan
-        worth[:, 0] = 0.0
-        return worth
-
-    def must(self, pool: Pool) -> IntArray:
-        """Rows of due jobs that get GPUs whatever it costs: from the first on, as many as fit."""
-        some = np.flatnonzero(pool.due)
-        able = (self.gpus[some] > 0).any(axis=1)
-        charge = self.configs[(self.gpus[some] > 0).argmax(axis=1), 1]
-        over = ~able | (np.cumsum(charge) > pool.total)
-        return some[: int(over.argmax())] if over.any() else some
-
-    def placed(self, pool: Pool, column: IntArray) -> IntArray:
-        """The allocation (J, N) in which every job is on its step; jobs that find no place have no GPUs."""
-        sizes = self.configs[column, 1]
-        mixed = np.full(len(sizes), len(np.unique(pool.capacity[pool.capacity > 0])) > 1)
-        found = place(sizes, self.held, pool.capacity, spread=mixed)
-        return self._gpus(pool, column, found.gpus)
-
-    def _gpus(self, pool: Pool, column: IntArray, charges: IntArray) -> IntArray:
-        """GPUs (J, N) of jobs on these steps that were put where `charges` (J, N) says."""
-        out = np.zeros_like(charges)
-        same: BoolArray = (charges == self.held).all(axis=1) & (column == self.running)
-        out[same] = pool.held[same]
-        plain = pool.share == 1.0
-        wanted = self.gpus[np.arange(len(column)), column]
-        exact = ~same & plain & (charges.sum(axis=1) == wanted)
-        out[exact] = charges[exact]
-        for j in np.flatnonzero(~same & ~exact & charges.any(axis=1)).tolist():
-            left = int(wanted[j])
-            for node in np.argsort(-charges[j], kind="stable").tolist():
-                out[j, node] = min(left, int(charges[j, node] / pool.share[j] + 1e-9))
-                left -= int(out[j, node])
-            if left:
-                out[j] = 0
-        return out
-
-
-def _running(pool: Pool, nodes: IntArray, gpus: IntArray) -> IntArray:
-    """(J,): the step on which each job is, told by its GPUs and by whether they are on several nodes."""
-    spread, held = pool.running
-    same = (gpus == held[:, None]) & ((nodes > 1) == (spread > 1)[:, None]) & (gpus > 0)
-    return np.where(same.any(axis=1), same.argmax(axis=1), -1)
-
-
-def _charged(pool: Pool, configs: IntArray, running: IntArray) -> IntArray:
-    """(J, N): what each job is charged where it runs; as much as its step is, if that can be."""
-    charge = np.minimum(np.ceil(pool.held * pool.share[:, None] - 1e-9).astype(np.int64), pool.capacity)
-    due = np.where(running >= 0, configs[running, 1], 0)
-    single = (pool.held > 0).sum(axis=1) == 1
-    for j in np.flatnonzero((running >= 0) & (charge.sum(axis=1) != due)).tolist():
-        at = pool.held[j] > 0
-        charge[j, at] = np.minimum(due[j], pool.capacity[at]) if single[j] else pool.capacity[at]
-    return charge
+    def _best_of_all(self, pool: Pool) -> Sizes | None:
+        """Every size and pattern of nodes, by an integer program; None if those who are due cannot be served so."""
+        up = pool.capacity > 0
+        nodes = int(up.sum())
+        some = np.flatnonzero(pool.weights > 0)
+        configs, worth = every_worth(pool)
+        worth = worth[some]
+        line = np.cumsum(np.where(pool.due[some], pool.least[some], 0))
+        worth[pool.due[some] & (line <= pool.total), 0] = np.nan
+        try:
+            found = best_arrangement(
+                worth, configs, pool.per_node, nodes, self.p, floor=self.floor, weights=pool.weights[some],
+                most_nodes=MOST_NODES,
+            )  # fmt: skip
+        except InputError:
+            return None
+        arranged = np.zeros((len(pool.rows), nodes), dtype=np.int64)
+        arranged[some] = found.gpus
+        matrix = np.zeros_like(pool.held)
+        matrix[:, up] = place_arranged(arranged, pool.held[:, up], pool.capacity[up]).gpus
+        best = "the best" if found.optimal else f"the best after {MOST_NODES} branchings"
+        return Sizes(matrix, f"{best} of all sizes (integer program)")

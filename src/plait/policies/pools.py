@@ -123,24 +123,32 @@ class Pool:
         return np.where((matrix == self.held).all(axis=1), speedup, speedup * self.kept)
 
 
-def pools(view: View, *, due: BoolArray, restart_s: float) -> Iterator[Pool]:
+def pools(view: View, *, due: BoolArray, restart_s: float, kinds: IntArray | None = None) -> Iterator[Pool]:
     """The pools of a view in the order of GPU kinds; every job is in exactly one.
 
-    A running job stays in its pool. A waiting one goes where it may run and least is asked for. `due` is one flag a row
-    of `view.jobs`; `restart_s` what a restart costs those that have not measured it, seconds.
+    `kinds` says in which; by default a running job stays in its pool, and a waiting one goes where it may run and least
+    is asked for. `due` is one flag a row of `view.jobs`; `restart_s` what a restart costs those that have not measured
+    it, seconds.
     """
     cluster = view.cluster
     held = held_gpus(view)
     waits = held.sum(axis=1) == 0
     turn = np.where(due & waits, view.jobs.pending_since_s, view.jobs.attained_gpu_s)
     order = np.lexsort((turn, waits, ~due))
-    kind_of = _kinds(view, held, order)
+    kind_of = _kinds(view, held, order) if kinds is None else kinds
     columns = _Columns(view, restart_s)
     for kind in range(len(cluster.kinds)):
         rows = order[kind_of[order] == kind]
-        nodes = np.flatnonzero(cluster.node_kind == kind)
         if len(rows):
-            yield columns.pool(rows, nodes, held[np.ix_(rows, nodes)], due[rows])
+            yield columns.pool(rows, kind, held, due)
+
+
+def every_pool(view: View, *, due: BoolArray, restart_s: float) -> Iterator[Pool]:
+    """One pool a GPU kind, each with all jobs of the view, in their order."""
+    held, rows = held_gpus(view), np.arange(len(view.jobs))
+    columns = _Columns(view, restart_s)
+    for kind in range(len(view.cluster.kinds)):
+        yield columns.pool(rows, kind, held, due)
 
 
 def held_gpus(view: View) -> IntArray:
@@ -181,11 +189,14 @@ class _Columns:
         cap = replica_cap(profiled, self.jobs.most, self.jobs.least_local)
         self.most = np.where(adapts, np.clip(cap, jobs.min_gpus, self.limit), self.limit)
 
-    def pool(self, rows: IntArray, nodes: IntArray, held: IntArray, due: BoolArray) -> Pool:
+    def pool(self, rows: IntArray, kind: int, held: IntArray, due: BoolArray) -> Pool:
+        """These rows on the nodes of a kind; `held` and `due` are those of all jobs and nodes."""
         cluster, jobs = self.view.cluster, self.view.jobs
+        nodes = np.flatnonzero(cluster.node_kind == kind)
         return Pool(
             rows, nodes, np.where(cluster.node_up[nodes], cluster.node_gpus[nodes], 0), cluster.node_spare[nodes],
-            self.per_gpu[rows], held, jobs.min_gpus[rows], self.most[rows], self.limit[rows], self.weights[rows], due,
+            self.per_gpu[rows], held[np.ix_(rows, nodes)], jobs.min_gpus[rows], self.most[rows], self.limit[rows],
+            self.weights[rows], due[rows],
             self.kept[rows], self.jobs[rows],
         )  # fmt: skip
 

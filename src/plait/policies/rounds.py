@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,10 +23,17 @@ CLOCK_S = 1e-6
 
 
 class Sizes(NamedTuple):
-    """An allocation of one pool, GPUs (J, N), and by which method it was found, in words."""
+    """An allocation of one pool, GPUs (J, N), and how it was found: completes "sizes are ..."."""
 
     matrix: IntArray
     method: str
+
+
+class Seated(NamedTuple):
+    """A pool and the allocation that is applied there."""
+
+    pool: Pool
+    sizes: Sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +80,19 @@ class InRounds:
         """Which to apply: what `allocate` found, or what runs now with free GPUs for those who wait."""
         return found
 
-    def pools(self, view: View, due: BoolArray) -> Iterator[Pool]:
-        """The pools in which sizes are chosen."""
-        return pools(view, due=due, restart_s=self.restart_s)
+    def between(self, view: View, due: BoolArray) -> list[Seated]:
+        """What runs now, and free GPUs for those who wait."""
+        found = [(pool, Seats(pool, pool.held).fill()) for pool in pools(view, due=due, restart_s=self.restart_s)]
+        return [Seated(pool, Sizes(matrix, "kept until the next round")) for pool, matrix in found]
+
+    def anew(self, view: View, due: BoolArray) -> list[Seated]:
+        """All sizes anew, pool by pool, or as they are where `choose` says so."""
+        out = []
+        for pool, kept in self.between(view, due):
+            found = self.allocate(pool, view)
+            filled = Seats(pool, found.matrix).fill(found.matrix.sum(axis=1))
+            out.append(Seated(pool, self.choose(pool, found._replace(matrix=filled), kept)))
+        return out
 
     def decide(self, view: View) -> Plan:
         """All sizes anew once a round; else free GPUs for those who wait."""
@@ -87,17 +104,8 @@ class InRounds:
         guaranteed = jobs.job_class != int(JobClass.OPPORTUNISTIC)
         due = guaranteed & (jobs.promotions > 0) & (jobs.served_s < self.patience_s)
         late = guaranteed & ~due & (jobs.waiting_s >= self.patience_s - CLOCK_S) & fresh
-        seated: list[tuple[Pool, IntArray]] = []
-        methods: list[str] = []
-        for pool in self.pools(view, due | late):
-            chosen = Sizes(Seats(pool, pool.held).fill(), "as they are until the next round")
-            if fresh:
-                found = self.allocate(pool, view)
-                filled = Seats(pool, found.matrix).fill(found.matrix.sum(axis=1))
-                chosen = self.choose(pool, found._replace(matrix=filled), chosen)
-            seated.append((pool, chosen.matrix))
-            methods.append(chosen.method)
-        groups = groups_of(view, seated)
+        seated = self.anew(view, due | late) if fresh else self.between(view, due)
+        groups = groups_of(view, [(pool, sizes.matrix) for pool, sizes in seated])
         order = np.concatenate([pool.rows for pool, _ in seated])
         settled = len(groups) == len(jobs) and all((pool.least == pool.limit).all() for pool, _ in seated)
         return Plan(
@@ -105,7 +113,7 @@ class InRounds:
             jobs.number[order],
             np.full(len(order), now),
             jobs.number[late],
-            _reasons(view, seated, methods, (now + 1) * self.interval_s),
+            _reasons(view, seated, (now + 1) * self.interval_s),
             math.inf if settled else (now + 1) * self.interval_s,
             settled=settled,
         )
@@ -148,10 +156,10 @@ def _in_line(pool: Pool, matrix: IntArray) -> int:
     return int(missing[0]) if len(missing) else int(pool.due.sum())
 
 
-def _reasons(view: View, seated: list[tuple[Pool, IntArray]], methods: list[str], until_s: float) -> Mapping[int, str]:
+def _reasons(view: View, seated: list[Seated], until_s: float) -> Mapping[int, str]:
     """Why each waiting job waits, and how sizes were chosen."""
     out: dict[int, str] = {}
-    for (pool, matrix), method in zip(seated, methods, strict=True):
+    for pool, (matrix, method) in seated:
         waits = np.flatnonzero(~matrix.any(axis=1))
         if not len(waits):
             continue

@@ -8,6 +8,7 @@ says with which seed, at what time, and for which job.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -20,10 +21,11 @@ from plait.control.messages import Command, Event, ReplanDue, group_to_json, to_
 from plait.control.snapshot import restore, snapshot
 from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError
-from plait.core.jobs import JobBatch, JobSpec, Phase
+from plait.core.jobs import JobBatch, JobClass, JobSpec, Phase
 from plait.core.plan import Plan
 from plait.core.policy import Policy, View
 from plait.core.resources import StageProfile
+from plait.goodput.models import shipped
 from plait.sim.failures import NodeChange
 from plait.sim.invariants import Invariants
 from plait.sim.overheads import Overheads
@@ -138,6 +140,28 @@ def _random_job(rng: np.random.Generator, i: int, gpus: int, submit_s: float) ->
         gpu_memory_bytes=float(rng.choice([0.0, 6e9, 12e9])),
         skew=None if rng.random() < 0.3 else float(rng.uniform(0, 1)),
     )
+
+
+def adaptive_jobs(seed: int, count: int = 10) -> JobBatch:
+    """Jobs that adapt their batch, elastic ones and fixed ones, some of which live from what the others leave."""
+    rng = np.random.default_rng((seed, 0xADA97))
+    submits = np.sort(np.round(rng.uniform(0, 900.0, count), 3))
+    models = shipped()
+    rows = []
+    for i, submit_s in enumerate(submits.tolist()):
+        model = models[str(rng.choice(["cifar10", "ncf", "deepspeech2"]))]
+        guest = JobClass.OPPORTUNISTIC if rng.random() < 0.2 else JobClass.GUARANTEED
+        common: dict[str, Any] = {"id": f"a{i:03d}", "submit_s": submit_s, "job_class": guest, "user": f"u{i % 3}"}
+        duration_s, kind = float(rng.uniform(60, 900)), rng.random()
+        if kind < 0.5:
+            one_s = model.iteration_s(1, 1)
+            common |= {"iterations": duration_s / one_s, "iteration_s": one_s, "model": model.name}
+            rows.append(JobSpec(**common, batch=model.batch, max_gpus=int(rng.choice([4, 8]))))
+        elif kind < 0.75:
+            rows.append(JobSpec(**common, iterations=duration_s, iteration_s=1.0, gpus=2, min_gpus=1, max_gpus=6))
+        else:
+            rows.append(JobSpec(**common, iterations=duration_s, iteration_s=1.0, gpus=int(rng.choice([1, 3, 8]))))
+    return JobBatch.of(rows)
 
 
 def _workloads(seed: int) -> Iterator[Workload]:
@@ -440,6 +464,42 @@ def _survives_failures(make: Make, seed: int) -> None:
     play(make(), few)  # jobs may fail for good, none may be lost
 
 
+def _adapts(make: Make, seed: int) -> None:
+    cluster = CLUSTERS[1 + seed % 3]
+    _all_finish(make, Workload(f"adaptive jobs on {cluster}", adaptive_jobs(seed), cluster, seed=seed))
+    workload = Workload("adaptive jobs on 2x4", adaptive_jobs(seed + 5), Cluster.parse("2x4"), COSTLY, seed=seed)
+    workload = replace(workload, changes=_outages(workload, seed))
+    whole = _all_finish(make, workload)
+    at = len(whole.lines) // 2
+    parts = play(make(), workload, restarts={at: make})
+    _same(workload, whole.lines, parts.lines, f"a run restored from a snapshot at step {at}")
+
+
+def _keeps_patience(make: Make, seed: int) -> None:
+    """For policies that have `patience_s`: narrow jobs that ask for more than there is, for ever, and a wide gang."""
+    policy = make()
+    patience_s = float(getattr(policy, "patience_s", math.inf))
+    if not math.isfinite(patience_s):
+        return
+    longest_s = patience_s + float(getattr(policy, "interval_s", 0.0))
+    every_s = patience_s / 40
+    narrow = [  # the first eight fill the cluster; the gang comes next, so nobody is due before it
+        JobSpec(id=f"n{i:03d}", submit_s=every_s * max(i - 7, 0), gpus=1, iterations=10 * every_s + i, iteration_s=1.0)
+        for i in range(80)
+    ]
+    wide = JobSpec(id="wide", submit_s=every_s / 2, gpus=8, iterations=30.0, iteration_s=1.0)
+    jobs = JobBatch.of(sorted([*narrow, wide], key=lambda spec: spec.submit_s))
+    workload = Workload("an overload of narrow jobs and a wide one on 2x4", jobs, Cluster.parse("2x4"), seed=seed)
+    played = _all_finish(make, workload)
+    job = jobs.id.tolist().index("wide")
+    waited_s = float(played.controller.books.columns["first_start_s"][job]) - wide.submit_s
+    if waited_s > longest_s + 1e-3:
+        raise BrokenPromise(
+            f"workload {workload.name}: the wide job waited {waited_s} s, and policy {describe(policy)} has a patience "
+            f"of {patience_s} s, so it promised {longest_s} s at most"
+        )
+
+
 def _rounds(make: Make, seed: int) -> None:
     for round_s in (0.0, 360.0):
         _all_finish(make, _one(seed + 3, world=replace(COSTLY, round_s=round_s)))
@@ -456,6 +516,12 @@ CONTRACTS = (
         "feeds-all", "a wide gang ends among narrow jobs, no later than one job after the other would", _feeds_all
     ),
     Contract("admits", "an empty cluster runs something; what can never fit is refused and disturbs nobody", _admits),
+    Contract(
+        "keeps-patience",
+        "a policy with `patience_s` starts who waited that long, whatever comes",
+        _keeps_patience,
+    ),
+    Contract("adapts", "jobs that adapt their batch, elastic and opportunistic ones end too", _adapts),
     Contract("survives-nodes", "nodes go and come back; every job ends", _survives_nodes),
     Contract("survives-failures", "processes fail and are retried; every job ends", _survives_failures),
     Contract("rounds", "decisions at every event or every 360 s, with start-up and save costs", _rounds),

@@ -13,8 +13,9 @@ from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobClass
 from plait.goodput.fitness import fitness
 from plait.policies.catalog import make_policy
-from plait.policies.pollux import Ladder, Pollux
+from plait.policies.pollux import Pollux
 from plait.policies.pools import pools
+from plait.policies.steps import Ladder
 
 NOBODY = np.zeros(0, dtype=np.int64)
 

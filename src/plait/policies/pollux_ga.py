@@ -1,0 +1,52 @@
+"""Pollux as published: its genetic search for an allocation, seeded (Qiao et al., OSDI 2021, section 4.2.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from plait.core.policy import View
+from plait.goodput.genetic import GENERATIONS, POPULATION, Search, evolve
+from plait.policies.pools import Pool
+from plait.policies.rounds import ByFitness, Sizes
+from plait.policies.steps import every_worth
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolluxGa(ByFitness):
+    """The same aim as `Pollux`, searched for by `generations` of `population` allocations; the reference for it.
+
+    Each round starts from what runs. The published scheduler also keeps the non-dominated allocations of the round
+    before; a policy here remembers nothing that is not in the view, so that a plan can be had again from the view and
+    the seed. `plait reproduce pollux` keeps them, as published. Waiting jobs that the search left out take free GPUs.
+    """
+
+    generations: int = GENERATIONS
+    population: int = POPULATION
+    seed: int = 0
+    name: str = "pollux-ga"
+
+    def __post_init__(self) -> None:
+        """Refuse searches without anybody."""
+        super().__post_init__()
+        self._require("generations", lambda value: value >= 1 and value == int(value), "a whole number >= 1")
+        self._require("population", lambda value: value >= 2 and value == int(value), "a whole number >= 2")
+        self._require("seed", lambda value: value >= 0 and value == int(value), "a whole number >= 0")
+
+    def allocate(self, pool: Pool, view: View) -> Sizes:
+        """The best of the last generation."""
+        configs, worth = every_worth(pool)
+        speedup = pool.goodput(configs[:, 0], np.where(np.isnan(worth), 0, configs[:, 1])) / pool.base[:, None]
+        search = Search(
+            speedup, configs, pool.held, pool.capacity, pool.kept, pool.most, pool.least,
+            weights=pool.weights, p=self.p, floor=self.floor,
+        )  # fmt: skip
+        rng = np.random.default_rng((self.seed, round(view.now_s * 1000)))
+        found = evolve(
+            search, view.jobs.number[pool.rows], pool.nodes, rng,
+            generations=int(self.generations), population=int(self.population),
+        )  # fmt: skip
+        return Sizes(
+            found.gpus, f"the best of {self.generations} generations (genetic search, fitness {found.fitness:.3f})"
+        )

@@ -1,0 +1,109 @@
+"""Sia: sizes and GPU kinds in one integer program (Jayaram Subramanya et al., SOSP 2023)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.errors import InputError, MissingExtra
+from plait.core.policy import View
+from plait.goodput.kinds import PENALTY, POWER, best_configurations, relative
+from plait.goodput.solver import HAVE_HIGHS
+from plait.placement.packing import allowed_kinds
+from plait.policies.pools import Pool, every_pool, pools
+from plait.policies.rounds import InRounds, Seated, Sizes
+from plait.policies.seats import Seats
+from plait.policies.steps import Ladder
+
+#: Branchings after which the best found so far is taken: a limit that is the same on every machine.
+MOST_NODES = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sia(InRounds):
+    """Every job one configuration of nodes, GPUs and kind, so that the sum of goodputs to the power `p` is largest.
+
+    Goodputs count relative to each job's smallest, and `penalty` is what a job without GPUs costs (Sia, section 3.3).
+    Sizes are the ladder of each kind. A job is taken to be as much faster on another kind as `speeds` says: its own
+    estimates on one kind are carried over in proportion (section 3.2); kinds without a speed count 1.
+
+    Raises `InputError` for impossible values, `MissingExtra` without the solver.
+    """
+
+    p: float = POWER
+    penalty: float = PENALTY
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    name: str = "sia"
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values, and to start without the solver."""
+        super().__post_init__()
+        self._require("p", math.isfinite, "a finite number, e.g. -0.5 (fair) or 0.5")
+        self._require("penalty", lambda value: math.isfinite(value) and value >= 0, "a finite number >= 0")
+        wrong = [f"{kind}={speed}" for kind, speed in self.speeds.items() if not 0 < speed < math.inf]
+        if wrong:
+            raise InputError(f"policy {self.name}: speeds of GPU kinds must be finite and > 0, got {', '.join(wrong)}")
+        if not HAVE_HIGHS:
+            raise MissingExtra("highspy", "sim", f"policy {self.name}")
+
+    def anew(self, view: View, due: BoolArray) -> list[Seated]:
+        """Choose among all kinds at once, then place kind by kind."""
+        kinds, step = self._chosen(view, due)
+        out = []
+        for pool in pools(view, due=due, restart_s=self.restart_s, kinds=kinds):
+            ladder = Ladder.of(pool)
+            matrix = ladder.placed(pool, step[pool.rows])
+            filled = Seats(pool, matrix).fill(matrix.sum(axis=1))
+            out.append(Seated(pool, Sizes(filled, "the best of all GPU kinds (integer program)")))
+        return out
+
+    def _chosen(self, view: View, due: BoolArray) -> tuple[IntArray, IntArray]:
+        """(jobs,), (jobs,): the kind of each job and its step on that kind's ladder, 0 for nothing."""
+        every = list(every_pool(view, due=due, restart_s=self.restart_s))
+        ladders = [Ladder.of(pool) for pool in every]
+        steps = [np.arange(1, len(ladder.configs)) for ladder in ladders]
+        kind = np.repeat(np.arange(len(every)), [len(some) for some in steps])
+        charge = np.concatenate([ladder.configs[1:, 1] for ladder in ladders])
+        running = np.concatenate(
+            [ladder.running[:, None] == some for ladder, some in zip(ladders, steps, strict=True)], 1
+        )
+        allowed = (np.broadcast_to(allowed_kinds(view), len(view.jobs))[:, None] >> np.arange(len(every))) & 1 == 1
+        goodput = np.concatenate([self._goodput(view, i, every[i], ladders[i]) for i in range(len(every))], axis=1)
+        goodput = relative(np.where(allowed[:, kind], goodput, np.nan))
+        goodput = np.where(running, goodput, goodput * every[0].kept[:, None])
+        capacity = np.array([pool.total for pool in every], dtype=np.int64)
+        weights = every[0].weights
+        some = np.flatnonzero(weights > 0)
+        column = np.full(len(view.jobs), -1, dtype=np.int64)
+        if len(some):
+            column[some] = best_configurations(
+                goodput[some], charge, kind, capacity, self.p, penalty=self.penalty, weights=weights[some],
+                most_nodes=MOST_NODES,
+            )  # fmt: skip
+        has = column >= 0
+        of_job = np.full(len(column), -1, dtype=np.int64)
+        of_job[has] = kind[column[has]]
+        free = capacity - np.bincount(kind[column[has]], charge[column[has]], len(every)).astype(np.int64)
+        _spread_out(of_job, allowed, free, every)
+        chosen = np.zeros(len(column), dtype=np.int64)
+        chosen[has] = np.concatenate(steps)[column[has]]
+        return of_job, chosen
+
+    def _goodput(self, view: View, kind: int, pool: Pool, ladder: Ladder) -> FloatArray:
+        """(J, C - 1): goodput on each step but the first; NaN where a job cannot run."""
+        gpus = ladder.gpus[:, 1:]
+        speed = self.speeds.get(view.cluster.kinds[kind], 1.0)
+        return np.where(gpus > 0, pool.goodput(ladder.configs[1:, 0], gpus) * speed, np.nan)
+
+
+def _spread_out(kind: IntArray, allowed: BoolArray, free: IntArray, every: list[Pool]) -> None:
+    """Send jobs without a kind (-1) to where they run, or else to where most GPUs are free, to use what is left."""
+    for j in np.flatnonzero(kind < 0).tolist():
+        may = np.flatnonzero(allowed[j]) if allowed[j].any() else np.arange(len(every))
+        here = [i for i in may.tolist() if every[i].held[j].any()]
+        kind[j] = here[0] if here else int(may[free[may].argmax()])
+        free[kind[j]] -= every[0].least[j]

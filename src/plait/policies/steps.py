@@ -1,0 +1,129 @@
+"""Sizes that jobs of a pool may be given, what each is worth to them, and where they go; J jobs, N nodes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.goodput.fitness import after_restart
+from plait.goodput.ladder import column_of, every_size, ladder
+from plait.placement.elastic import place
+from plait.policies.pools import Pool
+
+
+def patterns_apply(pool: Pool) -> bool:
+    """Whether nodes are alike and no job takes more than its share of their cores and memory, as the program needs."""
+    up = pool.capacity[pool.capacity > 0]
+    return bool(len(up) and (up == up[0]).all() and (pool.share == 1.0).all())
+
+
+def every_worth(pool: Pool) -> tuple[IntArray, FloatArray]:
+    """All configurations (C, 2), nothing first, and what they are worth to each job (J, C); NaN where it cannot run."""
+    nodes = int((pool.capacity > 0).sum())
+    configs = every_size(pool.per_node, nodes, int(pool.most.max(initial=1)))
+    fits = (configs[:, 1] >= pool.least[:, None]) & (configs[:, 1] <= pool.most[:, None])
+    speedup = pool.goodput(configs[:, 0], np.where(fits, configs[:, 1], 0)) / pool.base[:, None]
+    worth = after_restart(speedup, pool.kept, column_of(configs, *pool.running))
+    worth[~fits] = np.nan
+    worth[:, 0] = 0.0
+    return configs, worth
+
+
+class Ladder(NamedTuple):
+    """The steps of a pool, and what each job would get on each of them; J jobs, C steps.
+
+    A step is a charge, in GPUs; most jobs get as many. A job that takes more than its share of a node's cores or memory
+    gets fewer, and one that can only run in sizes between two steps is charged the upper one.
+    """
+
+    configs: IntArray
+    """(C, 2): nodes and GPUs of a step, from none upwards."""
+    gpus: IntArray
+    """(J, C): GPUs that each job gets; 0 where it does not run."""
+    running: IntArray
+    """(J,): the step on which each job is now, -1 if on none."""
+    held: IntArray
+    """(J, N): what each running job is charged on each node now."""
+
+    @classmethod
+    def of(cls, pool: Pool) -> Ladder:
+        """The steps that the jobs of a pool may take."""
+        per_node, share = pool.per_node, pool.share
+        needed = int(np.ceil((pool.most * share).max(initial=1.0) - 1e-9))
+        needed = -(-needed // per_node) * per_node if needed > per_node else per_node
+        configs = ladder(per_node, pool.total // per_node, needed)
+        nodes, charge = configs.T
+        within = np.floor(charge / share[:, None] + 1e-9).astype(np.int64)
+        whole = nodes * np.floor(per_node / share + 1e-9).astype(np.int64)[:, None]
+        gpus = np.where(charge >= per_node, whole, within)
+        least, most = pool.least[:, None], pool.most[:, None]
+        fits = (gpus >= least) & (gpus <= most)
+        between = ~fits.any(axis=1) & (gpus >= least).any(axis=1)
+        first = (gpus >= least).argmax(axis=1)
+        rows = np.flatnonzero(between)
+        fits[rows, first[rows]] = True
+        gpus = np.where(fits, np.minimum(gpus, most), 0)
+        gpus[:, 0] = 0
+        running = _running(pool, nodes, gpus)
+        return cls(configs, gpus, running, _charged(pool, configs, running))
+
+    def worth(self, pool: Pool) -> FloatArray:
+        """(J, C): speed-ups, discounted where the job would have to restart; NaN where it cannot run."""
+        speedup = pool.goodput(self.configs[:, 0], self.gpus) / pool.base[:, None]
+        worth = after_restart(speedup, pool.kept, self.running)
+        worth[self.gpus == 0] = np.nan
+        worth[:, 0] = 0.0
+        return worth
+
+    def must(self, pool: Pool) -> IntArray:
+        """Rows of due jobs that get GPUs whatever it costs: from the first on, as many as fit."""
+        some = np.flatnonzero(pool.due)
+        able = (self.gpus[some] > 0).any(axis=1)
+        charge = self.configs[(self.gpus[some] > 0).argmax(axis=1), 1]
+        over = ~able | (np.cumsum(charge) > pool.total)
+        return some[: int(over.argmax())] if over.any() else some
+
+    def placed(self, pool: Pool, column: IntArray) -> IntArray:
+        """The allocation (J, N) in which every job is on its step; jobs that find no place have no GPUs."""
+        sizes = self.configs[column, 1]
+        mixed = np.full(len(sizes), len(np.unique(pool.capacity[pool.capacity > 0])) > 1)
+        found = place(sizes, self.held, pool.capacity, spread=mixed)
+        return self._gpus(pool, column, found.gpus)
+
+    def _gpus(self, pool: Pool, column: IntArray, charges: IntArray) -> IntArray:
+        """GPUs (J, N) of jobs on these steps that were put where `charges` (J, N) says."""
+        out = np.zeros_like(charges)
+        same: BoolArray = (charges == self.held).all(axis=1) & (column == self.running)
+        out[same] = pool.held[same]
+        plain = pool.share == 1.0
+        wanted = self.gpus[np.arange(len(column)), column]
+        exact = ~same & plain & (charges.sum(axis=1) == wanted)
+        out[exact] = charges[exact]
+        for j in np.flatnonzero(~same & ~exact & charges.any(axis=1)).tolist():
+            left = int(wanted[j])
+            for node in np.argsort(-charges[j], kind="stable").tolist():
+                out[j, node] = min(left, int(charges[j, node] / pool.share[j] + 1e-9))
+                left -= int(out[j, node])
+            if left:
+                out[j] = 0
+        return out
+
+
+def _running(pool: Pool, nodes: IntArray, gpus: IntArray) -> IntArray:
+    """(J,): the step on which each job is, told by its GPUs and by whether they are on several nodes."""
+    spread, held = pool.running
+    same = (gpus == held[:, None]) & ((nodes > 1) == (spread > 1)[:, None]) & (gpus > 0)
+    return np.where(same.any(axis=1), same.argmax(axis=1), -1)
+
+
+def _charged(pool: Pool, configs: IntArray, running: IntArray) -> IntArray:
+    """(J, N): what each job is charged where it runs; as much as its step is, if that can be."""
+    charge = np.minimum(np.ceil(pool.held * pool.share[:, None] - 1e-9).astype(np.int64), pool.capacity)
+    due = np.where(running >= 0, configs[running, 1], 0)
+    single = (pool.held > 0).sum(axis=1) == 1
+    for j in np.flatnonzero((running >= 0) & (charge.sum(axis=1) != due)).tolist():
+        at = pool.held[j] > 0
+        charge[j, at] = np.minimum(due[j], pool.capacity[at]) if single[j] else pool.capacity[at]
+    return charge
