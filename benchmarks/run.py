@@ -24,6 +24,7 @@ SCRIPTS = {
     "Exact matching": ["bench_matching.py"],
     "Grouping": ["bench_grouping.py"],
     "Allocation": ["bench_allocation.py"],
+    "Policies that choose sizes": ["bench_sizing.py"],
     "Muri's evaluation": ["bench_reproduce.py"],
     "Goodput of adaptive jobs": ["bench_goodput.py"],
     "Simulated adaptive jobs": ["bench_adaptive.py"],
