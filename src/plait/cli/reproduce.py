@@ -41,3 +41,32 @@ def muri(
     from plait.cli.reproduced import MuriRequest, reproduce_muri
 
     reproduce_muri(MuriRequest(**given))
+
+
+@app.command("pollux", no_args_is_help=True)
+def pollux(
+    data: Annotated[Path, typer.Option(help="The folder with the measurements: bert, cifar10, ... (and workloads).")],
+    workload: Annotated[
+        list[Path] | None, typer.Option(help="A workload; give it several times. [default: DATA/workload-6.csv]")
+    ] = None,
+    study: Annotated[Text, typer.Option(help="load, interval, interference; several with commas.")] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds of the genetic search, N or N..M.")] = "0..2",
+    report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML page with the figures.")] = None,
+    json: Annotated[Text, typer.Option(help="Write all rows as JSON; - for standard output.")] = None,
+    work: Annotated[Path | None, typer.Option(help="Where finished runs are kept. [default: the user's cache]")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run everything again.")] = False,
+    jobs: Annotated[int | None, typer.Option(help="Only the first N jobs of each workload: a quick look.")] = None,
+    processes: Annotated[int, typer.Option(help="Runs at the same time.")] = 1,
+) -> None:
+    """Pollux (OSDI'21): its released simulation under Tiresias, Optimus and Pollux, and studies around it.
+
+    \b
+    plait reproduce pollux --data simulator/traces --report pollux.html
+    plait reproduce pollux --data simulator/traces --study interval,load --seeds 0
+
+    A run of the genetic search takes minutes. Stop with Ctrl-C; the same command goes on where it was.
+    """
+    given = dict(locals())
+    from plait.cli.pollux import PolluxRequest, reproduce_pollux
+
+    reproduce_pollux(PolluxRequest(**given))

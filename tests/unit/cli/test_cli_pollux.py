@@ -1,11 +1,13 @@
-"""`plait simulate --world pollux-artifact` as a user meets it."""
+"""`plait simulate --world pollux-artifact` and `plait reproduce pollux` as a user meets them."""
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from plait.cli import pollux as command
 from pollux_files import write_measurements, write_workload
 
 
@@ -75,3 +77,76 @@ def test_mistakes_in_the_workload_are_named(plait, data, trace):
     trace.write_text(trace.read_text().replace(",ncg,1,32768", ",imagenet,1,200"))
     answer = plait("simulate", trace, "--world", "pollux-artifact", "--data", data, "-p", "tiresias")
     assert (answer.code, "with the measurements of imagenet" in answer.err) == (2, True), answer.err
+
+
+# -- reproduce -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def short(tmp_path):
+    return write_workload(tmp_path / "short.csv", (5, "bert", 2, 24), (10, "bert", 6, 192))
+
+
+def test_reproduce(plait, data, short, monkeypatch):
+    arguments = ("reproduce", "pollux", "--data", data, "--workload", short, "--seeds", "0..1", "--work", "w")
+    first = plait(*arguments, "--json", "r.json", "--report", "r.html")
+    assert first.code == 0, first.err
+    assert "no published values for" in first.err
+    assert "6 runs made, 0 were kept" in first.err
+    found = json.loads(Path("r.json").read_text())
+    means = {row["policy"]: row for row in found["rows"] if row["metric"] == "avg_jct_s"}
+    assert list(means) == ["tiresias", "optimus", "pollux", "pollux:exact=on", "pollux-ga"]
+    assert means["pollux-ga"]["seeds"] == 2
+    assert all(row["published"] is row["off"] is None for row in found["rows"])
+    same = plait("simulate", short, "--world", "pollux-artifact", "--data", data, "-p", "pollux", "--json", "-")
+    assert means["pollux"]["ours"] == json.loads(same.out)[0]["avg_jct_s"]
+    page = Path("r.html").read_text()
+    assert page.count("<svg") == 2
+    assert "branch osdi21-artifact" in page
+    assert "Muri" not in page
+    assert not re.search(r"(src|href)=\"(https?:)?//", page)
+    monkeypatch.setattr(command, "run_all", lambda *_: pytest.fail("ran again"))
+    second = plait(*arguments, "--json", "-")
+    assert json.loads(second.out)["rows"] == found["rows"]
+
+
+def test_studies(plait, data, short, monkeypatch):
+    """Which runs a study takes, without making all of them."""
+    asked = []
+
+    def pretended(cases, store, processes, ended):
+        asked.extend(cases)
+        figures = {"jobs": 1, "avg_jct_s": 100.0, "p99_jct_s": 200.0, "avg_restarts": 2.0}
+        return ((case, command.Done(figures, [100.0], 1.0)) for case in cases)
+
+    monkeypatch.setattr(command, "run_all", pretended)
+    answer = plait("reproduce", "pollux", "--data", data, "--workload", short, "--seeds", "3", "--work", "w",
+                   "--study", "load,interval,interference", "--json", "-", "--report", "s.html")  # fmt: skip
+    assert answer.code == 0, answer.err
+    told = {(case.policy, case.times) for case in asked}
+    assert len(told) == len(asked) == 5 + 3 * 3 + 2 * 4 + 3  # load 1 and 60 s are the main runs
+    assert ("pollux-ga:interval=480,seed=3", 1.0) in told
+    assert ("pollux-ga:interference=0.25,seed=3,avoid=off", 1.0) in told
+    assert ("optimus", 1.5) in told
+    rows = json.loads(answer.out)["rows"]
+    assert {row["study"] for row in rows} == {"", "load", "interval", "interference"}
+    assert Path("s.html").read_text().count("<svg") == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--data", "no"], "cannot read no/workload-6.csv: No such file or directory; give --workload"),
+        (["--data", "DATA", "--workload", "SHORT", "--study", "lod"], "unknown study 'lod'; did you mean 'load'?"),
+        (["--data", "DATA", "--workload", "SHORT", "--seeds", "x"], "seeds"),
+        (["--data", "DATA", "--workload", "SHORT", "--processes", "0"], "processes must be at least 1"),
+        (["--data", "DATA", "--workload", "SHORT", "--jobs", "0"], "jobs must be at least 1"),
+        (["--data", "EMPTY", "--workload", "SHORT"], "with the measurements of bert"),
+    ],
+)
+def test_reproduce_refuses(plait, data, short, tmp_path, options, message):
+    (tmp_path / "empty").mkdir()
+    given = [{"DATA": data, "SHORT": short, "EMPTY": tmp_path / "empty"}.get(option, option) for option in options]
+    answer = plait("reproduce", "pollux", "--work", "w", *given)
+    assert (answer.code, message in answer.err) == (2, True), answer.err
+    assert "Traceback" not in answer.err

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from importlib.resources import files
@@ -23,6 +20,7 @@ from plait.core.errors import InputError
 from plait.reproduce.muri.belief import noisy
 from plait.reproduce.muri.settings import read_setting
 from plait.reproduce.muri.trace import PERCENTILE_RULE
+from plait.reproduce.store import Kept, folder_of
 from plait.sim.cases import over_processes
 
 COLUMNS = ("row", "gpus", "submit_s", "first_start_s", "end_s", "jct_s", "attained_s", "starts")
@@ -165,50 +163,22 @@ def _more(ended: Callable[[int], None], before: list[int], done: int) -> None:
     before[0] = done
 
 
-class Store:
+class Store(Kept[Done]):
     """A folder of finished runs, one small file each, written whole or not at all."""
 
     def __init__(self, folder: Path, *, fresh: bool = False) -> None:
         """Use this folder, made if need be; `fresh` does not look at what is there."""
-        self.folder, self._fresh = folder, fresh
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"cannot keep runs in {folder}: {error.strerror}; give another folder") from error
+        super().__init__(folder, _whole, fresh=fresh)
 
-    def get(self, case: Case) -> Done | None:
-        """The run if it is there and whole."""
-        if self._fresh:
-            return None
-        try:
-            done = Done(**json.loads(self._path(case).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            return None
-        return done if done.whole else None
 
-    def put(self, case: Case, done: Done) -> None:
-        """Keep a run."""
-        try:
-            handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
-        except OSError as error:
-            raise InputError(f"cannot keep runs in {self.folder}: {error.strerror}; give another folder") from error
-        try:
-            with open(handle, "w", encoding="utf-8") as file:
-                json.dump(asdict(done), file)
-            os.replace(name, self._path(case))
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(name)
-            raise
-
-    def _path(self, case: Case) -> Path:
-        return self.folder / f"{case.key()}.json"
+def _whole(told: dict[str, Any]) -> Done | None:
+    done = Done(**told)
+    return done if done.whole else None
 
 
 def default_folder() -> Path:
     """Where runs are kept unless told otherwise: the user's cache."""
-    cache_home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache_home) / "plait" / "reproduce-muri"
+    return folder_of("muri")
 
 
 def run_all(

@@ -1,0 +1,108 @@
+"""What `plait reproduce pollux` does: find out which runs are needed, run them, show and write the comparison."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import plait
+from plait.cli.console import console
+from plait.cli.outputs import STDOUT, Outputs
+from plait.cli.progress import Bar
+from plait.cli.runs import note
+from plait.core.errors import InputError
+from plait.report.files import write_text
+from plait.reproduce.pollux.compare import Outcome, Point, chosen, points, rows_of, tables
+from plait.reproduce.pollux.published import is_published
+from plait.reproduce.pollux.runs import Case, Done, Store, run_all, workload_of
+from plait.reproduce.store import folder_of
+from plait.sim.cases import parse_range
+
+
+@dataclass(frozen=True)
+class PolluxRequest:
+    """The options of `plait reproduce pollux`, as given."""
+
+    data: Path
+    workload: Sequence[Path] | None = None
+    study: str | None = None
+    seeds: str = "0..2"
+    report: Path | None = None
+    json: str | None = None
+    work: Path | None = None
+    fresh: bool = False
+    jobs: int | None = None
+    processes: int = 1
+
+
+def reproduce_pollux(request: PolluxRequest) -> None:
+    """Do what was asked."""
+    seeds, studies = parse_range(request.seeds, "seeds"), chosen(request.study)
+    files = list(request.workload or [request.data / "workload-6.csv"])
+    asked = [point for file in files for point in points(file, request.data, studies, seeds, request.jobs)]
+    with Outputs() as outputs:
+        page = None if request.report is None else outputs.path(request.report)
+        to_stdout = request.json == STDOUT
+        numbers = None if request.json is None or to_stdout else outputs.path(request.json)
+        outcome = _outcome(asked, _finish(asked, request), request, files)
+        text = json.dumps(outcome.to_json(), indent=1, allow_nan=False) + "\n"
+        if numbers is not None:
+            outputs.fill(numbers, partial(write_text, text=text))
+        if to_stdout:
+            outputs.print_later(partial(write_text, text=text))
+        if page is not None:
+            from plait.reproduce.pollux.page import write_page
+
+            outputs.fill(page, lambda path: write_page(outcome, path))
+        printer = console(error=to_stdout)
+        for table in tables(outcome):
+            printer.print(table)
+        for remark in outcome.notes:
+            note(remark)
+        note(f"{outcome.runs} runs, {outcome.cpu_s:.1f} CPU seconds when they were made")
+        for path in outputs.commit():
+            note(f"wrote {path}")
+
+
+def _finish(asked: Sequence[Point], request: PolluxRequest) -> dict[Case, Done]:
+    """Every run, from the store or made now; what is made is kept at once."""
+    cases = list(dict.fromkeys(case for point in asked for case in point.cases))
+    if request.processes < 1:
+        raise InputError(f"--processes must be at least 1, got {request.processes}")
+    lengths = {case: len(workload_of(case)) for case in cases}  # all files are read before anything runs
+    store = Store(request.work or folder_of("pollux"), fresh=request.fresh)
+    done = {case: found for case in cases if (found := store.get(case)) is not None}
+    todo = [case for case in cases if case not in done]
+    if not todo:
+        return done
+    kept = len(done)
+    try:
+        with Bar("simulating", sum(lengths[case] for case in todo)) as bar:
+            done |= run_all(todo, store, request.processes, bar.advance)
+    except KeyboardInterrupt:
+        note(f"{len(done)} of {len(cases)} runs are kept in {store.folder}; the same command goes on from there")
+        raise
+    note(f"{len(todo)} runs made, {kept} were kept from before")
+    return done
+
+
+def _outcome(asked: Sequence[Point], done: dict[Case, Done], request: PolluxRequest, files: Sequence[Path]) -> Outcome:
+    """The comparison, once the runs are done."""
+    cpu_s: dict[str, list[float]] = defaultdict(list)
+    for point in asked:
+        if not point.study:
+            cpu_s[point.policy] += [done[case].cpu_s for case in point.cases]
+    foreign = [str(file) for file in files if request.jobs is not None or not is_published(file)]
+    notes = [f"no published values for {', '.join(foreign)}: they are of the whole workload-6.csv"] if foreign else []
+    return Outcome(
+        [row for point in asked for row in rows_of(point, done)],
+        notes,
+        len(done),
+        sum(run.cpu_s for run in done.values()),
+        {policy: sum(values) / len(values) for policy, values in cpu_s.items()},
+        {"data": str(request.data), "version": plait.__version__, "seeds": request.seeds, "jobs": request.jobs},
+    )

@@ -1,0 +1,85 @@
+"""The comparison as one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from plait.report.bars import GroupedBar, grouped_bars_svg
+from plait.report.files import write_text
+from plait.reproduce.muri.page import Section
+from plait.reproduce.pollux.compare import STUDIES, Outcome, Row, cells
+from plait.reproduce.pollux.published import AUTHORS, METRICS
+from plait.reproduce.pollux.world import PERCENTILE_RULE
+
+HEAD = ("ours", "lowest seed", "highest seed", "published", "off by")
+CHARTS = ("avg_jct_s", "p99_jct_s")
+
+
+def write_page(outcome: Outcome, path: str | Path) -> None:
+    """Write the page; whole or not at all."""
+    write_text(path, page(outcome))
+
+
+def page(outcome: Outcome) -> str:
+    """The page as text; a function of the outcome."""
+    loader = ChoiceLoader([PackageLoader("plait.reproduce.pollux"), PackageLoader("plait.reproduce.muri")])
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
+    told = outcome.settings
+    css = (files("plait.report") / "assets" / "report.css").read_text(encoding="utf-8")
+    facts = [f"{outcome.runs} runs", f"{outcome.cpu_s:.0f} CPU seconds", "64 GPUs", "the artifact's world"]
+    return environment.get_template("pollux.html.j2").render(
+        title="Pollux (OSDI 2021), published and run again",
+        version=told.get("version", ""),
+        data=told.get("data", ""),
+        css=Markup(css),
+        facts=facts,
+        notes=outcome.notes,
+        sections=list(_sections(outcome)),
+        runs=outcome.runs,
+        cpu_s=f"{outcome.cpu_s:.0f}",
+        percentile_rule=PERCENTILE_RULE,
+        authors=AUTHORS,
+    )
+
+
+def _sections(outcome: Outcome) -> Iterator[Section]:
+    for number, workload in enumerate(dict.fromkeys(row.workload for row in outcome.rows)):
+        for study in ("", *STUDIES):
+            rows = [row for row in outcome.rows if (row.workload, row.study) == (workload, study)]
+            if rows:
+                yield _section(f"{study or 'policies'}-{number}", workload, study, rows)
+
+
+def _section(name: str, workload: str, study: str, rows: Sequence[Row]) -> Section:
+    def bars(metric: str) -> list[GroupedBar]:
+        return [
+            GroupedBar(row.at or METRICS[metric], row.label, row.ours, *_mark(row))
+            for row in rows
+            if row.metric == metric
+        ]
+
+    charts = [Markup(grouped_bars_svg(f"{METRICS[metric]}, s", bars(metric))) for metric in CHARTS]
+    what = STUDIES[study] if study else "all policies as published"
+    lead = "Seconds; the line across a bar is the published value, of the genetic search where Pollux is concerned."
+    short = study or workload
+    section = Section(name, short, f"{workload}: {what}", lead, charts, ("policy", "at", "metric", *HEAD), 3)
+    before = ""
+    for row in rows:
+        shown: dict[str, Any] = {
+            "cells": (row.label, row.at, METRICS[row.metric], *cells(row)),
+            "first": row.label + row.at != before,
+        }
+        before = row.label + row.at
+        section.rows.append(shown)
+    return section
+
+
+def _mark(row: Row) -> tuple[float, float]:
+    value = float("nan") if row.published is None else row.published
+    return value, value

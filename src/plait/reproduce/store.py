@@ -1,0 +1,71 @@
+"""A folder that keeps finished runs, so that a command that was stopped goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from plait.core.errors import InputError
+
+D = TypeVar("D")
+
+
+class Keyed(Protocol):
+    """A run that is named by what decides its result."""
+
+    def key(self) -> str:
+        """Its name in the store."""
+
+
+class Kept(Generic[D]):
+    """Finished runs, one small file each, written whole or not at all; `D` is a data class."""
+
+    def __init__(self, folder: Path, read: Callable[[dict[str, Any]], D | None], *, fresh: bool = False) -> None:
+        """Use this folder, made if need be; `fresh` does not look at what is there.
+
+        `read` makes a run of what was kept of it: None, or a `ValueError` or `TypeError`, where that is not whole.
+        """
+        self.folder, self._read, self._fresh = folder, read, fresh
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot keep runs in {folder}: {error.strerror}; give another folder") from error
+
+    def get(self, case: Keyed) -> D | None:
+        """The run if it is there and whole."""
+        if self._fresh:
+            return None
+        try:
+            return self._read(json.loads(self._path(case).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def put(self, case: Keyed, done: D) -> None:
+        """Keep a run."""
+        try:
+            handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
+        except OSError as error:
+            raise InputError(f"cannot keep runs in {self.folder}: {error.strerror}; give another folder") from error
+        try:
+            with open(handle, "w", encoding="utf-8") as file:
+                json.dump(asdict(done), file)  # type: ignore[call-overload]
+            os.replace(name, self._path(case))
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(name)
+            raise
+
+    def _path(self, case: Keyed) -> Path:
+        return self.folder / f"{case.key()}.json"
+
+
+def folder_of(paper: str) -> Path:
+    """Where runs of a paper's evaluation are kept unless told otherwise: the user's cache."""
+    cache_home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache_home) / "plait" / f"reproduce-{paper}"
