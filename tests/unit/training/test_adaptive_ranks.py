@@ -11,13 +11,22 @@ from typing import Any
 import pytest
 from attempts import PREEMPTED, ROOT, Attempt, free_port, the_forker
 
+from plait.training.gates import GATES, Member, make_group
+
 pytest.importorskip("torch")
 EPOCHS = 3
 
 
-def start(folder: Path, epoch: int, world: int) -> list[Attempt]:
-    """All ranks."""
+def start(folder: Path, epoch: int, world: int, gate: str = "") -> list[Attempt]:
+    """All ranks, at a gate if there is one."""
     forker, port = the_forker(), str(free_port())
+    if gate:
+        group = make_group(folder.parent / "g", gate, [Member(1, 0, world)], version=1)
+        for rank in range(world):
+            run_dir = folder / "attempts" / str(epoch) / f"rank{rank}"
+            run_dir.mkdir(parents=True)
+            control = {"version": 1, "epoch": epoch, "group": group.control(1, rank)}
+            (run_dir / "control.json").write_text(json.dumps(control))
     return [
         forker.start(folder, epoch, "adaptive_ranks.py", rank=rank, world=world, MASTER_PORT=port)
         for rank in range(world)
@@ -46,10 +55,15 @@ def near_the_truth(one: dict[str, Any]) -> None:
     assert abs(var - true["var"]) < 4 * math.sqrt(in_var / 540)
 
 
-@pytest.mark.parametrize(("world", "full"), [(1, 200), (2, 200), (4, 199)])
-def test_phi_is_the_same_on_any_number_of_ranks(world: int, full: int, tmp_path: Path) -> None:
-    """Of 1,602 samples 8 make a step; what is left is in one or two uneven steps, which give no estimate."""
-    one = end(start(tmp_path / "j-1", 1, world))
+@pytest.mark.parametrize(("world", "full", "gate"), [(1, 200, ""), (2, 200, "barrier"), (4, 199, "")])
+def test_phi_is_the_same_on_any_number_of_ranks(world: int, full: int, gate: str, tmp_path: Path) -> None:
+    """Of 1,602 samples 8 make a step; what is left is in one or two uneven steps, which give no estimate.
+
+    At a barrier buckets are kept back until all of them are computed.
+    """
+    ranks = start(tmp_path / "j-1", 1, world, gate)
+    one = end(ranks)
+    assert all(GATES[attempt.page.gate] == (gate or "none") for attempt in ranks)
     assert (one["steps"], one["updates"]) == (EPOCHS * 201, EPOCHS * full)
     near_the_truth(one)
 

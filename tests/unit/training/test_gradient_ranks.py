@@ -20,9 +20,8 @@ def play(script: str, world: int, folder: Path) -> None:
         assert "the end\n" in output
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_estimates_are_those_of_the_gradients_that_went_in(world: int, tmp_path: Path) -> None:
-    play("gradient_ranks.py", world, tmp_path / "j-1")
+def test_estimates_are_those_of_the_gradients_that_went_in(tmp_path: Path) -> None:
+    play("gradient_ranks.py", 3, tmp_path / "j-1")
 
 
 def test_shards_of_fsdp2_give_the_estimate_of_the_whole(tmp_path: Path) -> None:
