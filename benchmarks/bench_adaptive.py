@@ -3,7 +3,7 @@
     python benchmarks/bench_adaptive.py [--quick]
 
 The named alternative is the same simulator asking every job every 30 s whether it wants another batch, as a live job
-does; jobs end at the same time either way, or the benchmark fails. `--quick` is 40 jobs on 16 GPUs.
+does; under `tiresias-l` jobs end at the same time either way, or the benchmark fails. `--quick` is 40 jobs on 16 GPUs.
 """
 
 from __future__ import annotations
