@@ -41,6 +41,7 @@ VARIANTS = (
     "gandiva:slice_s=200,migration=off",
     "pollux:exact=on,interval_s=120",
     "pollux:exact=auto,patience_s=300,p=1",
+    "pollux:group=interleave",
     "optimus:interval_s=300",
     "sia:p=0.5,speeds=a100=2/v100=1",
 )

@@ -31,6 +31,7 @@ from plait.policies.interleave import Interleave
 from plait.policies.optimus import Optimus
 from plait.policies.pollux import Pollux
 from plait.policies.pollux_ga import PolluxGa
+from plait.policies.sharing import PolluxInterleaved
 from plait.policies.sia import Sia
 from plait.policies.themis import Themis
 from plait.policies.tiresias import Queues
@@ -153,6 +154,19 @@ def _read_sizes(path: str) -> list[float]:
     return sizes
 
 
+def _pollux(group: str = "none", **options: Any) -> Pollux:
+    if group not in ("none", "interleave"):
+        raise InputError(f"policy pollux: group is {group!r}; it takes none or interleave")
+    if group == "none":
+        return Pollux(**options)
+    if options.get("exact", False) is not False:
+        raise InputError(
+            "policy pollux: groups are formed of jobs of equal size, which the ladder gives; exact looks at all sizes, "
+            "so it goes with group=none"
+        )
+    return PolluxInterleaved(**options)
+
+
 def _sia(speeds: object = "", **options: Any) -> Sia:
     pairs = [part.partition("=") for part in str(speeds).split("/") if part]
     return Sia(**options, speeds={kind: _number("speeds", value) for kind, _, value in pairs})
@@ -236,9 +250,10 @@ CATALOG: dict[str, Row] = dict(
                        "remaining time, stage profiles", ("muri",), _INTERLEAVE)),
         ("muri-l", Row("jobs take turns on resources, least attained service first", partial(_muri, "muri-l"),
                        "stage profiles", ("muri",), _INTERLEAVE)),
-        ("pollux", Row("GPU counts that make the mean of speed-ups in goodput largest, chosen exactly", Pollux,
+        ("pollux", Row("GPU counts that make the mean of speed-ups in goodput largest, chosen exactly", _pollux,
                        "what jobs fit and measure of themselves", ("pollux", "sia"),
-                       {**_FITNESS, "exact": "off (a ladder of sizes), on (all sizes: integer program), auto"})),
+                       {**_FITNESS, "exact": "off (a ladder of sizes), on (all sizes: integer program), auto",
+                        "group": "none, interleave (while jobs would wait, groups of equal size take turns)"})),
         ("pollux-ga", Row("the same aim by the published genetic search, seeded", PolluxGa,
                           "what jobs fit and measure of themselves", ("pollux",),
                           {**_FITNESS, "generations": "generations of a search, counting the first",

@@ -7,7 +7,7 @@ largest of its shares of a node's GPUs, cores and memory. Who fits by charge the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -56,6 +56,11 @@ class Pool:
     """(J,): what is left of a speed-up when the job has to restart."""
     jobs: GoodputJobs
     """(J,): what they estimate of themselves."""
+
+    def some(self, which: BoolArray) -> Pool:
+        """The same nodes with only these of the jobs."""
+        of_jobs = ("rows", "per_gpu", "held", "least", "most", "limit", "weights", "due", "kept", "jobs")
+        return replace(self, **{name: getattr(self, name)[which] for name in of_jobs})
 
     @property
     def total(self) -> int:

@@ -5,21 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from plait.core.arrays import BoolArray, IntArray
+from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.jobs import JobClass
 from plait.core.plan import NO_GROUPS, Plan
 from plait.core.policy import View
 from plait.goodput.fitness import FLOOR, HARMONIC, fitness
 from plait.policies.pools import Pool, pools
-from plait.policies.seats import Seats, groups_of
+from plait.policies.seats import Seats, groups_of, with_companions
 
 #: Rounds closer than this to now have begun, seconds.
 CLOCK_S = 1e-6
+
+
+NO_MATES: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 
 
 class Sizes(NamedTuple):
@@ -30,10 +34,15 @@ class Sizes(NamedTuple):
 
 
 class Seated(NamedTuple):
-    """A pool and the allocation that is applied there."""
+    """A pool and the allocation that is applied there.
+
+    `mates`: rows of the view that share the GPUs of a row and are not in the pool; `turns`: one a row of the view.
+    """
 
     pool: Pool
     sizes: Sizes
+    mates: Mapping[int, tuple[int, ...]] = NO_MATES
+    turns: IntArray | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +97,7 @@ class InRounds:
     def anew(self, view: View, due: BoolArray) -> list[Seated]:
         """All sizes anew, pool by pool, or as they are where `choose` says so."""
         out = []
-        for pool, kept in self.between(view, due):
+        for pool, kept, *_ in self.between(view, due):
             found = self.allocate(pool, view)
             filled = Seats(pool, found.matrix).fill(found.matrix.sum(axis=1))
             out.append(Seated(pool, self.choose(pool, found._replace(matrix=filled), kept)))
@@ -105,9 +114,14 @@ class InRounds:
         due = guaranteed & (jobs.promotions > 0) & (jobs.served_s < self.patience_s)
         late = guaranteed & ~due & (jobs.waiting_s >= self.patience_s - CLOCK_S) & fresh
         seated = self.anew(view, due | late) if fresh else self.between(view, due)
-        groups = groups_of(view, [(pool, sizes.matrix) for pool, sizes in seated])
-        order = np.concatenate([pool.rows for pool, _ in seated])
-        settled = len(groups) == len(jobs) and all((pool.least == pool.limit).all() for pool, _ in seated)
+        groups = groups_of(view, [(one.pool, one.sizes.matrix) for one in seated])
+        order = np.concatenate([one.pool.rows for one in seated])
+        settled = len(groups) == len(jobs) and all((one.pool.least == one.pool.limit).all() for one in seated)
+        mates = {row: some for one in seated for row, some in one.mates.items()}
+        if mates:
+            turns = np.sum([one.turns for one in seated if one.turns is not None and one.mates], axis=0)
+            groups = with_companions(view, groups, mates, turns)
+            order = np.concatenate([order, *(np.array(some, dtype=np.int64) for some in mates.values())])
         return Plan(
             groups,
             jobs.number[order],
@@ -138,11 +152,13 @@ class ByFitness(InRounds):
 
     def choose(self, pool: Pool, found: Sizes, kept: Sizes) -> Sizes:
         """The better one."""
-        return found if self._merit(pool, found.matrix) > self._merit(pool, kept.matrix) else kept
+        if self._merit(pool, found.matrix) > self._merit(pool, kept.matrix):
+            return found
+        return kept._replace(method=f"kept, as {found.method} is not better")
 
-    def _merit(self, pool: Pool, matrix: IntArray) -> tuple[float, ...]:
-        """Due jobs that have GPUs, the fitness, and the fitness of those of weight 0."""
-        worth, first = pool.worth(matrix), pool.weights > 0
+    def _merit(self, pool: Pool, matrix: IntArray, pace: FloatArray | float = 1.0) -> tuple[float, ...]:
+        """Due jobs that have GPUs, the fitness at a `pace` relative to alone, and the fitness of those of weight 0."""
+        worth, first = pool.worth(matrix) * pace, pool.weights > 0
         fit = [
             float(fitness(worth[some], self.p, floor=self.floor, weights=weights))
             for some, weights in ((first, pool.weights[first]), (~first, None))
@@ -159,7 +175,7 @@ def _in_line(pool: Pool, matrix: IntArray) -> int:
 def _reasons(view: View, seated: list[Seated], until_s: float) -> Mapping[int, str]:
     """Why each waiting job waits, and how sizes were chosen."""
     out: dict[int, str] = {}
-    for pool, (matrix, method) in seated:
+    for pool, (matrix, method), *_ in seated:
         waits = np.flatnonzero(~matrix.any(axis=1))
         if not len(waits):
             continue

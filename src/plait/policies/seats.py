@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from plait.core.arrays import BoolArray, IntArray
-from plait.core.plan import Groups
+from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.policy import View
 from plait.policies.pools import Pool, room
 
@@ -155,3 +155,17 @@ def groups_of(view: View, seated: Iterable[tuple[Pool, IntArray]]) -> Groups:
     lists = [gpus[row] for row in rows.tolist()]
     first_gpu = np.concatenate([[0], np.cumsum([len(one) for one in lists])]).astype(np.int64)
     return Groups(jobs.number[rows], np.concatenate(lists) if lists else rows, first_gpu)
+
+
+def with_companions(view: View, groups: Groups, mates: Mapping[int, tuple[int, ...]], turns: IntArray) -> Groups:
+    """The same GPUs with those who share them, in lock step; `mates` and `turns` are by rows of the view."""
+    row_of = {int(job): row for row, job in enumerate(view.jobs.number.tolist())}
+    out = []
+    for group in groups:
+        row = row_of[group.members[0].job]
+        if row in mates:
+            unit = (row, *mates[row])
+            members = tuple(Member(int(view.jobs.number[one]), turn=int(turns[one])) for one in unit)
+            group = Group(members, group.gpus, Gate.BARRIER)
+        out.append(group)
+    return Groups.of(out)

@@ -1,0 +1,108 @@
+"""The other policies that choose sizes: exact program, published search, Optimus, Sia, and groups over sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from adaptive_cases import adaptive, controlled, estimate, fixed, nodes_of, sizes
+
+from plait.control.messages import JobFinished, ReplanDue
+from plait.core.errors import InputError
+from plait.core.jobs import JobSpec
+from plait.core.plan import Gate
+from plait.core.resources import StageProfile
+from plait.goodput.fitness import fitness
+from plait.goodput.solver import HAVE_HIGHS
+from plait.policies.catalog import make_policy
+from plait.policies.optimus import Optimus, grants
+from plait.policies.pollux import Pollux
+from plait.policies.pollux_ga import PolluxGa
+from plait.policies.pools import pools
+
+needs_highs = pytest.mark.skipif(not HAVE_HIGHS, reason="needs highspy: the extra sim")
+
+
+def merit(c: object) -> float:
+    """Fitness of what runs."""
+    view = c.view()  # type: ignore[attr-defined]
+    (pool,) = pools(view, due=np.zeros(len(view.jobs), dtype=bool), restart_s=30.0)
+    return float(fitness(pool.worth(pool.held), -1.0))
+
+
+@needs_highs
+def test_among_all_sizes_there_is_a_better_one_than_on_the_ladder() -> None:
+    specs = [adaptive(f"j{i}", most=8) for i in range(5)]
+    fits = {i: estimate(var=500.0) for i in range(5)}
+    ladder, every = (controlled(Pollux(exact=exact), "4x4", specs, fits) for exact in (False, True))
+    assert merit(every) > merit(ladder)
+    assert {3, 6} & set(sizes(every).values())
+    auto = controlled(Pollux(exact="auto"), "4x4", specs, fits)
+    assert sizes(auto) == sizes(every)
+
+
+@needs_highs
+def test_who_waits_is_told_which_method_was_used() -> None:
+    specs = [fixed(f"j{i}", 3) for i in range(3)]
+    for exact, method in (("off", "dynamic programming"), ("on", "integer program"), ("auto", "integer program")):
+        c = controlled(make_policy(f"pollux:exact={exact}"), "2x4", specs)
+        assert "needs 3 GPUs together; of 8 GPUs 2 are free" in c.plan.reasons[2]
+        assert f"({method})" in c.plan.reasons[2]
+        assert c.plan.reasons[2].endswith("next chosen at 60 s")
+    c = controlled(make_policy("pollux:exact=auto"), "1x4", specs)  # too few GPUs for sizes to matter
+    assert "(dynamic programming)" in c.plan.reasons[2]
+
+
+def test_the_published_search_repeats_itself_and_is_no_better_than_exact() -> None:
+    specs = [adaptive(f"j{i}", most=8) for i in range(6)]
+    fits = {i: estimate(var=float(10**i)) for i in range(6)}
+    short = PolluxGa(generations=5, population=20, seed=3)
+    first, again = (controlled(short, "3x4", specs, fits) for _ in range(2))
+    assert first.running.gpus.tolist() == again.running.gpus.tolist()
+    assert merit(first) <= merit(controlled(Pollux(), "3x4", specs, fits)) + 1e-12
+    with pytest.raises(InputError, match="generations is 0; it takes a whole number >= 1"):
+        PolluxGa(generations=0)
+
+
+def test_optimus_grants_what_saves_most_time() -> None:
+    long, short = np.array([1000.0, 500, 400, 350]), np.array([100.0, 50, 40, 35])
+    assert grants(np.stack([long, short]), np.ones(2, int), np.full(2, 4), 5, np.arange(2)).tolist() == [4, 1]
+    assert grants(np.stack([long, short]), np.array([1, 4]), np.full(2, 4), 4, np.arange(2)).tolist() == [4, 0]
+    longer = replace(adaptive("long", most=4), iterations=1e7)
+    c = controlled(Optimus(), "1x4", [longer, adaptive("short", most=4)], dict.fromkeys((0, 1), estimate(var=1e4)))
+    assert sizes(c) == {0: 3, 1: 1}
+
+
+@needs_highs
+def test_sia_gives_fast_gpus_to_those_that_use_them_and_keeps_to_what_jobs_may_use() -> None:
+    specs = [adaptive("a", most=4), adaptive("b", most=4, gpu_kinds=("slow",)), fixed("c", 4)]
+    fits = dict.fromkeys((0, 1), estimate(var=1e4))
+    c = controlled(make_policy("sia:speeds=fast=3/slow=1"), "1x4:slow,1x4:fast", specs[:2], fits)
+    assert (nodes_of(c, 0), nodes_of(c, 1)) == ([1], [0])
+    c = controlled(make_policy("sia"), "2x4", specs[:1], {0: estimate(var=1e4)})
+    assert sizes(c) == {0: 4}
+    with pytest.raises(InputError, match=r"speeds of GPU kinds must be finite and > 0, got fast=0\.0"):
+        make_policy("sia:speeds=fast=0")
+
+
+def profiled(name: str, cpu_s: float, gpu_s: float) -> JobSpec:
+    return JobSpec(id=name, iterations=1e6, profile=StageProfile.of(cpu=cpu_s, gpu=gpu_s))
+
+
+def test_groups_over_sizes_run_everybody_while_alone_some_would_wait() -> None:
+    specs = [profiled("a", 0.9, 0.1), profiled("b", 0.1, 0.9), profiled("c", 0.9, 0.1), profiled("d", 0.1, 0.9)]
+    assert len(sizes(controlled(Pollux(), "1x2", specs))) == 2
+    c = controlled(make_policy("pollux:group=interleave"), "1x2", specs)
+    together = [({m.job % 2 for m in group.members}, group.gate) for group in c.running]
+    assert together == [({0, 1}, Gate.BARRIER)] * 2
+    before = c.running.gpus.tolist(), c.running.jobs.tolist()
+    c.handle(ReplanDue(60.0))
+    assert (c.running.gpus.tolist(), c.running.jobs.tolist()) == before
+    c.handle(JobFinished(70.0, np.array([0]), np.array([70.0])))
+    c.handle(ReplanDue(70.0))
+    assert sorted(c.running.jobs.tolist()) == [1, 2, 3]
+    with pytest.raises(InputError, match="exact looks at all sizes, so it goes with group=none"):
+        make_policy("pollux:group=interleave,exact=on")
+    with pytest.raises(InputError, match="group is 'pairs'; it takes none or interleave"):
+        make_policy("pollux:group=pairs")
