@@ -26,8 +26,8 @@ from plait.training import attach
 from plait.training.adaptive import Adaptive, AdaptiveDataLoader
 
 BATCH = 64
-ROWS = BATCH * (10 if "--quick" in sys.argv else 25)
-ROUNDS = 5 if "--quick" in sys.argv else 15
+ROWS = BATCH * (5 if "--quick" in sys.argv else 10)
+ROUNDS = 5 if "--quick" in sys.argv else 9
 
 
 def network() -> nn.Module:
