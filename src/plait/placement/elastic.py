@@ -1,9 +1,9 @@
 """Where jobs go whose sizes were just chosen: from GPU counts to a jobs x nodes matrix.
 
-A job whose size is unchanged keeps its GPUs; one that fits on a node gets one, best fit, the largest first; a larger
-one gets whole free nodes; where fragments are in the way, the fewest small jobs are moved, each of which costs a
-restart. A node holds GPUs of at most one job that is spread over several nodes (Pollux, section 4.2.1; placement
-rules of Sia, section 3.4).
+A job whose size is unchanged keeps its GPUs, unless it is on more nodes than its size needs and can now come together;
+one that fits on a node gets one, best fit, the largest first; a larger one gets whole free nodes; where fragments are
+in the way, the fewest small jobs are moved, each of which costs a restart. A node holds GPUs of at most one job that
+is spread over several nodes (Pollux, section 4.2.1; placement rules of Sia, section 3.4).
 
 The sizes of `goodput.ladder` always find a place on nodes of equal size that are all there. Others may not, nor may
 any when nodes are down or differ: those jobs are named, or shrunk to sizes the caller allows.
@@ -11,8 +11,9 @@ any when nodes are down or differ: those jobs are named, or shrunk to sizes the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -39,12 +40,15 @@ def place(
     *,
     spread: BoolArray | None = None,
     pinned: BoolArray | None = None,
+    stay: BoolArray | None = None,
     smaller: Sequence[int] = (),
 ) -> Placed:
     """Put jobs of `sizes` (J,) GPUs on nodes, close to where they are `running` (J, N).
 
     `capacity` (N,): the GPUs that each node has for these jobs, 0 for one that is down. `spread` (J,): jobs that may
     use several nodes although one would hold them. `pinned` (J,): keep their GPUs even if others find no place.
+    `stay` (J,): with their size unchanged these keep their GPUs however many nodes they are on; the others are brought
+    together on as few as their size needs as soon as that can be, those that may spread without moving anybody else.
     `smaller`: sizes to which a job without a place may be cut, e.g. the ladder's. Among equals earlier rows come first.
     """
     jobs, nodes = running.shape
@@ -53,23 +57,53 @@ def place(
             f"placing needs a size for each of {jobs} jobs and a capacity for each of {nodes} nodes "
             f"(got {sizes.shape} and {capacity.shape})"
         )
-    loose = np.zeros(jobs, dtype=bool) if spread is None else spread
-    fixed = np.zeros(jobs, dtype=bool) if pinned is None else pinned
+    loose, fixed, still = (
+        np.zeros(jobs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool) for mask in (spread, pinned, stay)
+    )
+    needed = np.searchsorted(np.cumsum(np.sort(capacity)[::-1]), sizes) + 1
     parts = (running > 0).sum(axis=1)
+    unchanged = (running.sum(axis=1) == sizes) & (sizes > 0)
+    apart = unchanged & (parts > needed) & ~fixed & ~still
     tidy = (parts == 1) | (((running == 0) | (running == capacity)).all(axis=1))
-    board, missing = _Board(sizes, running, capacity, loose, fixed), list(range(jobs + 1))
-    for kept in (np.arange(jobs), np.flatnonzero(fixed | tidy), np.flatnonzero(fixed)):
-        tried = _Board(sizes, running, capacity, loose, fixed)
+    fresh = partial(_Board, sizes, running, capacity, loose, fixed)
+    board, missing = _gathered(fresh, apart & ~loose, needed)
+    for kept in (np.flatnonzero(fixed | tidy), np.flatnonzero(fixed)):
+        if not missing:
+            break  # else what is kept is in the way: first those spread over parts of nodes, then everybody
+        tried = fresh()
         left = tried.settle(tried.keep(kept))
         if len(left) < len(missing):
             board, missing = tried, left
-        if not missing:
-            break  # else what is kept is in the way: first those spread over parts of nodes, then everybody
     for job in missing:
         board.cut(job, smaller)
-    same = (running.sum(axis=1) == sizes) & (sizes > 0) & (board.gpus.sum(axis=1) == sizes)
-    moved = np.flatnonzero(same & (board.gpus != running).any(axis=1))
-    return Placed(board.gpus, moved, np.array(sorted(missing), dtype=np.int64))
+    for job in np.flatnonzero(apart & loose & (board.gpus == running).all(axis=1)).tolist():
+        board.gather(job, int(needed[job]))
+    moved = unchanged & (board.gpus.sum(axis=1) == sizes) & (board.gpus != running).any(axis=1)
+    return Placed(board.gpus, np.flatnonzero(moved), np.array(sorted(missing), dtype=np.int64))
+
+
+def _gathered(fresh: Callable[[], _Board], apart: BoolArray, needed: IntArray) -> tuple[_Board, list[int]]:
+    """A board on which everybody keeps their GPUs but those jobs `apart` that find as few nodes as `needed`; the rest.
+
+    A job that would be moved without that stays as it is, and so do all of them if more would be without a place.
+    """
+    board = fresh()
+    missing = board.settle(board.keep(np.arange(len(apart))))
+    while apart.any():
+        tried = fresh()
+        left = tried.settle(tried.keep(np.flatnonzero(~apart)))
+        found = apart & _within(tried.gpus, needed)
+        if (found == apart).all():
+            return (tried, left) if len(left) <= len(missing) else (board, missing)
+        apart = found
+    return board, missing
+
+
+def _within(gpus: IntArray, nodes: IntArray) -> BoolArray:
+    """(J,): whether a job has GPUs, on `nodes` (J,) at most."""
+    parts = (gpus > 0).sum(axis=1)
+    found: BoolArray = (parts > 0) & (parts <= nodes)
+    return found
 
 
 class _Board:
@@ -119,6 +153,19 @@ class _Board:
             elif (self.free >= size).any():
                 self._put(job, *self._best_fit(size))
                 return
+
+    def gather(self, job: int, nodes: int) -> None:
+        """Bring a job with GPUs together on at most `nodes` nodes if they have room besides what it holds there."""
+        size, row = int(self.sizes[job]), self.gpus[job].copy()
+        self._clear(job)
+        if (self.free >= size).any():
+            self._put(job, *self._best_fit(size))
+        else:
+            self._scatter(job, size)
+        if not 0 < (self.gpus[job] > 0).sum() <= nodes:
+            self._clear(job)
+            at = np.flatnonzero(row)
+            self._put(job, at, row[at])
 
     def _one_node(self, job: int, size: int) -> list[int] | None:
         if (self.free >= size).any():
@@ -218,3 +265,7 @@ class _Board:
     def _take_away(self, jobs: list[int]) -> None:
         self.free += self.gpus[jobs].sum(axis=0)
         self.gpus[jobs] = 0
+
+    def _clear(self, job: int) -> None:
+        self.owner[self.owner == job] = -1
+        self._take_away([job])

@@ -96,6 +96,37 @@ def test_jobs_scattered_over_parts_of_nodes_give_way_when_others_have_no_place()
     assert found.moved.tolist() == [0]
 
 
+@pytest.mark.parametrize("spread", [False, True])
+def test_a_job_in_fragments_comes_together_as_soon_as_it_can(spread):
+    loose, capacity = np.array([spread, False]), column(4, 4, 4, 4)
+    sizes, running = column(4, 3), matrix([1, 1, 1, 1], [3, 0, 0, 0])
+    found = place(sizes, running, capacity, spread=loose)
+    check(found, sizes, running, capacity)
+    assert found.gpus.tolist() == [[0, 4, 0, 0], [3, 0, 0, 0]]
+    assert found.moved.tolist() == [0]
+    for mask in ("stay", "pinned"):
+        kept = place(sizes, running, capacity, spread=loose, **{mask: np.array([True, False])})
+        assert kept.gpus.tolist() == running.tolist()
+
+
+def test_a_job_in_fragments_stays_where_no_node_can_hold_it():
+    running = matrix([1, 1, 0], [3, 0, 0], [0, 3, 0], [0, 0, 3])
+    for spread in (False, True):
+        found = place(column(2, 3, 3, 3), running, column(4, 4, 4), spread=np.full(4, spread))
+        assert found.gpus.tolist() == running.tolist()
+
+
+def test_small_jobs_make_room_only_for_a_job_that_was_promised_one_node():
+    running = matrix([2, 2, 0], [2, 0, 0], [0, 2, 0], [0, 0, 1])
+    sizes, capacity = column(4, 2, 2, 1), column(4, 4, 4)
+    found = place(sizes, running, capacity)
+    check(found, sizes, running, capacity)
+    assert sorted(found.gpus[0].tolist()) == [0, 0, 4]
+    assert found.moved.tolist() == [0, 3]
+    found = place(sizes, running, capacity, spread=np.full(4, True))
+    assert found.moved.size == 0
+
+
 def test_refuses_columns_of_the_wrong_length():
     with pytest.raises(InputError, match=r"a size for each of 2 jobs and a capacity for each of 3 nodes"):
         place(column(1), np.zeros((2, 3), dtype=np.int64), column(4, 4, 4))
@@ -174,6 +205,7 @@ def test_every_choice_on_the_ladder_finds_a_place_round_after_round(case):
         found = place(np.array(sizes), running, capacity)
         check(found, np.array(sizes), running, capacity)
         assert found.unplaced.size == 0
+        assert ((found.gpus > 0).sum(axis=1) == -(-np.array(sizes) // per_node)).all(), "on more nodes than it needs"
         again = place(np.array(sizes), found.gpus, capacity)
         assert again.gpus.tolist() == found.gpus.tolist(), "a placement that can stay was changed"
         running = found.gpus
