@@ -58,6 +58,8 @@ class Sia(InRounds):
             ladder = Ladder.of(pool)
             matrix = ladder.placed(pool, step[pool.rows])
             filled = Seats(pool, matrix).fill(matrix.sum(axis=1))
+            if all((some(filled) == some(pool.held)).all() for some in (_gpus, _nodes)):
+                filled = pool.held  # nobody gains by moving
             out.append(Seated(pool, Sizes(filled, "the best of all GPU kinds (integer program)")))
         return out
 
@@ -98,6 +100,16 @@ class Sia(InRounds):
         gpus = ladder.gpus[:, 1:]
         speed = self.speeds.get(view.cluster.kinds[kind], 1.0)
         return np.where(gpus > 0, pool.goodput(ladder.configs[1:, 0], gpus) * speed, np.nan)
+
+
+def _gpus(matrix: IntArray) -> IntArray:
+    gpus: IntArray = matrix.sum(axis=1)
+    return gpus
+
+
+def _nodes(matrix: IntArray) -> IntArray:
+    nodes: IntArray = (matrix > 0).sum(axis=1)
+    return nodes
 
 
 def _spread_out(kind: IntArray, allowed: BoolArray, free: IntArray, every: list[Pool]) -> None:

@@ -90,7 +90,7 @@ class Ladder(NamedTuple):
         sizes = self.configs[column, 1]
         mixed = np.full(len(sizes), len(np.unique(pool.capacity[pool.capacity > 0])) > 1)
         found = place(sizes, self.held, pool.capacity, spread=mixed)
-        return self._gpus(pool, column, found.gpus)
+        return _home(pool, self._gpus(pool, column, found.gpus))
 
     def _gpus(self, pool: Pool, column: IntArray, charges: IntArray) -> IntArray:
         """GPUs (J, N) of jobs on these steps that were put where `charges` (J, N) says."""
@@ -109,6 +109,18 @@ class Ladder(NamedTuple):
             if left:
                 out[j] = 0
         return out
+
+
+def _home(pool: Pool, matrix: IntArray) -> IntArray:
+    """The allocation with one-node jobs back where they are that were moved for a charge, not for GPUs."""
+    free = pool.capacity - matrix.sum(axis=0)
+    single = ((pool.held > 0).sum(axis=1) == 1) & ((matrix > 0).sum(axis=1) == 1) & ~pool.per_gpu.any(axis=1)
+    moved = single & (matrix.sum(axis=1) == pool.held.sum(axis=1)) & (matrix != pool.held).any(axis=1)
+    for j in np.flatnonzero(moved).tolist():
+        if (pool.held[j] <= free).all():
+            free += matrix[j] - pool.held[j]
+            matrix[j] = pool.held[j]
+    return matrix
 
 
 def _running(pool: Pool, nodes: IntArray, gpus: IntArray) -> IntArray:
