@@ -28,7 +28,6 @@ SCRIPTS = {
     "Muri's evaluation": ["bench_reproduce.py"],
     "Goodput of adaptive jobs": ["bench_goodput.py"],
     "Simulated adaptive jobs": ["bench_adaptive.py"],
-    "Adaptive jobs on live slots": ["bench_adaptive_live.py"],
     "Training": ["bench_training.py"],
     "Gradient noise": ["bench_gradient_noise.py"],
     "The live service": ["bench_service.py"],
