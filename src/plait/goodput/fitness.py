@@ -24,6 +24,9 @@ HARMONIC = -1.0
 #: simulator adds 1e-3 to SPEEDUP / (GPUs a node), which is 4e-3 on SPEEDUP with four of them.
 FLOOR = 1e-3
 
+#: The largest term, either way, that is told from another one: a million of them have a finite sum.
+MOST = 1e290
+
 
 def terms(
     speedup: npt.ArrayLike, p: float = HARMONIC, *, floor: float = FLOOR, weights: FloatArray | None = None
@@ -31,23 +34,50 @@ def terms(
     """What each speed-up adds to the sum that grows with FITNESS_p; the larger the better for every p.
 
     `speedup` has jobs along its first axis; `weights` one number a job. NaN marks what a job cannot have, and stays.
-    (x + floor)^p with the sign of p, for p = 0 the logarithm of max(x, floor), for p > 0 no floor.
+    (x + floor)^p with the sign of p, for p = 0 the logarithm of max(x, floor), for p > 0 no floor; never more than
+    `MOST` either way. Raises `InputError` where a job without GPUs would have no such term: see `check`.
 
     >>> terms([0.0, 1.0, 3.0], -1.0, floor=1.0).tolist()
     [-1.0, -0.5, -0.25]
     """
-    _check(p, floor)
+    check(p, floor)
     x = np.asarray(speedup, dtype=np.float64)
-    if p < 0:
-        with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):
+        if p < 0:
             sums = -((x + floor) ** p)
-    elif p == 0:
-        sums = np.log(np.maximum(x, floor))
-    else:
-        sums = x**p
-    if weights is not None:
-        sums = sums * np.asarray(weights, dtype=np.float64).reshape(-1, *[1] * (x.ndim - 1))
-    return sums
+        elif p == 0:
+            sums = np.log(np.maximum(x, floor))
+        else:
+            sums = x**p
+        if weights is not None:
+            sums = np.clip(sums, -MOST, MOST) * np.asarray(weights, np.float64).reshape(-1, *[1] * (x.ndim - 1))
+    limited: FloatArray = np.clip(sums, -MOST, MOST)
+    return limited
+
+
+def check(p: float, floor: float = FLOOR) -> None:
+    """Raise `InputError` unless a job without GPUs counts something that sums can hold.
+
+    For p <= 0 that needs a floor above 0, and for p < 0 one that raised to p stays below `MOST`.
+    """
+    _check(p, floor)
+    if p <= 0 and floor == 0:
+        raise InputError(
+            f"with fairness p={p:g} a job without GPUs would count for more than all others together where floor=0; "
+            f"give a floor above 0 (published: {FLOOR:g}), or p above 0"
+        )
+    if p < 0 and p * math.log(floor) > math.log(MOST):
+        least = math.log(MOST) / math.log(floor)
+        raise InputError(
+            f"fairness p={p:g} with floor={floor:g} makes terms of 1/floor^{-p:g}, more than numbers can hold; "
+            f"give p of at least {math.ceil(least)}, or a larger floor (for this p at least {_above(MOST ** (1 / p))})"
+        )
+
+
+def _above(value: float) -> str:
+    """A number of three digits, not below `value`."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return f"{math.ceil(value / unit) * unit:.3g}"
 
 
 def fitness(

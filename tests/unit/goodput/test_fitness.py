@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError
-from plait.goodput.fitness import after_restart, fitness, terms
+from plait.goodput.fitness import FLOOR, MOST, after_restart, check, fitness, terms
+from plait.goodput.knapsack import best_sizes
 from plait.goodput.ladder import column_of, every_size, ladder
 
 NUMBERS = st.lists(st.floats(0.0, 50.0), min_size=1, max_size=8)
@@ -55,6 +56,39 @@ def test_nan_marks_what_cannot_be_also_in_terms():
 def test_refuses_a_p_that_is_no_number():
     with pytest.raises(InputError, match="p has to be finite"):
         fitness([1.0], float("-inf"))
+
+
+@pytest.mark.parametrize(
+    ("p", "floor", "words"),
+    [
+        (0.0, 0.0, "p=0 .* floor=0; give a floor above 0"),
+        (-1.0, 0.0, "p=-1 .* or p above 0"),
+        (-110.0, FLOOR, r"p=-110 with floor=0.001 .* p of at least -96, or a larger floor \(for this p at least 0.00232"),
+    ],
+)
+def test_refuses_terms_that_sums_cannot_hold(p, floor, words):
+    for refused in (check, lambda p, floor: terms([0.0, 1.0], p, floor=floor)):
+        with pytest.raises(InputError, match=words):
+            refused(p, floor)
+    check(-96.0)
+    check(-110.0, 0.00232)
+    check(1.0, 0.0)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=8), st.floats(-96.0, 1e4), st.floats(0.0, 1e6))
+def test_terms_are_finite_and_so_is_their_sum(x, p, weight):
+    each = terms(x, p, weights=np.full(len(x), weight))
+    assert np.isfinite(each).all()
+    assert np.isfinite(each.sum())
+    assert np.isfinite(np.full(10**6, MOST).sum())
+
+
+@pytest.mark.parametrize("p", [-96.0, -1.0, 0.0, 1.0, 400.0])
+def test_more_jobs_than_gpus_have_an_allocation_for_every_p_that_is_taken(p):
+    table = np.tile([0.0, 1.0, 2.0, 4.0], (6, 1))
+    chosen = best_sizes(table, np.array([0, 1, 2, 4]), 4, p)
+    assert np.array([0, 1, 2, 4])[chosen].sum() == 4
 
 
 def test_a_job_that_stays_is_not_discounted():
