@@ -23,13 +23,15 @@ def goodput_table(
 
     0 where a job cannot run: no GPUs, more than leave each its smallest batch, or more than its `most_gpus` (J,), for
     instance its exploration cap. A job without a fit is worth K. Configurations that the model cannot tell apart (same
-    K, and one node or several) are computed once. `artifact` and `speed` are those of `best_batch`.
+    K, and one node or several) are computed once. `artifact` and `speed` are those of `best_batch`; a model other than
+    `throughput` is asked about every (nodes, gpus) as it is.
     """
     nodes, gpus = np.asarray(configs, dtype=np.int64).reshape(-1, 2).T
-    kinds, kind = np.unique(gpus * 2 + (nodes > 1), return_inverse=True)
-    many = kinds // 2
+    if speed is throughput:
+        nodes = 1 + (nodes > 1)
+    (apart, many), kind = np.unique(np.stack([nodes, gpus]), axis=1, return_inverse=True)
     if most_gpus is not None:
         many = np.where(many <= np.asarray(most_gpus)[:, None], many, 0)
-    values = best_batch(jobs, kinds % 2 + 1, many, artifact=artifact, speed=speed).goodput
-    table: FloatArray = values[:, kind]
+    values = best_batch(jobs, apart, many, artifact=artifact, speed=speed).goodput
+    table: FloatArray = values[:, kind.reshape(-1)]
     return table

@@ -177,16 +177,24 @@ def test_a_fixed_batch_never_exceeds_the_largest() -> None:
 def test_the_table_computes_what_the_model_cannot_tell_apart_once() -> None:
     jobs = some_jobs(7, 6)
     configs = np.array([(2, 4), (3, 4), (1, 4), (4, 4), (1, 1), (0, 0), (1, 4)])
+    table, full = goodput_table(jobs, configs), best_batch(jobs, *configs.T).goodput
+    assert table == pytest.approx(full, rel=1e-15)
+    assert table[:, 0].tolist() == table[:, 1].tolist() == table[:, 3].tolist()
+    assert not table[:, 5].any()
+
+
+def test_another_model_of_throughput_is_asked_about_all_nodes_that_there_are() -> None:
+    jobs, configs = some_jobs(7, 6), np.array([(1, 4), (2, 4), (4, 4), (2, 8), (2, 4)])
     asked = []
 
-    def counted(theta, nodes, gpus, local, passes):
-        asked.append(len(local))
-        return throughput(theta, nodes, gpus, local, passes)
+    def racks(theta, nodes, gpus, local, passes):
+        asked.append(np.broadcast_to(nodes, local.shape)[:, 0])
+        return throughput(theta, nodes, gpus, local, passes) / nodes
 
-    table = goodput_table(jobs, configs, speed=counted)
-    assert sum(asked) == 6 * 3
-    assert table == pytest.approx(best_batch(jobs, *configs.T).goodput, rel=1e-15)
-    assert not table[:, 5].any()
+    table = goodput_table(jobs, configs, speed=racks)
+    assert sorted(np.concatenate(asked).tolist()) == sorted([1, 2, 4, 2] * 6)
+    assert table == pytest.approx(best_batch(jobs, *configs.T, speed=racks).goodput, rel=1e-15)
+    assert (table[:, 1] > table[:, 2]).all()
 
 
 def test_columns_of_the_job_table() -> None:
