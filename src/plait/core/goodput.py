@@ -67,3 +67,7 @@ class Estimate(IntEnum):
 
 #: How many of an estimate's columns are parameters of the throughput, from the first on.
 THETA = 7
+
+#: Seconds that a parameter of the throughput may be, and gamma, and a squared norm or a variance at most: others are
+#: no estimates. Far beyond what is measured, and within what sums and products of them can hold.
+LEAST_S, MOST_S, MOST_GAMMA, MOST_NOISE = 1e-8, 1e6, 10.0, 1e30

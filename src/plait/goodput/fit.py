@@ -17,15 +17,15 @@ import numpy.typing as npt
 
 from plait.core.arrays import FloatArray
 from plait.core.errors import InputError, MissingExtra
-from plait.core.goodput import THETA, Estimate
+from plait.core.goodput import LEAST_S, MOST_GAMMA, THETA, Estimate
 from plait.goodput.objective import Profile, evaluate, loss, loss_and_gradient, observations
 
 __all__ = ["Profile", "fit", "fit_many", "loss", "loss_and_gradient"]
 
 #: Where the published code starts, and its bounds: seconds, seconds an example or GPU; gamma is from 1 to 10.
 START = (0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001)
-LOWER = (1e-8, 1e-8, 1e-8, 1e-8, 1e-8, 1e-8, 1.0)
-UPPER = (np.inf, np.inf, np.inf, np.inf, np.inf, np.inf, 10.0)
+LOWER = (*[LEAST_S] * 6, 1.0)
+UPPER = (*[np.inf] * 6, MOST_GAMMA)
 
 #: How much slower the network is than the inside of a node, at least, while it has not been measured.
 NETWORK = 1.1
@@ -77,7 +77,7 @@ def bounds(profile: Profile) -> tuple[FloatArray, FloatArray]:
     several = profile.nodes > 1
     fixed = {}
     if np.all(profile.local == profile.local[0]):
-        fixed[Estimate.ALPHA_C] = float(profile.grad_s.mean()) / 2
+        fixed[Estimate.ALPHA_C] = max(float(profile.grad_s.mean()) / 2, LEAST_S)
     if not several.any():
         fixed |= dict.fromkeys((Estimate.ALPHA_N, Estimate.BETA_N), lower[Estimate.BETA_N])
     if not np.any(~several & (profile.gpus > 1)):

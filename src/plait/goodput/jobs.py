@@ -9,7 +9,7 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
-from plait.core.goodput import THETA, Estimate
+from plait.core.goodput import LEAST_S, MOST_GAMMA, MOST_NOISE, MOST_S, THETA, Estimate
 
 if TYPE_CHECKING:
     from plait.core.jobs import JobTable
@@ -43,7 +43,7 @@ class GoodputJobs:
     """(J,): whether gradients may be accumulated over several passes."""
 
     def __post_init__(self) -> None:
-        """Make columns of numbers of the right kind; raise `InputError` for a wrong shape or impossible limits."""
+        """Make columns of numbers of the right kind; raise `InputError` for a wrong shape or impossible numbers."""
         theta = np.asarray(self.theta, dtype=np.float64)
         if theta.ndim != 2:
             raise InputError(f"theta of goodput jobs has shape {theta.shape}; it takes a row for each job")
@@ -66,18 +66,28 @@ class GoodputJobs:
                 f"m_min={self.least_local[row]}, m_max={self.most_local[row]}; "
                 "they need 1 <= M0 <= M_max and 1 <= m_min <= m_max"
             )
+        known = theta[self.fitted]
+        if not (np.isfinite(known) & (known >= 0)).all():
+            raise InputError("theta of goodput jobs holds a number below 0 or an infinite one; NaN is for no fit")
+        if not all((np.isfinite(column) & (column >= 0)).all() for column in (self.sqr, self.var)):
+            raise InputError("sqr and var of goodput jobs need finite numbers >= 0; (0, 1) is for what is not known")
 
     @classmethod
     def of(cls, table: JobTable) -> GoodputJobs:
         """The columns of adaptive jobs; choose the rows with a `batch_size` first.
 
-        Raises `InputError` for a job that does not adapt its batch.
+        What no fit can find, or sums cannot hold, counts as not known: one job's numbers never stop the others'
+        policy. Raises `InputError` for a job that does not adapt its batch.
         """
-        known = table.goodput
-        noise = known[:, [Estimate.SQR, Estimate.VAR]]
-        sqr, var = np.where(np.isnan(noise.sum(axis=1, keepdims=True)), (0.0, 1.0), noise).T
+        theta, noise = table.goodput[:, :THETA], table.goodput[:, [Estimate.SQR, Estimate.VAR]]
+        real = _between(theta[:, : Estimate.GAMMA], LEAST_S, MOST_S) & _between(
+            theta[:, [Estimate.GAMMA]], 1, MOST_GAMMA
+        )
+        measured = _between(noise, 0.0, MOST_NOISE)
+        theta = np.where(real[:, None], theta, np.nan)
+        sqr, var = np.where(measured[:, None], noise, (0.0, 1.0)).T
         limits = (table.batch_size, table.max_batch_size, table.min_local_batch, table.max_local_batch)
-        return cls(known[:, :THETA], sqr, var, *limits, table.accumulates != 0)
+        return cls(theta, sqr, var, *limits, table.accumulates != 0)
 
     def __len__(self) -> int:
         """How many jobs."""
@@ -102,6 +112,12 @@ class GoodputJobs:
         """(J,): the largest K that leaves each GPU its smallest batch, floor(M_max / m_min)."""
         gpus: IntArray = self.most // self.least_local
         return gpus
+
+
+def _between(rows: FloatArray, least: float, most: float) -> BoolArray:
+    """(J,): whether all numbers of a row are, which NaN is not."""
+    inside: BoolArray = ((rows >= least) & (rows <= most)).all(axis=1)
+    return inside
 
 
 COLUMNS = tuple(field.name for field in fields(GoodputJobs))

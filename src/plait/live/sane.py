@@ -11,14 +11,12 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from plait.core.errors import InputError
-from plait.core.goodput import THETA, BatchLimits, Estimate
+from plait.core.goodput import LEAST_S, MOST_GAMMA, MOST_NOISE, MOST_S, THETA, BatchLimits, Estimate
 from plait.core.resources import Resource
 from plait.live.wire import Adaptive, NodeInfo, Profile, Seen
 
 #: Seconds of an iteration or a stage, and iterations of a job, at most.
 LONGEST_S, MOST_STEPS = 1e6, 1e15
-#: Squared norms and variances of gradients, and the overlap of throughput, at most.
-LARGEST, GAMMA_MOST = 1e30, 10.0
 #: Characters of a reason at most.
 LONGEST_REASON = 2000
 #: What a process cannot end with counts as this exit code.
@@ -83,9 +81,9 @@ def _sane_estimate(estimate: Sequence[float | None]) -> bool:
     if len(estimate) != len(Estimate):
         return False
     theta, gamma = estimate[:THETA], estimate[Estimate.GAMMA]
-    whole = all(t is None for t in theta) or (gamma is not None and None not in theta and 1 <= gamma <= GAMMA_MOST)
-    times_only = all(t is None or _between(t, 0.0, LONGEST_S) for t in theta)
-    return whole and times_only and all(x is None or _between(x, 0.0, LARGEST) for x in estimate[THETA:])
+    whole = all(t is None for t in theta) or (gamma is not None and None not in theta and 1 <= gamma <= MOST_GAMMA)
+    times_only = all(t is None or _between(t, LEAST_S, MOST_S) for t in theta)
+    return whole and times_only and all(x is None or _between(x, 0.0, MOST_NOISE) for x in estimate[THETA:])
 
 
 def sane_text(text: str) -> str:

@@ -15,7 +15,7 @@ from plait.control.controller import Controller
 from plait.control.messages import GoodputReported, JobSubmitted
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
-from plait.core.goodput import BatchLimits
+from plait.core.goodput import BatchLimits, Estimate
 from plait.core.jobs import JobBatch, JobSpec
 from plait.goodput.batch import best_batch, best_batch_each, fixed_batch, goodput
 from plait.goodput.efficiency import efficiency
@@ -174,12 +174,19 @@ def test_a_fixed_batch_never_exceeds_the_largest() -> None:
     assert fixed_batch(256, 8, initial=16, most=256, most_local=8, accumulates=False)[1] == 0
 
 
-def test_the_table_computes_what_the_model_cannot_tell_apart_once() -> None:
+def test_the_table_computes_what_the_model_cannot_tell_apart_once(monkeypatch) -> None:
     jobs = some_jobs(7, 6)
     configs = np.array([(2, 4), (3, 4), (1, 4), (4, 4), (1, 1), (0, 0), (1, 4)])
-    table, full = goodput_table(jobs, configs), best_batch(jobs, *configs.T).goodput
-    assert table == pytest.approx(full, rel=1e-15)
-    assert table[:, 0].tolist() == table[:, 1].tolist() == table[:, 3].tolist()
+    asked = []
+
+    def counted(theta, nodes, gpus, local, passes):
+        asked.append(len(local))
+        return throughput(theta, nodes, gpus, local, passes)
+
+    monkeypatch.setattr("plait.goodput.table.throughput", counted)
+    table = goodput_table(jobs, configs, speed=counted)
+    assert sum(asked) == 6 * 3
+    assert table == pytest.approx(best_batch(jobs, *configs.T).goodput, rel=1e-15)
     assert not table[:, 5].any()
 
 
@@ -210,6 +217,29 @@ def test_columns_of_the_job_table() -> None:
     assert goodput_table(jobs, [(1, 2), (1, 4)]) == pytest.approx(np.array([[2, 4], [79.191185, 103.675038]]))
 
 
+@pytest.mark.parametrize("wrong", [np.inf, -np.inf, -1.0, 0.0, 1e300])
+@pytest.mark.parametrize("column", list(Estimate)[: Estimate.PROFILED_GPUS], ids=str)
+def test_estimates_that_cannot_be_count_as_not_known_from_any_backend(wrong, column) -> None:
+    limits = BatchLimits(initial=16, most=256, least_local=4, most_local=32, accumulation=True)
+    controller = Controller(make_policy("fifo"), Cluster.parse("1x4"))
+    controller.handle(
+        JobSubmitted(
+            0.0, 0, JobBatch.of([JobSpec(id=name, iterations=10, iteration_s=1, batch=limits) for name in "ab"])
+        )
+    )
+    rows = np.tile(np.append(oracle().theta[0], [1, 4, 2, 30]), (2, 1))
+    rows[0, column] = wrong
+    controller.handle(GoodputReported(1.0, np.arange(2), rows))
+    jobs = GoodputJobs.of(controller.view().jobs)
+    noisy = column >= Estimate.SQR
+    assert jobs.fitted.tolist() == [noisy, True]
+    if noisy and wrong != 0.0:
+        assert (jobs.sqr[0], jobs.var[0]) == (0, 1)
+    table = goodput_table(jobs, [(1, 1), (1, 4)])
+    assert (np.isfinite(table) & (table > 0)).all()
+    assert table[1] == pytest.approx([61.538462, 103.675038])
+
+
 def test_wrong_columns_are_refused() -> None:
     good = oracle()
     with pytest.raises(InputError, match=r"sqr of goodput jobs has shape \(2,\); 1 jobs take \(1,\)"):
@@ -218,3 +248,8 @@ def test_wrong_columns_are_refused() -> None:
         replace(good, most=[8])
     with pytest.raises(InputError, match=r"theta of goodput jobs has shape \(7,\)"):
         replace(good, theta=good.theta[0])
+    for theta in (np.inf, -1.0):
+        with pytest.raises(InputError, match="theta of goodput jobs holds a number below 0"):
+            replace(good, theta=np.full((1, 7), theta))
+    with pytest.raises(InputError, match="sqr and var of goodput jobs need finite numbers"):
+        replace(good, var=[np.inf])

@@ -63,7 +63,11 @@ def test_refuses_a_p_that_is_no_number():
     [
         (0.0, 0.0, "p=0 .* floor=0; give a floor above 0"),
         (-1.0, 0.0, "p=-1 .* or p above 0"),
-        (-110.0, FLOOR, r"p=-110 with floor=0.001 .* p of at least -96, or a larger floor \(for this p at least 0.00232"),
+        (
+            -110.0,
+            FLOOR,
+            r"p=-110 with floor=0.001 .* p of at least -96, or a larger floor \(for this p at least 0.00232",
+        ),
     ],
 )
 def test_refuses_terms_that_sums_cannot_hold(p, floor, words):

@@ -246,6 +246,7 @@ def test_the_service_compiles_what_adaptive_jobs_need_where_the_policy_is_for_th
     "bad",
     [
         Adaptive(math.nan, math.inf, -1.0, [math.nan] * 11, LIMITS), Adaptive(estimate=[1.0] * 3, limits=[1]),
+        Adaptive(estimate=[0.0, 0.0, *THETA[2:], 1.0, 4.0, 2.0, None], limits=[0] * 5),
         Adaptive(estimate=[*THETA[:6], 0.5, 1.0, 4.0, 2.0, None], limits=[16, 8, 4, 32, 1]),
         Adaptive(estimate=[None, *THETA[1:], 1.0, 4.0, 2.0, None], limits=[0] * 5),
         Adaptive(estimate=[*THETA, 1e308, 4.0, 2.0, None], limits=[10**30] * 5),
