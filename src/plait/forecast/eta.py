@@ -153,9 +153,15 @@ def assumed(controller: Controller, rng: Any) -> JobBatch:
 
 
 def pace_s(columns: dict[str, Any], n: int) -> FloatArray:
-    """Seconds an iteration of each job alone: measured or said, else as it went so far, else as others went."""
+    """Seconds an iteration of each job alone, at the size asked for.
+
+    As measured or said, else as it went so far (of an elastic job by its GPU-seconds, since it may have had other
+    sizes), else as others went.
+    """
     known = columns["iteration_s"].copy()
     done, run_s = columns["iterations_done"], columns["run_s"]
+    elastic = columns["min_gpus"] < columns["max_gpus"]
+    run_s = np.where(elastic, columns["attained_gpu_s"] / columns["gpus"], run_s)
     seen = np.isnan(known) & (done > 0) & (run_s > 0)
     known[seen] = run_s[seen] / done[seen]
     others = known[~np.isnan(known)]

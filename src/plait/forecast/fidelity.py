@@ -179,7 +179,10 @@ def _truth(controller: Controller, finished: list[int], seen: Observed) -> JobBa
         done = max(float(books.columns["iterations_done"][job]), 1.0) if said is None else float(said)
         pace = float(books.columns["iteration_s"][job])
         if not math.isfinite(pace) or pace <= 0:
-            worked_s = float(books.columns["run_s"][job]) - float(np.nan_to_num(seen.start_s(job)))
+            held_s = float(books.columns["run_s"][job])
+            worked_s = held_s - float(np.nan_to_num(seen.start_s(job)))
+            if spec.min_gpus != spec.max_gpus and held_s > 0:  # it may have run on more GPUs or fewer than it asked for
+                worked_s *= float(books.columns["attained_gpu_s"][job]) / held_s / spec.gpus
             pace = max(worked_s, 1e-3) / done
         specs.append(replace(spec, iterations=done, iteration_s=pace, model=f"job-{job}", profile=None))
     batch = JobBatch.of(specs)

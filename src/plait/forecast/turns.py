@@ -18,7 +18,7 @@ from plait.core.jobs import JobBatch
 from plait.core.plan import TURN, Gate, Group, Groups, Member
 from plait.core.resources import Resource
 from plait.live.groups import choose
-from plait.sim.physics import StandardPhysics
+from plait.sim.physics import StandardPhysics, resized
 from plait.training.choice import paces
 
 
@@ -43,25 +43,26 @@ class TurnsPhysics:
     def iteration_s(self, truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
         """Seconds an iteration, for each entry of `groups.jobs`."""
         out = self.together.iteration_s(truth, groups, cluster)
+        alone = resized(truth, groups, truth.iteration_s[groups.jobs])
         awake = self.awake(groups.jobs)
         for g in np.flatnonzero(np.diff(groups.first_job) > 1).tolist():
             rows = np.arange(int(groups.first_job[g]), int(groups.first_job[g + 1]))
             jobs = groups.jobs[rows]
-            out[rows] = truth.iteration_s[jobs]
+            out[rows] = alone[rows]
             here = awake[rows]
             if here.sum() < 2:
                 continue
             gate, turns = self._gate(groups, g, rows)
-            stage_s = truth.stage_s[jobs[here]]
+            slower = alone[rows[here]] / truth.iteration_s[jobs[here]]
+            stage_s = truth.stage_s[jobs[here]] * slower[:, None]
             if np.isnan(stage_s).any():
                 gate = "none"
             if gate == "none":
                 out[rows[here]] = self._ungated(truth, jobs[here].tolist(), groups[g].gpus, cluster)
             else:
-                seconds = paces(
-                    gate, stage_s.tolist(), truth.iteration_s[jobs[here]].tolist(), np.array(turns)[here].tolist()
+                out[rows[here]] = paces(
+                    gate, stage_s.tolist(), alone[rows[here]].tolist(), np.array(turns)[here].tolist()
                 )
-                out[rows[here]] = seconds
         return out
 
     def _gate(self, groups: Groups, g: int, rows: IntArray) -> tuple[str, list[int]]:

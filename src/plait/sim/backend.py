@@ -164,6 +164,17 @@ def adaptive_jobs(truth: JobBatch, settings: SimulationSettings) -> AdaptiveJobs
     return AdaptiveJobs(truth, training, noise=settings.profile_noise, seed=settings.seed)
 
 
+def as_they_train(truth: JobBatch, adaptive: AdaptiveJobs | None) -> JobBatch:
+    """The same jobs; those of whose adapting nothing is known have a fixed batch, as far as physics goes."""
+    unknown = truth.column("batch_size") > 0
+    if adaptive is not None:
+        unknown &= ~adaptive.adapts
+    if not unknown.any():
+        return truth
+    names = ("batch_size", "max_batch_size", "min_local_batch", "max_local_batch", "accumulates")
+    return truth.replace(**{name: np.where(unknown, 0, truth.column(name)) for name in names})
+
+
 class Simulator:
     """A cluster made of arithmetic; see the module docstring.
 
@@ -205,6 +216,7 @@ class Simulator:
         self.fail_ms: FloatArray = np.full(n, math.inf)
         self.stop_ms: FloatArray = np.full(n, math.inf)  # the earlier of the two
         self.adaptive = adaptive_jobs(truth, settings)
+        self.moving = as_they_train(truth, self.adaptive)  # what physics gets to see
         self.tells = True  # whether jobs report what they learn of themselves
         self.solo = np.ones(n)  # part of its solo speed that a running job gets
         self.ripe_ms: FloatArray = np.full(n, math.inf)  # when a job will have measured what it runs in
@@ -431,7 +443,7 @@ class Simulator:
     def _run(self, groups: Groups) -> None:
         """Start the members that do not run yet and set everybody's pace."""
         jobs = groups.jobs
-        pace = self.settings.physics.iteration_s(self.truth, groups, self.cluster)
+        pace = self.settings.physics.iteration_s(self.moving, groups, self.cluster)
         if not groups.single or self.groups:
             self._regroup(groups)
         started = []

@@ -30,8 +30,10 @@ class Physics(Protocol):
 
 @dataclass(frozen=True)
 class StandardPhysics:
-    """Solo iteration time x spread slow-down x sharing / speed of the GPU kind.
+    """Solo iteration time x GPUs asked / GPUs held x spread slow-down x sharing / speed of the GPU kind.
 
+    Elastic jobs whose batch does not adapt are taken to speed up in proportion to their GPUs, as policies assume, too;
+    for those that adapt the simulator knows better (`adaptive.py`).
     `spread_slowdown` applies to gangs on more nodes than they need whose skew exceeds `skew_threshold` or is
     unknown (Tiresias, section 3); the size of the factor is an assumption, not a measurement. Members of a
     group slow each other down so that no resource is used more than all the time; with `Gate.BARRIER` they advance
@@ -45,7 +47,7 @@ class StandardPhysics:
 
     def iteration_s(self, truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
         """Seconds an iteration for each entry of `groups.jobs`."""
-        alone = truth.iteration_s[groups.jobs]
+        alone = resized(truth, groups, truth.iteration_s[groups.jobs])
         if self.spread_slowdown != 1.0:
             alone = alone * self._spread(truth, groups, cluster)
         if self.kind_speed:
@@ -99,6 +101,19 @@ class StandardPhysics:
         asked = np.add.reduceat(busy, first, axis=0).max(axis=1)
         slowed: FloatArray = alone * np.maximum(asked, 1.0)[group]
         return slowed
+
+
+def resized(truth: JobBatch, groups: Groups, alone: FloatArray) -> FloatArray:
+    """Seconds `alone` of each member, at the size asked for, on the GPUs that its group has: in inverse proportion.
+
+    Jobs that adapt their batch keep theirs: their own throughput says what GPUs do for them.
+    """
+    held, asked = groups.gpu_count()[groups.group_of_member()], truth.gpus[groups.jobs]
+    other = held != asked
+    if not other.any():
+        return alone
+    other &= truth.column("batch_size")[groups.jobs] == 0
+    return np.where(other, alone * asked / held, alone)
 
 
 def cpu_shares(truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:

@@ -59,6 +59,15 @@ def test_a_job_that_adapts_its_batch_goes_on_as_it_said_of_itself(monkeypatch):
     assert forecast(again(controller), runs=1).etas[0].end.low_s == pytest.approx(50 / 4 * 0.8, abs=0.01)
 
 
+def test_what_an_elastic_job_needs_follows_from_its_gpu_seconds():
+    columns = {
+        "iteration_s": np.array([math.nan, math.nan]), "iterations_done": np.array([100.0, 100.0]),
+        "run_s": np.array([50.0, 50.0]), "attained_gpu_s": np.array([100.0, 100.0]),
+        "gpus": np.array([2, 4]), "min_gpus": np.array([2, 1]), "max_gpus": np.array([2, 4]),
+    }  # fmt: skip
+    assert pace_s(columns, 2).tolist() == [0.5, 0.25]  # the second has had half of the GPUs it asked for
+
+
 def test_what_is_not_known_makes_an_interval_around_what_is_expected():
     found = forecast(again(at_work()), runs=20, seed=1)
     end = found.etas[2].end
@@ -109,5 +118,7 @@ def test_the_pace_of_a_job_is_measured_else_seen_else_that_of_others():
         "iteration_s": np.array([2.0, math.nan, math.nan]),
         "iterations_done": np.array([5.0, 10.0, 0.0]),
         "run_s": np.array([10.0, 40.0, 0.0]),
+        "attained_gpu_s": np.array([10.0, 40.0, 0.0]),
+        **dict.fromkeys(("gpus", "min_gpus", "max_gpus"), np.ones(3)),
     }
     assert pace_s(columns, 3).tolist() == pytest.approx([2.0, 4.0, 3.0])

@@ -1,0 +1,57 @@
+"""Simulated jobs on more GPUs than they asked for, or fewer: in proportion, unless their own throughput is known."""
+
+import numpy as np
+import pytest
+
+from plait.core.cluster import Cluster
+from plait.core.goodput import BatchLimits
+from plait.core.jobs import JobBatch, JobSpec
+from plait.core.plan import Gate, Group, Groups, Member
+from plait.core.resources import StageProfile
+from plait.forecast.turns import TurnsPhysics
+from plait.policies.catalog import make_policy
+from plait.sim.physics import StandardPhysics
+from plait.sim.run import simulate
+from plait.sim.world import make_world
+
+
+def job(name: str, gpus: int = 8, least: int = 1, **changes: object) -> JobSpec:
+    given = {"iterations": 3600.0, "iteration_s": 1.0, "min_gpus": least, "max_gpus": gpus}
+    return JobSpec(id=name, gpus=gpus, **{**given, **changes})
+
+
+def books_of(jobs: list[JobSpec], policy: str, cluster: str = "2x4"):
+    run = simulate(JobBatch.of(jobs), Cluster.parse(cluster), make_policy(policy), make_world("ideal"), check=True)
+    return {name: run.controller.books.columns[name][: len(jobs)] for name in ("end_s", "attained_gpu_s")}
+
+
+@pytest.mark.parametrize("policy", ["optimus", "fifo"])
+def test_half_of_the_gpus_take_twice_as_long_and_no_work_vanishes(policy: str):
+    books = books_of([job("a"), job("b")], policy)
+    assert books["end_s"].max() == pytest.approx(7200.0, abs=61.0)  # within a round
+    assert books["attained_gpu_s"].sum() == pytest.approx(2 * 8 * 3600.0)
+
+
+def test_an_adaptive_job_of_a_model_that_nobody_knows_is_taken_to_go_in_proportion_too():
+    limits = BatchLimits(initial=64, most=64, least_local=1, most_local=64)
+    own = [job("a", 4, batch=limits, model="mine")]
+    asked, alone = books_of(own, "fifo", "1x4"), books_of(own, "optimus", "1x1")
+    assert (asked["end_s"][0], alone["end_s"][0]) == (3600.0, 4 * 3600.0)
+
+
+A = StageProfile((0.4, 0.1, 0.3, 0.2), 1.0)
+B = StageProfile((0.1, 0.5, 0.3, 0.1), 1.0)
+
+
+@pytest.mark.parametrize("gate", [Gate.NONE, Gate.BARRIER])
+@pytest.mark.parametrize("physics", [StandardPhysics(), TurnsPhysics({})], ids=["simulated", "forecast"])
+def test_who_shares_half_of_the_gpus_goes_at_half_the_pace(physics, gate: Gate):
+    cluster, seconds = Cluster.parse("1x4"), []
+    truth = JobBatch.of([job("a", 4, profile=A), job("b", 4, profile=B)])
+    if isinstance(physics, TurnsPhysics):
+        columns = {name: truth.column(name) for name in ("batch_size", "iteration_s")}
+        physics = TurnsPhysics({**columns, "stage_s": truth.stage_s})
+    for gpus in ((0, 1, 2, 3), (0, 1)):
+        group = Group((Member(0), Member(1, turn=2)), gpus, gate)
+        seconds.append(physics.iteration_s(truth, Groups.of([group]), cluster))
+    assert np.allclose(seconds[1], 2 * seconds[0])
