@@ -116,7 +116,7 @@ class GoodputJobs:
 
 def _between(rows: FloatArray, least: float, most: float) -> BoolArray:
     """(J,): whether all numbers of a row are, which NaN is not."""
-    inside: BoolArray = ((rows >= least) & (rows <= most)).all(axis=1)
+    inside: BoolArray = np.logical_and.reduce((rows >= least) & (rows <= most), axis=1)
     return inside
 
 
