@@ -53,11 +53,12 @@ def figures(quick: bool) -> list[Figure]:
             if (large and policy in ("pollux-ga", "pollux:exact=on")) or (quick and policy == "pollux-ga"):
                 continue
             c = running(policy, jobs, nodes, gpus)
-            seconds = common.cpu_s(lambda c=c: c.policy.decide(c.view()), 1 if policy == "pollux-ga" else runs)
+            times = 1 if policy == "pollux-ga" else runs
+            seconds = common.cpu_s(lambda c=c: c.policy.decide(c.view()), times)
             goal = {"pollux": "goal 1 s" if large else "goal 0.05 s", "pollux:exact=on": "goal 0.2 s"}.get(policy, "")
             ratio = float("nan") if against is None else against / seconds
             name = f"{policy}, {jobs} jobs, {nodes * gpus:,} GPUs"
-            out.append(Figure(name, seconds, runs, ratio, "" if against is None else "pollux-ga", goal))
+            out.append(Figure(name, seconds, times, ratio, "" if against is None else "pollux-ga", goal))
             against = seconds if policy == "pollux-ga" else against
     return out
 
