@@ -58,7 +58,6 @@ class Relived(Simulator):
     def events(self) -> Iterator[Event]:
         """Everything that happens until the last job has ended."""
         assert self.controller is not None
-        instants, progress = 0, -1.0
         while self.ended < len(self.truth):
             due = self._due()
             if self._adapt_until(due):
@@ -71,9 +70,7 @@ class Relived(Simulator):
             if self._asks(due):
                 self.decide_ms = due + self.gap_ms
                 yield self._replan_due()
-            instants += 1
-            if instants % 1000 == 0:
-                progress = self._check_progress(progress)
+            self._check_progress()
 
     def _due(self) -> float:
         """When something happens next: to jobs, from outside, or because a decision may be made."""

@@ -57,7 +57,7 @@ NO_TIMES: FloatArray = np.zeros(0)
 #: A group of some groups, by its index.
 Shared: TypeAlias = tuple[Groups, int]
 
-#: Instants without any progress after which a run is declared stuck.
+#: Instants without any progress, at which there could have been some, after which a run is declared stuck.
 PATIENCE = 1000
 
 #: Going on from host memory: Gandiva (OSDI 2018, section 4) reports about 100 ms for a suspend and resume.
@@ -238,6 +238,7 @@ class Simulator:
         self.soonest = math.inf  # when the next running job completes or fails
         self.arrived = 0
         self.ended = 0
+        self.instants, self.progress = 0, -1.0  # counted by `_check_progress`
         self.late: list[IntArray] = []  # jobs off their GPUs whose last figures are still to be reported
         self.node_changes: Iterator[NodeChange] = node_changes or iter(())
         self.next_change = next(self.node_changes, None)
@@ -247,7 +248,6 @@ class Simulator:
 
     def events(self) -> Iterator[Event]:
         """Everything that happens until the last job has ended."""
-        instants, progress = 0, -1.0
         while self.ended < len(self.truth):
             due = self._next_due()
             change = self.next_change
@@ -260,11 +260,40 @@ class Simulator:
                 yield self._replan_due()
             else:
                 return  # jobs wait and nothing will ever happen: the caller knows their names and reasons
-            instants += 1
-            if instants % PATIENCE == 0:
-                progress = self._check_progress(progress)
+            self._check_progress()
 
-    def _check_progress(self, before: float) -> float:
+    def _check_progress(self) -> None:
+        """Count this instant; raises if nothing was done and nobody came at `PATIENCE` of them.
+
+        While nothing runs and nodes that will change have no room for anybody, policies cannot do better than wait.
+        """
+        if self.next_change is not None and not len(self.running) and not self._room():
+            return
+        self.instants += 1
+        if self.instants % PATIENCE == 0:
+            self.progress = self._progress_since(self.progress)
+
+    def _room(self) -> bool:
+        """Whether the nodes that are up hold some job that waits, at the size it asks for; always if all are up."""
+        cluster, truth = self.cluster, self.truth
+        if cluster.node_up.all():
+            return True
+        waits = np.flatnonzero(self.done_ms[: self.arrived] < self.total_ms[: self.arrived])
+        gpus = np.where(cluster.node_up, cluster.node_gpus, 0)
+        fits = np.broadcast_to(gpus, (len(waits), len(gpus)))
+        if truth.any_demands:
+            for name, there in (("cpus", cluster.node_cpus), ("memory_bytes", cluster.node_memory_bytes)):
+                per_gpu = (truth.column(name) / truth.gpus)[waits][:, None]
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    fits = np.where(per_gpu > 0, np.minimum(fits, (there + 1e-6) // per_gpu), fits)
+        masks = np.array([cluster.kind_mask(kinds) for kinds in truth.column("gpu_kinds")[waits]], dtype=np.int64)
+        for kind in range(len(cluster.kinds)):
+            gang = fits[:, cluster.node_kind == kind].sum(axis=1)
+            if ((masks >> kind & 1 == 1) & (gang >= truth.gpus[waits])).any():
+                return True
+        return False
+
+    def _progress_since(self, before: float) -> float:
         """Work done and jobs arrived so far; raises if they are what they were."""
         worked = np.maximum(self.now - self.since_ms[self.running], 0.0) * self.rate[self.running]
         now = float(self.done_ms.sum() + worked.sum()) + self.arrived
