@@ -110,7 +110,7 @@ class InRounds:
             return Plan(NO_GROUPS)
         now = math.floor((view.now_s + CLOCK_S) / self.interval_s)
         fresh = not (jobs.level == now).any()
-        guaranteed = jobs.job_class != int(JobClass.OPPORTUNISTIC)
+        guaranteed = (jobs.job_class != int(JobClass.OPPORTUNISTIC)) & math.isfinite(self.patience_s)
         due = guaranteed & (jobs.promotions > 0) & (jobs.served_s < self.patience_s)
         late = guaranteed & ~due & (jobs.waiting_s >= self.patience_s - CLOCK_S) & fresh
         seated = self.anew(view, due | late) if fresh else self.between(view, due)
