@@ -50,10 +50,10 @@ def profiles(draw: st.DrawFn) -> StageProfile:
 
 
 @st.composite
-def batch_limits(draw: st.DrawFn) -> BatchLimits:
-    """Any limits an adaptive job may have."""
+def batch_limits(draw: st.DrawFn, gpus: int = 1) -> BatchLimits:
+    """Any limits an adaptive job of so many GPUs may have."""
     least_local = draw(st.integers(1, 32))
-    initial = least_local * draw(st.integers(1, 8))
+    initial = least_local * gpus * draw(st.integers(1, 8))
     return BatchLimits(
         initial=initial,
         most=initial * draw(st.integers(1, 64)),
@@ -91,7 +91,7 @@ def specs(draw: st.DrawFn, name: str = "job") -> JobSpec:
         priority=draw(st.integers(-2, 2).map(float)),
         weight=draw(st.sampled_from([1.0, 2.5])),
         retries=draw(st.integers(0, 5)),
-        batch=draw(st.none() | batch_limits()),
+        batch=draw(st.none() | batch_limits(gpus)),
         network=draw(st.sampled_from(["auto", "require", "off"])),
     )
 

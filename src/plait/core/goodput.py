@@ -42,6 +42,19 @@ class BatchLimits:
                 f"batch size {self.initial} is more than one GPU may take, {self.most_local}; "
                 "allow accumulation, or give a larger most_local or a smaller initial"
             )
+        passes = -(-self.initial // self.most_local)
+        if passes * (self.least_local - 1) >= self.most:  # what rounding up adds to `most` counts for nobody
+            raise InputError(
+                f"batch size {self.initial} to {self.most} takes {passes} passes of {self.least_local} to "
+                f"{self.most_local} examples, at least {passes * self.least_local}; give "
+                f"most={passes * self.least_local}, least_local={(self.most - 1) // passes + 1} or "
+                f"most_local={self.initial}"
+            )
+
+    @property
+    def most_gpus(self) -> int:
+        """The most GPUs for which the largest batch has a smallest pass each."""
+        return self.most // self.least_local
 
 
 class Estimate(IntEnum):

@@ -108,6 +108,12 @@ class JobSpec:
         object.__setattr__(self, "max_gpus", self.max_gpus or self.gpus)
         elastic = 1 <= self.min_gpus <= self.gpus <= self.max_gpus
         self._require(elastic, "min_gpus, max_gpus", (self.min_gpus, self.max_gpus), "min <= gpus <= max")
+        if self.batch is not None:
+            fed = self.batch.most_gpus
+            wanted = (
+                f"at most {fed}: no more take {self.batch.least_local} examples each of a batch of {self.batch.most}"
+            )
+            self._require(self.min_gpus <= fed, "min_gpus (if not given, gpus)", self.min_gpus, wanted)
 
     def _require(self, ok: bool, name: str, value: object, wanted: str) -> None:
         if not ok:
@@ -304,11 +310,13 @@ class JobBatch:
 
 
 def _batches_can_be(jobs: JobBatch) -> BoolArray:
-    """Whether each job's limits of its batch are none, or such as `BatchLimits` takes."""
+    """Whether each job's limits of its batch are none, or such as `BatchLimits` and `JobSpec` take."""
     initial, most = jobs.column("batch_size"), jobs.column("max_batch_size")
     least_local, most_local = jobs.column("min_local_batch"), jobs.column("max_local_batch")
     some = (initial >= 1) & (initial <= most) & (least_local >= 1) & (least_local <= most_local)
     some &= (initial >= least_local) & ((initial <= most_local) | (jobs.column("accumulates") != 0))
+    some &= -(-initial // np.maximum(most_local, 1)) * (least_local - 1) < most
+    some &= jobs.column("min_gpus") <= most // np.maximum(least_local, 1)
     for_none = [jobs.column(name) == 0 for name in _BATCH]
     possible: BoolArray = np.logical_and.reduce(for_none) | some
     return possible

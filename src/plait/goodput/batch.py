@@ -71,19 +71,21 @@ def fixed_batch(
     most: npt.ArrayLike,
     most_local: npt.ArrayLike,
     accumulates: npt.ArrayLike = True,
+    least_local: npt.ArrayLike = 1,
 ) -> tuple[IntArray, IntArray]:
     """Split a total batch over `gpus` GPUs: (m, s), arguments broadcast.
 
     One GPU with more than M0 examples accumulates at least once, since one sample of the gradient tells little about
-    its noise. m never takes the total beyond M_max, and is 0 where even one example would.
+    its noise. m is moved between m_min and m_max, never takes the total beyond M_max, and is 0 where m_min would.
     """
     batch, gpus, accumulates = np.asarray(batch), np.asarray(gpus), np.asarray(accumulates)
     local = np.ceil(batch / gpus - SLACK)
     passes = np.ceil(local / np.asarray(most_local) - SLACK) - 1
     passes = np.where((gpus == 1) & (batch > np.asarray(initial)), np.maximum(passes, 1), passes)
     passes = np.where(accumulates, passes, 0)
-    local = np.ceil(local / (passes + 1) - SLACK)
+    local = np.minimum(np.maximum(np.ceil(local / (passes + 1) - SLACK), least_local), most_local)
     local = np.minimum(local, np.asarray(most) // (gpus * (passes + 1)))
+    local = np.where(local < least_local, 0, local)
     return local.astype(np.int64), passes.astype(np.int64)
 
 
@@ -98,10 +100,10 @@ def best_batch(
     """The (m, s) with the highest goodput for each job on each configuration of `gpus` GPUs over `nodes` nodes.
 
     `nodes` and `gpus` are broadcast against (J, C): of shape (C,) every job is asked about every configuration, of
-    shape (J, 1) each about its own. A job without a fit gets the batch max(M0, m_min K). `speed` replaces the model of
-    throughput. With `artifact`, a batch per GPU outside [m_min, m_max] is worth 0, as in the published code; otherwise
-    it is moved into the range, and dropped if its total is then below M0 or above M_max (rounding up aside), and no
-    job runs on more GPUs than leave each its smallest batch.
+    shape (J, 1) each about its own. A job without a fit gets the smallest batch that there is. `speed` replaces the
+    model of throughput. With `artifact`, a batch per GPU outside [m_min, m_max] is worth 0, as in the published code;
+    otherwise it is moved into the range, and dropped if its total is then below M0 or above M_max (rounding up aside),
+    and no job runs on more GPUs than leave each its smallest batch.
     """
     shape = np.broadcast_shapes(np.shape(nodes), np.shape(gpus), (len(jobs), 1))
     choice = Choice(np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape))
@@ -117,7 +119,7 @@ def best_batch(
         for column, values in zip(choice, found, strict=True):
             column[at] = values
     if not fitted.all():
-        _unfitted(choice, jobs, many, possible & ~fitted[:, None])
+        _unfitted(choice, jobs, many, possible & ~fitted[:, None], artifact)
     return choice
 
 
@@ -139,14 +141,11 @@ def _best(jobs: GoodputJobs, nodes: IntArray, gpus: IntArray, artifact: bool, sp
     """The best candidate for each row of jobs and its configuration; all shapes (P,)."""
     local, passes = _candidates(jobs, gpus)
     pieces = gpus[:, None] * (passes + 1)
-    least, most = jobs.least_local[:, None], jobs.most_local[:, None]
     if artifact:
         total = pieces * local
-        allowed = (local >= least) & (local <= most)
+        allowed = (local >= jobs.least_local[:, None]) & (local <= jobs.most_local[:, None])
     else:
-        local = np.minimum(np.maximum(local, least), most)
-        total = pieces * local
-        allowed = (total >= jobs.initial[:, None]) & (total - pieces < jobs.most[:, None])
+        local, total, allowed = _moved(jobs, pieces, local)
     value = speed(jobs.theta[:, None], nodes[:, None], gpus[:, None], local, passes)
     value *= efficiency(jobs.sqr[:, None], jobs.var[:, None], total / jobs.initial[:, None])
     value[~allowed] = 0.0
@@ -158,11 +157,18 @@ def _best(jobs: GoodputJobs, nodes: IntArray, gpus: IntArray, artifact: bool, sp
     return Choice(local.astype(np.int64), passes.astype(np.int64), reached)
 
 
-def _candidates(jobs: GoodputJobs, gpus: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Batches m and passes s of every candidate: whole numbers (P, CANDIDATES), by total batch."""
+def _moved(jobs: GoodputJobs, pieces: FloatArray, local: FloatArray) -> tuple[FloatArray, FloatArray, BoolArray]:
+    """Each m between m_min and m_max, the total, and whether that is from M0 to M_max, rounding up aside."""
+    local = np.minimum(np.maximum(local, jobs.least_local[:, None]), jobs.most_local[:, None])
+    total = pieces * local
+    return local, total, (total >= jobs.initial[:, None]) & (total - pieces < jobs.most[:, None])
+
+
+def _candidates(jobs: GoodputJobs, gpus: IntArray, part: FloatArray = PART) -> tuple[FloatArray, FloatArray]:
+    """Batches m and passes s of every candidate: whole numbers (P, parts), by total batch."""
     start, stop = np.maximum(jobs.initial, jobs.least_local * gpus), jobs.most
-    total = start[:, None] * np.exp(np.log(stop / start)[:, None] * PART)
-    total[:, -1] = stop
+    total = start[:, None] * np.exp(np.log(stop / start)[:, None] * part)
+    total[:, part == 1.0] = stop[:, None]
     local = total / gpus[:, None]
     alone = (gpus == 1)[:, None]
     initial = jobs.initial[:, None]
@@ -174,16 +180,12 @@ def _candidates(jobs: GoodputJobs, gpus: IntArray) -> tuple[FloatArray, FloatArr
     return np.where(pinned, initial, local), passes
 
 
-def _unfitted(choice: Choice, jobs: GoodputJobs, gpus: IntArray, where: BoolArray) -> None:
+def _unfitted(choice: Choice, jobs: GoodputJobs, gpus: IntArray, where: BoolArray, artifact: bool) -> None:
     """Fill in jobs without a fit: the smallest batch that there is, and goodput in proportion to the GPUs."""
     at = np.nonzero(where)
     own, many = jobs[at[0]], gpus[at]
-    local, passes = fixed_batch(
-        np.maximum(own.initial, own.least_local * many),
-        many,
-        initial=own.initial,
-        most=own.most,
-        most_local=own.most_local,
-        accumulates=own.accumulates,
-    )
-    choice.local[at], choice.passes[at], choice.goodput[at] = local, passes, many
+    local, passes = _candidates(own, many, PART[:1])
+    local, _, allowed = _moved(own, many[:, None] * (passes + 1), local)
+    usable = artifact | allowed[:, 0]
+    for column, values in zip(choice, (local[:, 0], passes[:, 0], many), strict=True):
+        column[at] = np.where(usable, values, 0)

@@ -30,6 +30,10 @@ LIMITS = BatchLimits(initial=128, most=4096, least_local=32, most_local=1024, ac
         ({"least_local": 2048}, "2048 to 1024"),
         ({"least_local": 200}, "less than one GPU has to take, 200"),
         ({"most_local": 64, "accumulation": False}, "allow accumulation"),
+        (
+            {"most": 128, "least_local": 100, "most_local": 110},
+            "takes 2 passes of 100 to 110 examples, at least 200; give most=200, least_local=64 or most_local=128",
+        ),
     ],
 )
 def test_limits_that_leave_no_choice_are_refused(change: dict[str, int], words: str) -> None:
@@ -50,6 +54,25 @@ def test_columns_that_no_job_can_have_name_the_job() -> None:
     batch = JobBatch.of([JobSpec(id="good", batch=LIMITS), JobSpec(id="bad", batch=LIMITS)])
     with pytest.raises(InputError, match="batch size 128 to 64"):
         batch.replace(max_batch_size=np.array([4096, 64]))
+
+
+def test_fewest_gpus_beyond_what_the_batch_can_feed_are_refused() -> None:
+    small = BatchLimits(initial=128, most=128, least_local=32, most_local=128)
+    assert JobSpec(id="fits", gpus=8, min_gpus=4, batch=small).batch == small
+    for least in ({"min_gpus": 8}, {}):
+        with pytest.raises(
+            InputError, match=r"job 'wide': min_gpus .* is 8, needs at most 4: no more take 32 examples"
+        ):
+            JobSpec(id="wide", gpus=8, batch=small, **least)
+    with pytest.raises(InputError, match=r"job 'fits': min_gpus .* is 5, needs at most 4"):
+        JobBatch.of([JobSpec(id="fits", gpus=8, min_gpus=4, batch=small)]).replace(min_gpus=np.array([5]))
+
+
+def test_suggested_limits_are_taken() -> None:
+    for change in ({"most": 200}, {"least_local": 64}, {"most_local": 128}):
+        given_ = {"initial": 128, "most": 128, "least_local": 100, "most_local": 110, "accumulation": True, **change}
+        limits = BatchLimits(**given_)  # type: ignore[arg-type]
+        assert JobBatch.of([JobSpec(id="a", batch=limits)])[0].batch == limits
 
 
 def _controller() -> Controller:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from goodput_cases import oracle, some_jobs
@@ -150,6 +150,42 @@ def test_without_a_fit_goodput_is_proportional_to_gpus() -> None:
     assert goodput_table(jobs, [(1, 1), (2, 8)], most_gpus=[4]).tolist() == [[1, 0]]
 
 
+@st.composite
+def any_limits(draw: st.DrawFn) -> tuple[int, int, int, int, bool]:
+    least_local = draw(st.integers(1, 45))
+    initial = draw(st.integers(least_local, 90))
+    most_local = draw(st.integers(least_local, 100))
+    return initial, draw(st.integers(initial, 200)), least_local, most_local, draw(st.booleans())
+
+
+@given(any_limits())
+@example((6, 6, 4, 5, True))
+@example((39, 42, 37, 38, True))
+@example((4, 4, 3, 3, True))
+@example((3, 3, 1, 1, True))
+def test_limits_are_taken_exactly_if_some_gpus_have_a_batch_with_and_without_a_fit(given_) -> None:
+    names = ("initial", "most", "least_local", "most_local", "accumulation")
+    try:
+        BatchLimits(**dict(zip(names, given_, strict=True)))
+        taken = True
+    except InputError:
+        taken = False
+    initial, most, least_local, most_local, accumulates = given_
+    gpus = np.arange(1, most // least_local + 1)
+    columns = ([1.0, 1.0], [4.0, 4.0], *([value] * 2 for value in given_))
+    jobs = GoodputJobs(np.stack([oracle().theta[0], np.full(7, np.nan)]), *columns)
+    local, passes, value = best_batch(jobs, np.ones_like(gpus), gpus)
+    alone = accumulates or initial <= most_local
+    assert bool((value[0] > 0).any()) == taken or not alone
+    assert ((value[0] > 0) == (value[1] > 0)).all()
+    assert value[1].tolist() == (gpus * (value[1] > 0)).tolist()
+    assert ((local > 0) == (value > 0)).all()
+    some = value > 0
+    total = gpus * local * (passes + 1)
+    assert ((local >= least_local) & (local <= most_local))[some].all()
+    assert ((total >= initial) & (total < most + gpus * (passes + 1)))[some].all()
+
+
 def test_the_model_of_throughput_can_be_replaced() -> None:
     def only_gpus(theta, nodes, gpus, local, passes):
         return gpus * np.ones_like(local)
@@ -171,7 +207,10 @@ def test_a_fixed_batch_never_exceeds_the_largest() -> None:
     gpus = np.arange(1, 40)
     local, passes = fixed_batch(256, gpus, initial=16, most=256, most_local=32)
     assert (local * gpus * (passes + 1) <= 256).all()
-    assert fixed_batch(256, 8, initial=16, most=256, most_local=8, accumulates=False)[1] == 0
+    local, passes = fixed_batch(256, [1, 8], initial=16, most=256, most_local=64, accumulates=False)
+    assert (local.tolist(), passes.tolist()) == ([64, 32], [0, 0])
+    local, passes = fixed_batch(6, [1, 2, 3], initial=6, most=9, most_local=5, least_local=4)
+    assert (local.tolist(), passes.tolist()) == ([4, 4, 0], [1, 0, 0])
 
 
 def test_the_table_computes_what_the_model_cannot_tell_apart_once(monkeypatch) -> None:

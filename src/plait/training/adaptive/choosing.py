@@ -114,6 +114,7 @@ def first_batch(limits: BatchLimits, gpus: int) -> tuple[int, int]:
         most=2 * (limits.most + least),  # never less than the initial batch: rounding up is not too much
         most_local=limits.most_local,
         accumulates=limits.accumulation,
+        least_local=limits.least_local,
     )
     return int(local), int(accumulated)
 
