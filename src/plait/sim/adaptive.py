@@ -4,6 +4,9 @@ A job knows of itself what it has measured on the configurations (nodes, GPUs, b
 some time, and the gradient noise of the epoch it is in. It chooses its batch when it starts, when it has measured
 a new configuration and when its noise has changed: between those its estimates stay the same, and so would its
 choice. Until its first fit it runs at its initial batch.
+
+What it measures is the time on the GPUs it has. A kind of GPU is faster or slower by one factor, so a job that moves to
+another kind takes its measurements along by that factor: at any time its estimates are those for where it runs.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
-from plait.core.goodput import THETA, Estimate
+from plait.core.goodput import LEAST_S, THETA, Estimate
 from plait.core.jobs import JobBatch
 from plait.goodput.batch import best_batch_each, goodput
 from plait.goodput.efficiency import gain
@@ -46,20 +49,32 @@ class AdaptiveJobs:
         self.known = GoodputJobs(
             np.full((n, THETA), np.nan), np.zeros(n), np.ones(n), initial, most, least_local, most_local, accumulates
         )
+        self.speed = np.full(n, np.nan)  # of the GPUs that each job has or had last; NaN: none yet
         self.nodes, self.gpus = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
         self.local, self.passes = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
         self.level = np.zeros(n, dtype=np.int64)  # of the gradient noise
-        self.profiles: dict[int, dict[Key, tuple[float, float]]] = {}
+        self.profiles: dict[int, dict[Key, tuple[float, float]]] = {}  # seconds on GPUs of speed 1
         self.sure: set[int] = set()  # whose estimates are the truth: they need not measure anything
         self.fresh: set[int] = set()  # who has learnt something since the last report
 
-    def start(self, job: int, nodes: int, gpus: int, done: float) -> None:
-        """The job starts on these GPUs, with so many iterations done."""
+    def start(self, job: int, nodes: int, gpus: int, done: float, speed: float = 1.0) -> None:
+        """The job starts on these GPUs, which are of this speed, with so many iterations done."""
+        self._move(job, speed)
         self.nodes[job], self.gpus[job] = nodes, gpus
         self.level[job] = min(int(np.searchsorted(self.training.ends[job], done, side="right")), self._last(job))
         self._see_noise(job)
         choice = best_batch_each(self.known[job], [nodes], [gpus])
         self._take(job, choice.local[0], choice.passes[0])
+
+    def _move(self, job: int, speed: float) -> None:
+        """All that the job has measured takes longer or shorter from now on."""
+        before, self.speed[job] = self.speed[job], speed
+        if np.isfinite(before) and before != speed:
+            times = slice(0, int(Estimate.GAMMA))
+            self.known.theta[job, times] = np.maximum(self.known.theta[job, times] * before / speed, LEAST_S)
+            if job in self.profiles:
+                self.estimates[job, :THETA] = self.known.theta[job]
+                self.fresh.add(job)
 
     def trust(self, estimates: FloatArray) -> None:
         """Jobs with a truth of their own know all of it, and have told these estimates (J, `Estimate`)."""
@@ -114,6 +129,7 @@ class AdaptiveJobs:
         profile = self.profiles.setdefault(job, {})
         profile[key] = times
         columns = np.array([(*k, *v) for k, v in profile.items()]).T
+        columns[3:] /= self.speed[job]
         self.known.theta[job] = fit(Profile(*columns), self.known.theta[job])
         self.estimates[job, :THETA] = self.known.theta[job]
         self.estimates[job, Estimate.PROFILED_GPUS] = max(gpus for _, gpus, _ in self.profiles[job])

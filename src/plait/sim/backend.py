@@ -552,11 +552,18 @@ class Simulator:
             self.fail_ms[job] = begin + max(to_ms(after), 1.0)
         if self.adaptive is not None and self.adaptive.adapts[job]:
             nodes = len(np.unique(self.cluster.gpu_node[gpus]))
-            self.adaptive.start(job, nodes, len(gpus), float(self.done_ms[job] / self.unit_ms[job]))
+            done, speed = float(self.done_ms[job] / self.unit_ms[job]), self._speed(job, gpus)
+            self.adaptive.start(job, nodes, len(gpus), done, speed)
             ripe = self.since_ms[job] + to_ms(self.settings.measure_s)
             self.ripe_ms[job] = math.inf if self.adaptive.knows(job) else ripe
             if self.attempts[job] > 1:
                 self.adaptive.restarted(job, start_up / 1000)
+
+    def _speed(self, job: int, gpus: IntArray) -> float:
+        """How fast a job that adapts is on these GPUs with nobody beside it; 1 is as its own throughput says."""
+        alone = Groups(np.array([job]), gpus, np.array([0, len(gpus)]), np.array([0, 1]))
+        pace = self.settings.physics.iteration_s(self.moving, alone, self.cluster)
+        return float(self.truth.iteration_s[job] / pace[0])
 
     def _release(self, job: int, at: float, *, lost: bool, save: bool = True) -> float:
         """Take a job off its GPUs; returns the milliseconds it still holds them to save."""

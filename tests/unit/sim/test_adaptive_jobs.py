@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from plait.core.jobs import JobBatch, JobSpec
 from plait.core.plan import Group, Groups, Member, Plan
 from plait.core.policy import Policy, View
 from plait.goodput.models import shipped
+from plait.goodput.throughput import step_s
 from plait.policies.catalog import make_policy
 from plait.sim.adaptive import AdaptiveJobs
 from plait.sim.backend import SimulationSettings, Simulator
@@ -74,13 +75,14 @@ def run(
     policy: Policy,
     *levels: Levels,
     changes: Sequence[NodeChange] = (),
+    nodes: str = "2x4",
     **settings: object,
 ) -> list[Event]:
     """Events of jobs whose noise is `level` until so many iterations are done, all of (end, level)."""
     specs = spec if isinstance(spec, list) else [spec]
     curves = [tuple(np.array(column) for column in zip(*own, strict=True)) for own in levels]
     training = Training(np.array([THETA_BY_HAND] * len(specs)), *zip(*curves, strict=True))
-    cluster = Cluster.parse("2x4")
+    cluster = Cluster.parse(nodes)
     given = SimulationSettings(training=training, **settings)
     backend = Simulator(JobBatch.of(specs), cluster, given, node_changes=iter(changes))
     controller = Controller(policy, cluster)
@@ -162,6 +164,35 @@ def test_measured_times_are_off_by_the_noise_of_profiling():
     ratio = off.goodput[0, Estimate.ALPHA_C] / exact.goodput[0, Estimate.ALPHA_C]
     assert 0.7 < ratio < 1.3
     assert ratio != 1
+
+
+def test_what_a_job_measures_is_as_slow_as_the_gpus_it_runs_on_and_follows_it_to_others():
+    kinds = StandardPhysics(kind_speed={"slow": 0.5})
+    policy = Sizes((0, 60, 120), ((0, 1), (4, 5), (4, 5)))
+    events = run(job(), policy, [(1000, STILL)], nodes="1x4:slow,1x4:fast", physics=kinds)
+    slow, fast = (e.goodput[0] for e in events if isinstance(e, GoodputReported))
+    assert step_s(slow[:THETA], 1, 2, 5) == pytest.approx(0.4, rel=1e-3)
+    assert step_s(fast[:THETA], 1, 2, 5) == pytest.approx(0.2, rel=1e-3)
+    assert end_s(events) == 60 + (1000 - 60 / 0.4) * 0.2  # as it says of itself
+
+
+def test_on_slow_gpus_a_restart_does_not_change_what_a_job_knows():
+    policy = Sizes((0, 60, 120, 180), ((0, 1), (0, 1), (2, 3), (2, 3)))
+    kinds = StandardPhysics(kind_speed={"slow": 0.5})
+    events = run(job(), policy, [(1000, STILL)], nodes="1x4:slow", physics=kinds)
+    first, second = (e.goodput[0] for e in events if isinstance(e, GoodputReported))
+    assert np.array_equal(first[:THETA], second[:THETA])
+
+
+@pytest.mark.parametrize("policy", ["sia", "optimus"])
+def test_adaptive_jobs_on_two_kinds_of_gpus_keep_every_invariant(policy: str):
+    jobs = workload(4)
+    jobs = jobs.replace(iterations=jobs.iterations / 20, submit_s=jobs.submit_s / 4)
+    world = replace(make_world("pollux"), physics=StandardPhysics(kind_speed={"slow": 0.4}))
+    changes = [NodeChange(600.0, "n0", False), NodeChange(1200.0, "n0", True)]
+    cluster = Cluster.parse("1x4:slow,1x4:fast")
+    done = simulate(jobs, cluster, make_policy(policy), world, node_changes=changes, check=True)
+    assert np.isfinite(done.controller.books.columns["end_s"][:4]).all()
 
 
 def workload(count: int) -> JobBatch:

@@ -1,4 +1,4 @@
-"""Nodes that are away for long: policies that ask every minute wait for them, one that never runs a job is found out."""
+"""Nodes that are away for long: policies that ask every minute wait for them; one that runs nothing is found out."""
 
 from dataclasses import dataclass
 
