@@ -225,7 +225,7 @@ def _workload(
         _say_dropped(path, work.dropped, "because they cannot be simulated")
         for text in work.warnings:
             note(f"warning: {path}: {text}")
-    jobs = no_larger_than(work.jobs, cluster.gpus)
+    jobs = no_larger_than(work.jobs, cluster)
     span_s = float(jobs.submit_s[-1] - jobs.submit_s[0])
     gpu_s = float((jobs.gpus * jobs.iterations * jobs.iteration_s).sum())
     dropped = sum(work.dropped.values()) + sum(table.meta["rows_dropped"].values())

@@ -5,11 +5,13 @@ Work and batch limits are those of the models that ship with plait (`plait.goodp
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from plait.core.arrays import BoolArray
+from plait.core.arrays import BoolArray, IntArray
+from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch
 from plait.goodput.models import measured_node, shipped
 from plait.traces.table import TraceTable
@@ -25,13 +27,50 @@ def adaptive_rows(table: TraceTable) -> BoolArray:
     return rows
 
 
-def no_larger_than(jobs: JobBatch, gpus: int) -> JobBatch:
-    """The same jobs; elastic ones that ask for more than all `gpus` of a cluster ask for those."""
-    large = (jobs.gpus > gpus) & (jobs.column("min_gpus") <= gpus)
+def no_larger_than(jobs: JobBatch, cluster: Cluster) -> JobBatch:
+    """The same jobs; elastic ones that ask for more than the largest gang of a kind they may use ask for that.
+
+    Their iterations then take as long as on so many GPUs: by their model if they adapt their batch and plait knows it,
+    in inverse proportion otherwise, as in the simulator. What they need of cores and memory is that of fewer GPUs.
+    """
+    most = _largest_gangs(jobs, cluster)
+    large = (jobs.gpus > most) & (jobs.column("min_gpus") <= most)
     if not large.any():
         return jobs
-    most = np.where(large, gpus, jobs.column("max_gpus"))
-    return jobs.replace(gpus=np.where(large, gpus, jobs.gpus), max_gpus=most)
+    gpus = np.where(large, most, jobs.gpus)
+    slower = np.ones(len(jobs))
+    for j in np.flatnonzero(large).tolist():
+        adapts = jobs.column("batch_size")[j] > 0
+        slower[j] = _slower(str(jobs.column("model")[j]) if adapts else "", int(jobs.gpus[j]), int(gpus[j]))
+    return jobs.replace(
+        stage_s=jobs.stage_s * slower[:, None],
+        gpus=gpus,
+        max_gpus=np.where(large, gpus, jobs.column("max_gpus")),
+        iteration_s=jobs.iteration_s * slower,
+        cpus=jobs.column("cpus") * gpus / jobs.gpus,
+        memory_bytes=jobs.column("memory_bytes") * gpus / jobs.gpus,
+    )
+
+
+def _largest_gangs(jobs: JobBatch, cluster: Cluster) -> IntArray:
+    """(J,): GPUs of the largest gang of each job that the whole cluster holds, all of one kind."""
+    if not jobs.any_kinds:
+        return np.full(len(jobs), cluster.largest_gang())
+    return np.array([cluster.largest_gang(kinds) for kinds in jobs.column("gpu_kinds").tolist()], dtype=np.int64)
+
+
+def _slower(name: str, asked: int, gpus: int) -> float:
+    """How many times as long an iteration takes on `gpus` as on the GPUs asked for."""
+    model = shipped().get(name)
+    if model is None or asked > model.most_gpus:
+        return asked / gpus
+    return _iteration_s(name, gpus) / _iteration_s(name, asked)
+
+
+@cache
+def _iteration_s(name: str, gpus: int) -> float:
+    """Mean seconds of an iteration of a shipped model, on as few nodes as those of the measurements."""
+    return shipped()[name].iteration_s(-(-gpus // measured_node()), gpus)
 
 
 def made_adaptive(jobs: JobBatch, rows: BoolArray) -> JobBatch:
@@ -51,14 +90,11 @@ def made_adaptive(jobs: JobBatch, rows: BoolArray) -> JobBatch:
         "accumulates": "accumulation",
     }
     columns: dict[str, Any] = {name: jobs.column(name).copy() for name in (*names, *limits)}
-    known: dict[tuple[str, int], float] = {}
     for j in np.flatnonzero(rows).tolist():
         model = shipped()[str(jobs.column("model")[j])]
         most = min(MOST_GPUS, model.most_gpus)
         gpus = min(int(columns["gpus"][j]), most)
-        if (model.name, gpus) not in known:
-            known[model.name, gpus] = model.iteration_s(-(-gpus // measured_node()), gpus)
-        iteration_s = known[model.name, gpus]
+        iteration_s = _iteration_s(model.name, gpus)
         for name, value in zip(names, (gpus, 1, most, model.iterations, iteration_s), strict=True):
             columns[name][j] = value
         for column, field in limits.items():
