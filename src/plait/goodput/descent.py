@@ -5,6 +5,9 @@ are root mean squares of residuals whose slopes are analytic. A term e = |r| / s
 (J'J / n - h h') / e, h = J'r / (n e), up to the curvature of the residuals; without h h' it is an upper bound that
 also leads into the kink at e = 0, which few measurements reach. Both are tried, and the better step is taken.
 
+A search can end beside the optimum where a synchronisation that was measured takes no time: with alpha and beta at 0
+and gamma at 1 each of them gains only if the others do. From there one more search begins (`again`).
+
 The two parts that go over all measurements are loops for the compiler, and array expressions where there is none.
 """
 
@@ -30,6 +33,9 @@ MOST_DAMPING = 1e10
 
 #: Least root mean square for slopes and curvature: nearer to the kink they would forbid to move along it.
 ZERO = 1e-6
+
+#: An alpha below this part of the time of a pass counts as free; and with what part, and gamma, the search goes on.
+FREE, PART, APART = 1e-2, 0.05, 2.0
 
 #: Columns of theta: alpha and beta of compute, between nodes and inside a node; gamma.
 COMPUTE, BETWEEN, INSIDE, GAMMA, COLUMNS = 0, 2, 4, 6, 7
@@ -217,6 +223,24 @@ def search(seen, start, lower, upper, theta):  # type: ignore[no-untyped-def]
     return best
 
 
+@part
+def again(seen, theta, lower, upper, start):  # type: ignore[no-untyped-def]
+    """Whether `theta` says that a synchronisation which was measured is free; writes a start where it is not."""
+    keys = seen.shape[1]
+    pass_s = 0.0
+    for key in range(keys):
+        pass_s += math.exp(seen[5, key]) / keys
+    for a in range(COLUMNS):
+        start[a] = theta[a]
+    start[GAMMA] = max(theta[GAMMA], APART)
+    free = False
+    for pair in (BETWEEN, INSIDE):
+        if lower[pair] < upper[pair] and theta[pair] < FREE * pass_s:
+            start[pair], start[pair + 1] = PART * pass_s, PART * pass_s / 10
+            free = True
+    return free
+
+
 @kernel
 def search_many(
     seen: FloatArray, first: IntArray, starts: FloatArray, lower: FloatArray, upper: FloatArray
@@ -224,16 +248,21 @@ def search_many(
     """The best ends (J, 7) of searches from S starts a job (J, S, 7), and their losses (J,).
 
     `seen` (7, keys) holds the observations of all jobs one behind another, those of job j from first[j] to
-    first[j + 1]; bounds are (J, 7). Starts with a NaN are passed over.
+    first[j + 1]; bounds are (J, 7). Starts with a NaN are passed over. Where the best end has a synchronisation for
+    nothing, one more search begins beside it.
     """
     jobs = len(lower)
-    ends, losses, theta = np.zeros((jobs, COLUMNS)), np.zeros(jobs), np.zeros(COLUMNS)
+    ends, losses = np.zeros((jobs, COLUMNS)), np.zeros(jobs)
+    theta, beside = np.zeros(COLUMNS), np.zeros(COLUMNS)
     for job in range(jobs):
         losses[job] = np.inf
         own = seen[:, first[job] : first[job + 1]]
-        for begin in range(starts.shape[1]):
-            start = starts[job, begin]
-            if math.isnan(dot(start, start)):
+        for begin in range(starts.shape[1] + 1):
+            start = starts[job, begin] if begin < starts.shape[1] else beside
+            if begin == starts.shape[1]:
+                if not again(own, ends[job], lower[job], upper[job], beside):
+                    break
+            elif math.isnan(dot(start, start)):
                 continue
             value = search(own, start, lower[job], upper[job], theta)
             if value < losses[job]:
