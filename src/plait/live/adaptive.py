@@ -58,7 +58,7 @@ def work_of(engine: Engine, job: JobRecord, attempt: Attempt) -> Work:
     each_s = None
     if lead.step_s and said.batch_size:
         sqr, var = _noise(row_of(engine, job))
-        each_s = lead.step_s / float(gain(sqr, var, said.batch_size / limits.initial))
+        each_s = lead.step_s / float(gain(sqr, var, _scale(said.batch_size, limits)))
     return Work(attempt.progress, said.total, each_s)
 
 
@@ -131,7 +131,7 @@ def shown(engine: Engine, job: JobRecord) -> dict[str, Any] | None:
     out.update(progress=work.done, total_progress=total, batch_size=said.batch_size)
     if said.batch_size:
         sqr, var = _noise(row_of(engine, job))
-        out["efficiency"] = float(efficiency(sqr, var, said.batch_size / limits.initial))
+        out["efficiency"] = float(efficiency(sqr, var, _scale(said.batch_size, limits)))
     if work.each_s:
         out["goodput"] = limits.initial / work.each_s
     if difference := difference_of(limits, said):
@@ -175,3 +175,8 @@ def _noise(row: FloatArray) -> tuple[float, float]:
     """Squared gradient norm and variance; before any statistics a batch of any size is worth its examples."""
     sqr, var = float(row[Estimate.SQR]), float(row[Estimate.VAR])
     return (0.0, 1.0) if math.isnan(sqr) or math.isnan(var) else (sqr, var)
+
+
+def _scale(batch: float, limits: BatchLimits) -> float:
+    """First batch sizes in a step; less than one counts as one, as training counts it: a gain is never 0 then."""
+    return max(batch / limits.initial, 1.0)

@@ -15,8 +15,10 @@ from plait.core.goodput import LEAST_S, MOST_GAMMA, MOST_NOISE, MOST_S, THETA, B
 from plait.core.resources import Resource
 from plait.live.wire import Adaptive, NodeInfo, Profile, Seen
 
-#: Seconds of an iteration or a stage, and iterations of a job, at most.
-LONGEST_S, MOST_STEPS = 1e6, 1e15
+#: Seconds of an iteration or a stage, and iterations of a job, at most; seconds of an iteration at least.
+LONGEST_S, MOST_STEPS, SHORTEST_S = 1e6, 1e15, 1e-9
+#: Examples of a step at most.
+MOST_EXAMPLES = 1e9
 #: Characters of a reason at most.
 LONGEST_REASON = 2000
 #: What a process cannot end with counts as this exit code.
@@ -50,7 +52,7 @@ def sane_seen(seen: Seen) -> Seen:
         ended_s_ago=_or_none(seen.ended_s_ago, math.inf) or 0.0,
         first_step_s=_or_none(seen.first_step_s, math.inf),
         last_step_s=_or_none(seen.last_step_s, math.inf),
-        step_s=_or_none(seen.step_s, LONGEST_S),
+        step_s=_or_none(seen.step_s, LONGEST_S, SHORTEST_S),
         total_steps=_or_none(seen.total_steps, MOST_STEPS),
         checkpoint_steps=_or_none(seen.checkpoint_steps, MOST_STEPS),
         checkpoint_age_s=_or_none(seen.checkpoint_age_s, math.inf),
@@ -65,12 +67,14 @@ def _sane_adaptive(said: Adaptive) -> Adaptive:
     estimate, limits = said.estimate, said.limits
     if estimate is not None and not _sane_estimate(estimate):
         estimate = None
-    if limits is not None and (len(limits) != len(fields(BatchLimits)) or not all(_between(x, 0, 1e9) for x in limits)):
+    if limits is not None and len(limits) != len(fields(BatchLimits)):
+        limits = None
+    if limits is not None and not all(_between(x, 0, MOST_EXAMPLES) for x in limits):
         limits = None
     return Adaptive(
         progress=_or_none(said.progress, MOST_STEPS) or 0.0,
         total=_or_none(said.total, MOST_STEPS),
-        batch_size=_or_none(said.batch_size, MOST_STEPS) or None,
+        batch_size=_or_none(said.batch_size, MOST_EXAMPLES, 1.0),
         estimate=estimate,
         limits=limits,
     )
@@ -120,5 +124,5 @@ def _between(value: float, low: float, high: float) -> bool:
     return math.isfinite(value) and low <= value <= high
 
 
-def _or_none(value: float | None, most: float) -> float | None:
-    return value if value is not None and _between(value, 0.0, most) else None
+def _or_none(value: float | None, most: float, least: float = 0.0) -> float | None:
+    return value if value is not None and _between(value, least, most) else None

@@ -264,6 +264,24 @@ def test_nonsense_of_a_job_reaches_nobody(cluster: Make, bad: Adaptive) -> None:
     assert Engine(c.store, c.engine.layout, now=c.now).state.seq >= c.engine.state.seq
 
 
+@pytest.mark.parametrize("policy", ["tiresias-l", "pollux"])
+@pytest.mark.parametrize(("batch_size", "step_s"), [(5e-324, 0.1), (1e-310, 0.1), (64.0, 1e-310)])
+def test_a_batch_or_a_step_that_cannot_be_stops_no_round(
+    cluster: Make, policy: str, batch_size: float, step_s: float
+) -> None:
+    c = cluster((4,), policy=policy, progress_s=1.0)
+    c.submit({"batch": BATCH}, {"gpus": 2})
+    c.pass_s()
+    row = [*THETA, 1.0, 1e30, 2.0, None]
+    c.nodes[0].report(0, adaptive=Adaptive(1.0, 100.0, batch_size, row), steps=3.0, step_s=step_s)
+    c.nodes[0].report(1, steps=7.0, step_s=1.0)
+    c.pass_s(5.0)
+    assert not c.engine.broken
+    assert books(c, "iterations_done", 1) == 7
+    json.dumps(c.engine.fields([0])[0], allow_nan=False)
+    json.dumps([c.engine.explain(0, c.now), c.engine.state_for_forecast(c.now)()], allow_nan=False, default=str)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "changed"),
     [
