@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -37,6 +39,51 @@ def test_each_group_has_its_own_factor_for_one_step(tensors: bool) -> None:
     assert [float(group["lr"]) for group in optimizer.param_groups] == [0.5, 0.25]
     assert all((optimizer.param_groups[i]["lr"] is lrs[i]) for i in range(2))
     assert rate.effective == pytest.approx([0.5 * 4 / 1.75, 0.25], rel=1e-5), "what the newest step had"
+
+
+def test_a_tensor_that_groups_share_is_scaled_once() -> None:
+    """Torch puts one tensor into all groups, for fused, captured and compiled steps."""
+    lr = torch.tensor(0.5)
+    optimizer = torch.optim.SGD([{"params": [parameter()]}, {"params": [parameter()]}], lr=lr, fused=False)
+    rate = LearningRate(optimizer, "linear")
+    for _ in range(2):
+        rate.scale(Statistics(2), 4.0, 0.0)
+        assert [float(group["lr"]) for group in optimizer.param_groups] == [2.0, 2.0]
+        assert rate.effective == [2.0, 2.0]
+        rate.restore()
+        assert [group["lr"] is lr for group in optimizer.param_groups] == [True, True]
+        assert float(lr) == 0.5
+    rate = LearningRate(optimizer)
+    with pytest.raises(InputError, match=r"give each group a tensor of its own"):
+        rate.scale(known((1.0, 1.0), (3.0, 0.0)), 4.0, 0.0)
+    assert float(lr) == 0.5
+
+
+@pytest.mark.parametrize("tensor", [False, True])
+def test_an_optimizer_that_has_loaded_its_state_is_scaled_all_the_same(tensor: bool) -> None:
+    optimizer = torch.optim.SGD([parameter()], lr=torch.tensor(0.5) if tensor else 0.5, fused=False)
+    rate = LearningRate(optimizer, "linear")
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.25) if tensor else 0.25
+    rate.scale(Statistics(), 4.0, 0.0)
+    assert float(optimizer.param_groups[0]["lr"]) == 1.0
+    assert rate.effective == [1.0]
+    rate.restore()
+    assert float(optimizer.param_groups[0]["lr"]) == 0.25
+
+
+def test_adam_divides_by_the_state_that_it_has_loaded() -> None:
+    p = parameter()
+    optimizer = torch.optim.AdamW([p])
+    made = Preconditioner(optimizer)
+    for _ in range(7):
+        p.grad = torch.full((2,), 2.0)
+        optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    reset_moments(optimizer)
+    optimizer.load_state_dict(state)
+    optimizer.param_groups[0]["eps"] = 1.0
+    assert float(made.squared(p, torch.ones(2) * 3)) == pytest.approx(2, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ class Preconditioner:
     """P of one optimizer: that of Adam and AdamW, the identity for others."""
 
     def __init__(self, optimizer: Any) -> None:
-        """Of this optimizer; its state is looked at anew each time."""
-        self._state, self._options = optimizer.state, optimizer.param_groups
+        """Of this optimizer; state and groups are looked up each time: loading a state puts others in place."""
+        self._optimizer = optimizer
         self.group_of = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
         #: Whether it does anything at all.
         self.divides = is_adam(optimizer)
@@ -63,10 +63,10 @@ class Preconditioner:
 
     def _second(self, parameter: torch.Tensor) -> tuple[torch.Tensor, Below] | None:
         """Adam's average of squares, and what makes a divisor of it; None if nothing is divided."""
-        state = self._state.get(parameter) if self.divides else None
+        state = self._optimizer.state.get(parameter) if self.divides else None
         if not state or "exp_avg_sq" not in state:
             return None
-        group = self._options[self.group_of[id(parameter)]]
+        group = self._optimizer.param_groups[self.group_of[id(parameter)]]
         step, (_, beta2), eps = state["step"], group["betas"], group["eps"]
         second = local(state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"])
         if isinstance(step, torch.Tensor) and step.is_cuda:  # fused or capturable: reading it would hold up the host

@@ -27,41 +27,49 @@ class LearningRate:
         if rule is None:
             rule = default_rule(preconditioned=is_adam(optimizer))
         self.rule: Rule = rule_of(rule) if isinstance(rule, str) else rule
-        self._groups = optimizer.param_groups
+        self._optimizer = optimizer  # loading a state puts other groups in place, so they are looked up each time
         self._own: list[Any] | None = None
         #: By which each parameter group's learning rate was multiplied in the newest step.
-        self.factors = [1.0] * len(self._groups)
+        self.factors = [1.0] * len(optimizer.param_groups)
 
     @property
     def effective(self) -> list[float]:
         """What each parameter group's learning rate is in a step, by the newest factors; reads tensors."""
-        base = self._own if self._own is not None else [group["lr"] for group in self._groups]
+        base = self._own if self._own is not None else [group["lr"] for group in self._optimizer.param_groups]
         return [float(lr) * factor for lr, factor in zip(base, self.factors, strict=True)]
 
     def scale(self, statistics: Statistics, scale: float, progress: float) -> None:
-        """Put the learning rates of a step at S = `scale` in place."""
+        """Put the learning rates of a step at S = `scale` in place.
+
+        Raises `InputError` if a rule gives groups that share one tensor different factors, or too few or many.
+        """
         self.restore()
-        factors = self.rule(scale, statistics.group_sqr, statistics.group_var, progress)
-        if len(factors) != len(self._groups):
+        groups = self._optimizer.param_groups
+        factors = [float(factor) for factor in self.rule(scale, statistics.group_sqr, statistics.group_var, progress)]
+        if len(factors) != len(groups):
             raise InputError(
-                f"{len(factors)} factors of the learning rate for {len(self._groups)} parameter groups; "
+                f"{len(factors)} factors of the learning rate for {len(groups)} parameter groups; "
                 "make Adaptive after the last add_param_group, and let a rule of your own give one for each group"
             )
-        self.factors = [float(factor) for factor in factors]
-        self._own = []
-        for group, factor in zip(self._groups, self.factors, strict=True):
-            lr = group["lr"]
-            if isinstance(lr, torch.Tensor):  # a captured or compiled step holds on to it
-                self._own.append(lr.clone())
-                lr.mul_(factor)
-            else:
-                self._own.append(lr)
-                group["lr"] = lr * factor
+        shared: dict[int, float] = {}  # tensors, which a captured or compiled step holds on to
+        for group, factor in zip(groups, factors, strict=True):
+            if isinstance(group["lr"], torch.Tensor) and shared.setdefault(id(group["lr"]), factor) != factor:
+                raise InputError(
+                    f"parameter groups share one learning-rate tensor, and the rule scales it by {factor:.4g} and "
+                    f"{shared[id(group['lr'])]:.4g}; give each group a tensor of its own: group['lr'].clone()"
+                )
+        self.factors = factors
+        self._own = [g["lr"].clone() if isinstance(g["lr"], torch.Tensor) else g["lr"] for g in groups]
+        for group, factor in zip(groups, factors, strict=True):
+            if not isinstance(group["lr"], torch.Tensor):
+                group["lr"] *= factor
+            elif shared.pop(id(group["lr"]), None) is not None:
+                group["lr"].mul_(factor)
 
     def restore(self) -> None:
         """Put the script's own back, if they are not in place."""
         own, self._own = self._own, None
-        for group, lr in zip(self._groups, own or [], strict=False):
+        for group, lr in zip(self._optimizer.param_groups, own or [], strict=False):
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].copy_(lr)
             else:
