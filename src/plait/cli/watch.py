@@ -41,12 +41,17 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         f"service   {found['url']}{up}, {found.get('log_seq', 0):,} entries in its log",
         f"policy    {found.get('policy')}, decides at most every {found.get('round_s')} s",
         f"nodes     {_counts(found.get('nodes')) or 'none has joined yet'}",
-        f"GPUs      {gpus['held']} of {gpus['total']} held",
+        f"GPUs      {gpus['held']} of {gpus['total']} held{_wanted(gpus)}",
         f"jobs      {_counts(found['jobs']) or 'none; plait submit -- python train.py'}",
     ]
     if found.get("policy_error"):
         lines.append(f"TROUBLE   the policy failed, and what runs goes on: {found['policy_error']}")
     return lines
+
+
+def _wanted(gpus: dict[str, Any]) -> str:
+    """How many backends whose nodes come and go are asked for; services before 2026-11 do not say why."""
+    return f"; wanted {gpus['wanted']}: {gpus['wanted_why']}" if gpus.get("wanted_why") else ""
 
 
 def _counts(found: dict[str, Any] | None) -> str:

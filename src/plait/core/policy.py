@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobTable
@@ -30,4 +30,23 @@ class Policy(Protocol):
 
     def decide(self, view: View) -> Plan:
         """The complete plan from now on."""
+        ...
+
+
+class Wanted(NamedTuple):
+    """How many GPUs a cluster should have, and why: a sentence for whoever pays for them."""
+
+    gpus: int
+    why: str
+
+
+@runtime_checkable
+class Autoscaling(Protocol):
+    """What a policy has that also knows what GPUs are worth to its jobs. Optional: others count what jobs ask for."""
+
+    def wanted_gpus(self, view: View, most: int) -> Wanted | None:
+        """GPUs that the cluster should have for all jobs of the view, at most `most`; None if it cannot say.
+
+        A pure function, as `Policy.decide` is. Backends whose nodes come and go ask for nodes by it.
+        """
         ...

@@ -51,6 +51,7 @@ from plait.live.snapshots import Later, Snapshots, at_once
 from plait.live.state import Entry, State, entry_from_json, jobs_of
 from plait.live.store import Entry as Row
 from plait.live.store import Store
+from plait.live.wanted import Wants
 from plait.live.wire import Assignment, Observed
 from plait.policies.catalog import make_policy
 
@@ -112,6 +113,7 @@ class Engine:
         #: Whether attempts are to stop after their first step.
         self.deferred = False
         self.assigner = Assigner(self)
+        self.wants = Wants()
         wanted = policy or self.state.policy_text or DEFAULT_POLICY
         if wanted != self.state.policy_text:
             make_policy(wanted)

@@ -18,7 +18,6 @@ from plait.live.attempts import NODE_STATES, Attempt, JobRecord, NodeRecord
 from plait.live.layout import job_name
 from plait.live.state import RECENT, State
 from plait.live.store.schema import Views
-from plait.live.wanted import wanted_gpus
 from plait.live.wire import RUNNING
 
 if TYPE_CHECKING:
@@ -241,7 +240,7 @@ def status(engine: Engine, now: float) -> dict[str, Any]:
         counts[shown] += 1
         if shown not in FINAL:
             open_jobs.append(job)
-    wanted = wanted_gpus(engine, open_jobs)
+    wanted = engine.wants.of(engine, open_jobs)
     alive = [n for n in state.nodes.values() if not n.lost]
     total = sum(n.info.gpus for n in alive if n.info)
     held = {(r.node, r.gpu) for n in engine.live if (a := state.jobs[n].live) for r in a.ranks if not r.ended}
@@ -254,7 +253,13 @@ def status(engine: Engine, now: float) -> dict[str, Any]:
         "log_seq": state.seq,
         "decision": {"seq": state.decision_seq, "at_s": _number(_finite(state.decision_s))},
         "nodes": {s: sum(n.state == s for n in state.nodes.values()) for s in NODE_STATES},
-        "gpus": {"total": total, "held": len(held), "free": max(total - len(held), 0), "wanted": wanted},
+        "gpus": {
+            "total": total,
+            "held": len(held),
+            "free": max(total - len(held), 0),
+            "wanted": wanted.gpus,
+            "wanted_why": wanted.why,
+        },
         "jobs": counts,
     }
 

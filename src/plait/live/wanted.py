@@ -2,38 +2,90 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from plait.control.books import usable_gpus
-from plait.core.jobs import Phase
+from plait.core.jobs import JobTable, Phase
+from plait.core.policy import Autoscaling, Wanted
 from plait.live.attempts import JobRecord
+from plait.live.options import ANY_SIZE
+from plait.live.quota import Quotas
 
 if TYPE_CHECKING:
     from plait.live.engine import Engine
 
+_LOG = logging.getLogger("plait.service")
 
-def wanted_gpus(engine: Engine, jobs: Iterable[JobRecord]) -> int:
-    """GPUs for all these jobs, but no more than `Quotas` lets pass."""
-    state, wanted = engine.state, 0
+
+class Wants:
+    """GPUs for all jobs that quotas let pass: what they ask for, or what the policy says that they are worth.
+
+    The policy is asked once a decision, or for other jobs.
+    """
+
+    def __init__(self) -> None:
+        """Nobody was asked yet."""
+        self._asked: tuple[int, tuple[int, ...]] | None = None
+        self._said: Wanted | None = None
+
+    def of(self, engine: Engine, jobs: Iterable[JobRecord]) -> Wanted:
+        """GPUs for these jobs, and why so many."""
+        passed = _within_quotas(engine, jobs)
+        active = (Phase.WAITING, Phase.RUNNING)
+        known = tuple(sorted(job.number for job in passed if job.admitted and engine.state.phase(job) in active))
+        if self._asked != (engine.state.decision_seq, known):
+            self._asked = (engine.state.decision_seq, known)
+            self._said = _worth(engine, known)
+        if self._said is None:
+            return Wanted(sum(_room(engine, job) for job in passed), "what jobs ask for")
+        others = sum(_room(engine, job) for job in passed if not job.admitted)
+        return self._said._replace(gpus=self._said.gpus + others)
+
+
+def _worth(engine: Engine, numbers: tuple[int, ...]) -> Wanted | None:
+    """What the policy says that these jobs are worth; None if it does not say, or fails."""
+    state = engine.state
+    policy: object = state.policy.policy if isinstance(state.policy, Quotas) else state.policy
+    if state.controller is None or not numbers or not isinstance(policy, Autoscaling):
+        return None
+    books, view = state.controller.books, state.controller.view()
+    jobs = JobTable(books.columns, np.array(numbers), view.now_s, state.controller.competing, books)
+    try:
+        return policy.wanted_gpus(replace(view, jobs=jobs), engine.options.most_gpus or ANY_SIZE)
+    except Exception as error:  # any policy's: the status has to come all the same
+        _LOG.warning("policy %s cannot say how many GPUs jobs are worth: %s", state.policy_text, error, exc_info=True)
+        return None
+
+
+def _within_quotas(engine: Engine, jobs: Iterable[JobRecord]) -> list[JobRecord]:
+    """Those of the jobs that `Quotas` lets pass."""
+    state = engine.state
     left = {name: float(_quota(project)) for name, project in state.projects.items()}
-    for job in sorted(jobs, key=lambda job: (state.phase(job) is not Phase.RUNNING, job.number)) if left else jobs:
-        gpus = int(job.request.get("gpus") or 1)
+    if not left:
+        return list(jobs)
+    passed = []
+    for job in sorted(jobs, key=lambda job: (state.phase(job) is not Phase.RUNNING, job.number)):
+        gpus = _asked(job)
         if gpus <= left.get(job.project, math.inf):
-            wanted += _room(engine, job, gpus)
+            passed.append(job)
             left[job.project] = left.get(job.project, math.inf) - gpus
         elif gpus <= _quota(state.projects[job.project]):
             left[job.project] = 0  # those behind it wait for it
-    return wanted
+    return passed
 
 
-def _room(engine: Engine, job: JobRecord, gpus: int) -> int:
+def _room(engine: Engine, job: JobRecord) -> int:
     """GPUs of nodes like those there are that a gang takes up: more than its own if nodes have too few CPUs for all.
 
     0 if it fits none of them, however many.
     """
-    controller, request = engine.state.controller, job.request
+    controller, request, gpus = engine.state.controller, job.request, _asked(job)
     if controller is None or not job.admitted or not (request.get("cpus") or request.get("memory")):
         return gpus
     spec = controller.books.spec(job.number)
@@ -44,6 +96,10 @@ def _room(engine: Engine, job: JobRecord, gpus: int) -> int:
     ]
     share = max(shares, default=1.0)
     return math.ceil(gpus / share - 1e-9) if share else 0
+
+
+def _asked(job: JobRecord) -> int:
+    return int(job.request.get("gpus") or 1)
 
 
 def _quota(project: Mapping[str, Any]) -> float:

@@ -8,11 +8,12 @@ from typing import Literal
 import numpy as np
 
 from plait.core.errors import InputError, MissingExtra
-from plait.core.policy import View
+from plait.core.policy import View, Wanted
 from plait.goodput.knapsack import best_sizes
 from plait.goodput.programs import best_arrangement
 from plait.goodput.solver import HAVE_HIGHS
 from plait.placement.rebuild import place_arranged
+from plait.policies.cluster_size import cluster_size
 from plait.policies.pools import Pool
 from plait.policies.rounds import ByFitness, Sizes
 from plait.policies.steps import Ladder, every_worth, patterns_apply
@@ -36,11 +37,14 @@ class Pollux(ByFitness):
     patterns of nodes, by an integer program (`exact=on`). `auto` takes the program where it can matter and is quick: on
     up to 64 GPUs of equal nodes, with more than two a job. Jobs that wait are told which method was used.
 
+    `autoscale`: whether backends whose nodes come and go ask for as many as jobs that adapt are worth (section 4.2.3).
+
     Each GPU kind is a cluster of its own here; `sia` chooses among kinds. Raises `InputError` for unknown words, and
     `MissingExtra` for `exact=on` without the solver.
     """
 
     exact: bool | Literal["auto"] = False
+    autoscale: bool = False
     name: str = "pollux"
 
     def __post_init__(self) -> None:
@@ -50,6 +54,14 @@ class Pollux(ByFitness):
             raise InputError(f"policy {self.name}: exact is {self.exact!r}; it takes on, off or auto")
         if self.exact is True and not HAVE_HIGHS:
             raise MissingExtra("highspy", "sim", f"policy {self.name} with exact=on")
+        if not isinstance(self.autoscale, bool):
+            raise InputError(f"policy {self.name}: autoscale is {self.autoscale!r}; it takes on or off")
+
+    def wanted_gpus(self, view: View, most: int) -> Wanted | None:
+        """GPUs of a cluster that jobs use well, if asked to `autoscale`; None while no job has measured itself."""
+        if not self.autoscale:
+            return None
+        return cluster_size(view, most, p=self.p, floor=self.floor, restart_s=self.restart_s)
 
     def allocate(self, pool: Pool, view: View) -> Sizes:
         """Best sizes on the ladder or of all, put close to where everybody is."""
