@@ -50,6 +50,7 @@ class GradientHooks:
         self._loss_scale: torch.Tensor | None = None
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # parameters, gradients put away
         self._kinds: dict[str, tuple[Function, set[int]]] = {}  # of hooks: what they call, for which parameters
+        self._nodes: list[Any] = []  # hooks of theirs last no longer than they do
         self._groups = len(optimizer.param_groups)
         self._before: dict[int, torch.Tensor] = {}  # the last step's gradients
         self._before_batch = 0
@@ -70,6 +71,17 @@ class GradientHooks:
                 if parameter.requires_grad and id(parameter) not in hooked:
                     hooked.add(id(parameter))
                     getattr(parameter, kind)(lambda given, p=parameter, function=function: function(p, given))
+                    if kind == "register_hook" and self._ranks > 1:
+                        self._hook_node(parameter)
+
+    def _hook_node(self, parameter: torch.Tensor) -> None:
+        """Put its gradient away when DDP has seen it: only of that DDP knows that the parameter is used in this step.
+
+        Hooks of a node run in the order in which they came, and DDP was there before.
+        """
+        node = torch.autograd.graph.get_gradient_edge(parameter).node
+        node.register_hook(lambda *_: self._put_away(parameter))
+        self._nodes.append(node)
 
     # -- one step -------------------------------------------------------------------------------------------------
 
@@ -83,7 +95,6 @@ class GradientHooks:
             self._loss_scale = loss_scale
         if now.passes > 1:
             self._kinds.setdefault("register_hook", (self._passed, set()))
-            self._kinds.setdefault("register_post_accumulate_grad_hook", (self._accumulated, set()))
         if now.index == 0:
             self._hook()
 
@@ -165,16 +176,19 @@ class GradientHooks:
         weight = self._now.weight
         return None if weight == 1.0 else gradient * weight
 
+    def _put_away(self, parameter: torch.Tensor) -> None:
+        """Of a pass that is not the last one."""
+        if not self._now.last and parameter.grad is not None:
+            self._kept[id(parameter)] = parameter, parameter.grad
+            parameter.grad = None
+
     def _accumulated(self, parameter: torch.Tensor, _: object) -> None:
-        """It is added: put it away, or look at the gradient of the whole step if no rank has anything to add."""
+        """It is added, on one rank: put it away, or look at the gradient of the whole step."""
         now = self._now
         if parameter.grad is None:
             return
         if not now.last:
-            self._kept[id(parameter)] = parameter, parameter.grad
-            parameter.grad = None
-        elif self._ranks > 1:
-            return
+            self._put_away(parameter)
         elif now.passes > 1:
             self._seen.pop(id(parameter), None)
             parameter.grad.div_(now.passes)

@@ -21,7 +21,7 @@ NUMBERS = sum(math.prod(shape) for shape in SIZES)
 
 
 class Known(torch.nn.Module):
-    """Its gradient is its input."""
+    """Its gradient is its input; what has none is not used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,20 +29,20 @@ class Known(torch.nn.Module):
 
     def forward(self, gradient: torch.Tensor) -> torch.Tensor:
         pieces = gradient.split([p.numel() for p in self.parts])
-        return sum((p.reshape(-1) * g).sum() for p, g in zip(self.parts, pieces, strict=True))
+        return sum((p.reshape(-1) * g).sum() for p, g in zip(self.parts, pieces, strict=True) if g.any())
 
 
 class World:
     """A model in DDP, with several buckets, and its hooks."""
 
-    def __init__(self, make=torch.optim.SGD, inner=None, job=None, split=True, **options: float) -> None:
+    def __init__(self, make=torch.optim.SGD, inner=None, job=None, split=True, unused=False, **options: float) -> None:
         torch.manual_seed(0)
         self.job = job or attach()
         self.model = Known()
         parts = list(self.model.parts)
         groups = [{"params": parts[:2]}, {"params": parts[2:]}] if split else parts
         self.optimizer = make(groups, lr=0.01, **options)
-        self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=0.002)
+        self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=0.002, find_unused_parameters=unused)
         self.hooks = GradientHooks(self.optimizer, group=self.ddp.process_group, inner=inner)
         self.job.wrap_ddp(self.ddp, inner=self.hooks.comm_hook())
 
@@ -63,7 +63,7 @@ class World:
 
     @property
     def gradient(self) -> torch.Tensor:
-        return torch.cat([p.grad.reshape(-1) for p in self.model.parts])
+        return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in self.model.parts])
 
 
 def drawn(passes: int, seed: int) -> torch.Tensor:
@@ -149,6 +149,18 @@ def one_group(passes: int) -> None:
         torch.testing.assert_close(world.gradient, gradients.mean((0, 1)))
 
 
+def unused(passes: int) -> None:
+    """A parameter that is used in some passes only, by all ranks or by the others alone, is averaged all the same."""
+    world, first = World(unused=True), math.prod(SIZES[0])
+    for pattern in range(2 << passes):
+        gradients = drawn(passes, pattern)
+        for index in range(passes):
+            if not pattern >> index & 1:
+                gradients[index, 0 if pattern >> passes else slice(None), first : first + SIZES[1][0]] = 0
+        same(world.step(gradients), expected(gradients))
+        torch.testing.assert_close(world.gradient, gradients.mean((0, 1)))
+
+
 def not_finite(passes: int) -> None:
     """All ranks see it, whoever has it."""
     world, gradients = World(), drawn(passes, 0)
@@ -162,7 +174,7 @@ def not_finite(passes: int) -> None:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     for passes in (1, 3):
-        for scenario in (samples, adam, uneven, inner, one_group, not_finite):
+        for scenario in (samples, adam, uneven, inner, one_group, unused, not_finite):
             scenario(passes)
     dist.destroy_process_group()
     print("the end")
