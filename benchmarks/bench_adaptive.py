@@ -19,7 +19,8 @@ from plait import Cluster, JobBatch, make_policy, make_world
 from plait.control.controller import Controller
 from plait.control.drive import drive
 from plait.core.arrays import FloatArray
-from plait.sim.backend import SimulationSettings, Simulator
+from plait.sim.backend import Simulator
+from plait.sim.settings import SimulationSettings
 
 POLICIES = ("tiresias-l", "pollux")
 ASK_MS = 30_000.0

@@ -12,8 +12,10 @@ from plait.control.controller import Controller
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, Phase
 from plait.core.plan import Group, Groups
-from plait.sim.backend import DONE, RUN, SERVICE, SimulationSettings, Simulator, to_ms
+from plait.sim.backend import Simulator
 from plait.sim.overheads import CHECKPOINT, Overheads
+from plait.sim.settings import SimulationSettings
+from plait.sim.state import DONE, RUN, SERVICE, to_ms
 from plait.sim.training import Training
 
 

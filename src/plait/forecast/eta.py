@@ -23,9 +23,9 @@ from plait.core.arrays import FloatArray
 from plait.core.errors import PlaitError
 from plait.core.jobs import JobBatch, Phase
 from plait.forecast.continued import Continued
-from plait.sim.backend import SimulationSettings
 from plait.sim.overheads import Overheads
 from plait.sim.physics import StandardPhysics
+from plait.sim.settings import SimulationSettings
 
 #: Runs of one forecast, and the spread of what is not known: the standard deviation of the logarithm of an iteration's
 #: time, and the range of the work of a job that did not say, as factors of what is typical here.

@@ -24,8 +24,8 @@ from plait.forecast.relived import News, Relived, numbered
 from plait.forecast.replayed import Row, replay
 from plait.forecast.turns import TurnsPhysics, stages_known
 from plait.sim.adaptive import INTERVAL_S
-from plait.sim.backend import SimulationSettings
 from plait.sim.overheads import Overheads
+from plait.sim.settings import SimulationSettings
 from plait.sim.training import Training
 
 TAKEN = (

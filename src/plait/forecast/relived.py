@@ -20,7 +20,9 @@ from plait.core.arrays import BoolArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch
 from plait.core.policy import Policy
-from plait.sim.backend import SimulationSettings, Simulator, to_ms
+from plait.sim.backend import Simulator
+from plait.sim.settings import SimulationSettings
+from plait.sim.state import to_ms
 
 #: What jobs said of themselves.
 Told: TypeAlias = JobProfiled | GoodputReported

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from plait.core.arrays import IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import TraceError
+from plait.core.jobs import JobBatch
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -87,3 +89,22 @@ def time_to_failure_s(seed: int, job: int, attempt: int, mtbf_s: float) -> float
     """Seconds after its start at which an attempt of a job fails; the same whatever else happens."""
     rng = np.random.default_rng((seed, 0x10B, job, attempt))
     return float(rng.exponential(mtbf_s))
+
+
+def has_room(cluster: Cluster, jobs: JobBatch, rows: IntArray) -> bool:
+    """Whether the nodes that are up hold one of these rows of `jobs` at the size it asks for; always if all are up."""
+    if cluster.node_up.all():
+        return True
+    gpus = np.where(cluster.node_up, cluster.node_gpus, 0)
+    fits = np.broadcast_to(gpus, (len(rows), len(gpus)))
+    if jobs.any_demands:
+        for name, there in (("cpus", cluster.node_cpus), ("memory_bytes", cluster.node_memory_bytes)):
+            per_gpu = (jobs.column(name) / jobs.gpus)[rows][:, None]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                fits = np.where(per_gpu > 0, np.minimum(fits, (there + 1e-6) // per_gpu), fits)
+    masks = np.array([cluster.kind_mask(kinds) for kinds in jobs.column("gpu_kinds")[rows]], dtype=np.int64)
+    for kind in range(len(cluster.kinds)):
+        gang = fits[:, cluster.node_kind == kind].sum(axis=1)
+        if ((masks >> kind & 1 == 1) & (gang >= jobs.gpus[rows])).any():
+            return True
+    return False

@@ -15,9 +15,10 @@ from plait.core.cluster import Cluster
 from plait.core.errors import SimulationError
 from plait.core.jobs import JobBatch
 from plait.core.policy import Policy
-from plait.sim.backend import SimulationSettings, Simulator
+from plait.sim.backend import Simulator
 from plait.sim.failures import NodeChange, drawn_failures
 from plait.sim.invariants import Invariants
+from plait.sim.settings import SimulationSettings
 from plait.sim.world import World
 
 Step = Callable[[Event, Sequence[Command]], None]

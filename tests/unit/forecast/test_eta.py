@@ -15,7 +15,7 @@ from plait.forecast import eta
 from plait.forecast.continued import Continued, running_now
 from plait.forecast.eta import Interval, forecast, pace_s
 from plait.policies.catalog import make_policy
-from plait.sim.backend import SimulationSettings
+from plait.sim.settings import SimulationSettings
 
 
 def at_work(policy="fifo", now_s=50.0, cluster="1x2", **changes):

@@ -21,8 +21,9 @@ from plait.forecast.replayed import replay, stored_rows
 from plait.live.options import Options
 from plait.live.wire import NodeInfo
 from plait.policies.catalog import make_policy
-from plait.sim.backend import SimulationSettings, Simulator
+from plait.sim.backend import Simulator
 from plait.sim.overheads import Overheads
+from plait.sim.settings import SimulationSettings
 from plait.sim.training import Training
 from plait.testing.agents import Fleet, SimulatedAgent
 from plait.testing.programs import Program

@@ -20,12 +20,13 @@ from plait.goodput.models import shipped
 from plait.goodput.throughput import step_s
 from plait.policies.catalog import make_policy
 from plait.sim.adaptive import AdaptiveJobs
-from plait.sim.backend import SimulationSettings, Simulator
+from plait.sim.backend import Simulator
 from plait.sim.failures import NodeChange
 from plait.sim.invariants import Invariants
 from plait.sim.overheads import Overheads
 from plait.sim.physics import StandardPhysics
 from plait.sim.run import simulate
+from plait.sim.settings import SimulationSettings
 from plait.sim.training import Training
 from plait.sim.world import make_world
 from plait.traces.load import load_jobs

@@ -1,0 +1,258 @@
+"""Simulated jobs on their GPUs: what a start, a stop, another pace and another batch do to one, to the millisecond.
+
+Job time has three parts, and every millisecond a job holds its GPUs is in one:
+  start-up   `hold_ms` to `since_ms`   launch, restore, migrate: GPUs held, no progress
+  work       `since_ms` to `end_ms`    progress at `rate` solo-milliseconds a millisecond
+  save       after a stop              GPUs held until the checkpoint is written; the next job waits for them
+Each is charged once, to the job that starts or stops.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import numpy as np
+
+from plait.core.arrays import NO_JOBS, FloatArray, IntArray
+from plait.core.cluster import Cluster
+from plait.core.jobs import JobBatch
+from plait.core.plan import Groups
+from plait.sim.adaptive import AdaptiveJobs
+from plait.sim.failures import time_to_failure_s
+from plait.sim.overheads import CHECKPOINT, LAUNCH, MIGRATE, RESTORE
+from plait.sim.settings import SimulationSettings, adaptive_jobs, as_they_train
+from plait.sim.state import DONE, GPUS, HOLD, RATE, RUN, SERVICE, SINCE, UNIT, due_by, earliest, to_ms
+
+#: A group of some groups, by its index.
+Shared: TypeAlias = tuple[Groups, int]
+
+#: Going on from host memory: Gandiva (OSDI 2018, section 4) reports about 100 ms for a suspend and resume.
+RESUME_MS = 100.0
+
+#: Work that an edge between two levels of gradient noise may be away and still count as reached.
+EDGE_MS = 1e-3
+
+
+class Running:
+    """All jobs of a simulation: who runs where, since when and how fast, and what each has done.
+
+    `truth` holds the jobs as they are.
+    """
+
+    def __init__(self, truth: JobBatch, cluster: Cluster, settings: SimulationSettings) -> None:
+        """Nobody runs."""
+        n = len(truth)
+        self.truth, self.settings, self.cluster = truth, settings, cluster
+        self.unit_ms: FloatArray = truth.iteration_s * 1000
+        self.total_ms: FloatArray = np.maximum(np.rint(truth.iterations * truth.iteration_s * 1000), 1.0)
+        self.cost_ms: FloatArray = np.rint(settings.overheads.for_batch(truth) * 1000)
+        self.state = np.zeros((n, 8))
+        self.done_ms, self.rate, self.since_ms, self.hold_ms = (self.state[:, c] for c in (DONE, RATE, SINCE, HOLD))
+        self.run_ms, self.service_ms, self.gpus_held = (self.state[:, c] for c in (RUN, SERVICE, GPUS))
+        self.state[:, UNIT] = self.unit_ms
+        self.overhead_ms, self.worked_ms = np.zeros(n), np.zeros(n)  # the two parts of `run_ms`
+        self.safe_ms = np.zeros(n)  # work that survives a crash
+        self.rate[:] = 1.0
+        self.free_ms = np.zeros(n)
+        self.end_ms: FloatArray = np.full(n, math.inf)
+        self.fail_ms: FloatArray = np.full(n, math.inf)
+        self.stop_ms: FloatArray = np.full(n, math.inf)  # the earlier of the two
+        self.adaptive = adaptive_jobs(truth, settings)
+        self.moving = as_they_train(truth, self.adaptive)  # what physics gets to see
+        self.solo = np.ones(n)  # part of its solo speed that a running job gets
+        self.ripe_ms: FloatArray = np.full(n, math.inf)  # when a job will have measured what it runs in
+        self.turn_ms: FloatArray = np.full(n, math.inf)  # when a running job chooses its batch anew
+        self.is_running = np.zeros(n, dtype=np.int64)
+        self.attempts = np.zeros(n, dtype=np.int64)
+        self.last_node = np.full(n, -1, dtype=np.int64)
+        self.running: IntArray = NO_JOBS
+        self.groups: dict[int, Shared] = {}  # of jobs that share GPUs: the group they are in
+        self.thinned: list[Shared] = []  # groups that were told to stop somebody, until the rest has its new pace
+        self.gpu_free_ms = np.zeros(cluster.gpus)
+        self.where: dict[int, IntArray] = {}
+        self.parked: dict[int, IntArray] = {}  # suspended jobs: the GPUs whose host memory they are in
+        self.saves = bool(self.cost_ms[:, CHECKPOINT].any())
+        self.now = 0.0
+
+    # -- start and stop ---------------------------------------------------------------------------------
+
+    def _run(self, groups: Groups) -> None:
+        """Start the members that do not run yet and set everybody's pace."""
+        jobs = groups.jobs
+        pace = self.settings.physics.iteration_s(self.moving, groups, self.cluster)
+        if not groups.single or self.groups:
+            self._regroup(groups)
+        started = []
+        for g in range(len(groups)):
+            for m in range(int(groups.first_job[g]), int(groups.first_job[g + 1])):
+                job = int(jobs[m])
+                if self.is_running[job]:
+                    self._settle(job, self.now)
+                else:
+                    self._start(job, groups.gpus[groups.first_gpu[g] : groups.first_gpu[g + 1]])
+                    started.append(job)
+                self.solo[job] = float(self.truth.iteration_s[job] / pace[m])
+                self._set_pace(job)
+        if started:
+            self.running = np.concatenate([self.running, np.array(started, dtype=np.int64)])
+            self.running.sort()
+
+    def _start(self, job: int, gpus: IntArray) -> None:
+        begin = max(self.now, self.free_ms[job])
+        if self.saves:
+            begin = max(begin, float(self.gpu_free_ms[gpus].max()))
+        cost = self.cost_ms[job]
+        start_up = cost[LAUNCH] if self.attempts[job] == 0 else cost[RESTORE]
+        node = int(self.cluster.gpu_node[gpus[0]])
+        parked = self.parked.pop(job, None)
+        if parked is not None and np.array_equal(parked, gpus):
+            start_up = min(start_up, RESUME_MS)
+        elif self.attempts[job] and node != self.last_node[job]:
+            start_up += cost[MIGRATE]
+        self.attempts[job] += 1
+        self.last_node[job] = node
+        self.is_running[job] = 1
+        self.gpus_held[job] = len(gpus)
+        self.where[job] = gpus
+        self.hold_ms[job] = begin
+        self.since_ms[job] = begin + start_up
+        self.overhead_ms[job] += start_up
+        self.fail_ms[job] = math.inf
+        if self.settings.job_mtbf_s < math.inf:
+            after = time_to_failure_s(
+                self.settings.seed, job, int(self.attempts[job]), self.settings.job_mtbf_s / len(gpus)
+            )
+            self.fail_ms[job] = begin + max(to_ms(after), 1.0)
+        if self.adaptive is not None and self.adaptive.adapts[job]:
+            nodes = len(np.unique(self.cluster.gpu_node[gpus]))
+            done, speed = float(self.done_ms[job] / self.unit_ms[job]), self._speed(job, gpus)
+            self.adaptive.start(job, nodes, len(gpus), done, speed)
+            ripe = self.since_ms[job] + to_ms(self.settings.measure_s)
+            self.ripe_ms[job] = math.inf if self.adaptive.knows(job) else ripe
+            if self.attempts[job] > 1:
+                self.adaptive.restarted(job, start_up / 1000)
+
+    def _speed(self, job: int, gpus: IntArray) -> float:
+        """How fast a job that adapts is on these GPUs with nobody beside it; 1 is as its own throughput says."""
+        alone = Groups(np.array([job]), gpus, np.array([0, len(gpus)]), np.array([0, 1]))
+        pace = self.settings.physics.iteration_s(self.moving, alone, self.cluster)
+        return float(self.truth.iteration_s[job] / pace[0])
+
+    def _release(self, job: int, at: float, *, lost: bool, save: bool = True) -> float:
+        """Take a job off its GPUs; returns the milliseconds it still holds them to save."""
+        worked = max(0.0, at - self.since_ms[job])
+        self.overhead_ms[job] -= max(0.0, self.since_ms[job] - max(at, self.hold_ms[job]))
+        self.worked_ms[job] += worked
+        begun = self.done_ms[job] + worked * self.rate[job]
+        saving = 0.0
+        if lost:
+            every = self.settings.checkpoint_every_s * 1000
+            kept = 0.0 if every <= 0 or every == math.inf else math.floor(begun / every) * every
+            begun = min(begun, max(self.safe_ms[job], kept))
+        elif save and begun > self.safe_ms[job] and at < self.end_ms[job]:
+            saving = float(self.cost_ms[job, CHECKPOINT])
+        self.done_ms[job] = begun
+        if save:
+            self.safe_ms[job] = begun
+        held = max(0.0, at - self.hold_ms[job]) + saving
+        self.run_ms[job] += held
+        self.overhead_ms[job] += saving
+        self.service_ms[job] += held * self.gpus_held[job]
+        self.is_running[job] = 0
+        self.stop_ms[job] = self.end_ms[job] = self.fail_ms[job] = self.turn_ms[job] = math.inf
+        gpus = self.where.pop(job)
+        self.free_ms[job] = at + saving
+        if saving:
+            self.gpu_free_ms[gpus] = at + saving
+        group = self.groups.pop(job, None)
+        if group is not None and at > self.now:
+            self._share_on(group, at)
+        elif group is not None:
+            self.thinned.append(group)
+        return saving
+
+    # -- who shares GPUs --------------------------------------------------------------------------------
+
+    def _regroup(self, groups: Groups) -> None:
+        """Note who shares GPUs with whom."""
+        for job in groups.jobs.tolist():
+            self.groups.pop(job, None)
+        first = groups.first_job
+        for g in np.flatnonzero(first[1:] - first[:-1] > 1).tolist():
+            shared = (groups, g)
+            for job in groups.jobs[first[g] : first[g + 1]].tolist():
+                self.groups[job] = shared
+
+    def _share_on(self, shared: Shared, at: float) -> None:
+        """When somebody leaves a group, the others speed up at once, before anybody is told."""
+        groups, g = shared
+        lo, hi = int(groups.first_job[g]), int(groups.first_job[g + 1])
+        stay = np.array([m for m in range(lo, hi) if self.groups.get(int(groups.jobs[m])) is shared], dtype=np.int64)
+        if not len(stay):
+            return
+        gpus = groups.gpus[groups.first_gpu[g] : groups.first_gpu[g + 1]]
+        rest = Groups(
+            groups.jobs[stay],
+            gpus,
+            np.array([0, len(gpus)]),
+            np.array([0, len(stay)]),
+            None if groups.gate is None else groups.gate[g : g + 1],
+            None if groups.details is None else groups.details[stay],
+        )
+        now, self.now = self.now, at
+        self._run(rest)
+        self.now = now
+
+    # -- pace -------------------------------------------------------------------------------------------
+
+    def _set_pace(self, job: int) -> None:
+        """From `since_ms` on the job works at its rate, until it ends, fails or chooses another batch."""
+        rate = float(self.solo[job])
+        adaptive = self.adaptive if self.adaptive is not None and self.adaptive.adapts[job] else None
+        if adaptive is not None:
+            rate *= float(adaptive.rate(job) * self.truth.iteration_s[job])
+        left = math.ceil((self.total_ms[job] - self.done_ms[job]) / rate - 1e-6)
+        self.rate[job] = rate
+        self.end_ms[job] = end = self.since_ms[job] + max(left, 1)
+        self.stop_ms[job] = stop = min(end, self.fail_ms[job])
+        if adaptive is not None:
+            work, turn = adaptive.level_ends(job) * self.unit_ms[job] - self.done_ms[job], self.ripe_ms[job]
+            if work < math.inf:
+                turn = min(turn, self.since_ms[job] + max(math.ceil(work / rate - 1e-6), 1))
+            self.turn_ms[job] = turn if turn < stop else math.inf
+
+    def _settle(self, job: int, at: float) -> None:
+        """Book the work done until `at`, before the pace changes."""
+        work = at - self.since_ms[job]
+        if work > 0:
+            self.done_ms[job] += work * self.rate[job]
+            self.worked_ms[job] += work
+            self.since_ms[job] = at
+
+    def _adapt_until(self, limit: float) -> bool:
+        """Let jobs choose their batches anew, in order of time, up to `limit` and the first end; whether any did."""
+        adapted = False
+        if self.adaptive is None:
+            return adapted
+        while True:
+            at = earliest(self.running, self.turn_ms)
+            if at == math.inf or at > min(limit, earliest(self.running, self.stop_ms)):
+                return adapted
+            adapted = True
+            for job in due_by(self.running, self.turn_ms, at).tolist():
+                self._adapt(self.adaptive, job, at)
+
+    def _adapt(self, adaptive: AdaptiveJobs, job: int, at: float) -> None:
+        """A job has measured itself or its gradient noise has changed: it may take another batch."""
+        self._settle(job, at)
+        if self.ripe_ms[job] <= at:
+            adaptive.measure(job)
+            self.ripe_ms[job] = math.inf
+        while adaptive.level_ends(job) * self.unit_ms[job] <= self.done_ms[job] + EDGE_MS:
+            adaptive.pass_level(job)
+        before = adaptive.key(job)
+        adaptive.adapt(job)
+        if adaptive.key(job) != before:
+            self.ripe_ms[job] = math.inf if adaptive.knows(job) else at + to_ms(self.settings.measure_s)
+        self._set_pace(job)

@@ -1,0 +1,77 @@
+"""What the simulator's monitors need to know of jobs, and the loops over jobs that it runs at every instant.
+
+`state` has a row a job and the columns below; times are milliseconds since the origin of time. `running` is a flag.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from plait.core.arrays import FloatArray, IntArray
+from plait.core.jit import kernel
+
+#: columns of `Running.state`: what the monitors need to know of a job, together in memory
+DONE, RATE, SINCE, HOLD, RUN, SERVICE, GPUS, UNIT = range(8)
+
+
+@kernel
+def measure(
+    jobs: IntArray, now: float, running: IntArray, state: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Iterations done, GPU-seconds, run seconds and current iteration seconds of these jobs at `now`."""
+    n = len(jobs)
+    iterations, attained, ran, pace = np.empty(n), np.empty(n), np.empty(n), np.empty(n)
+    for i in range(n):
+        j = jobs[i]
+        work, held = state[j, DONE], 0.0
+        pace[i] = math.nan
+        if running[j] == 1:
+            if now > state[j, SINCE]:
+                work += (now - state[j, SINCE]) * state[j, RATE]
+            if now > state[j, HOLD]:
+                held = now - state[j, HOLD]
+            pace[i] = state[j, UNIT] / state[j, RATE] / 1e3
+        iterations[i] = work / state[j, UNIT]
+        ran[i] = (state[j, RUN] + held) / 1e3
+        attained[i] = (state[j, SERVICE] + held * state[j, GPUS]) / 1e3
+    return iterations, attained, ran, pace
+
+
+@kernel
+def earliest(jobs: IntArray, at: FloatArray) -> float:
+    """Smallest entry of `at` over these jobs; infinite if there are none."""
+    best = math.inf
+    for j in jobs:
+        best = min(best, at[j])
+    return best
+
+
+@kernel
+def due_by(jobs: IntArray, at: FloatArray, now: float) -> IntArray:
+    """Those of these jobs whose entry of `at` is not after `now`."""
+    out = np.empty(len(jobs), dtype=np.int64)
+    n = 0
+    for j in jobs:
+        if at[j] <= now:
+            out[n] = j
+            n += 1
+    return out[:n]
+
+
+@kernel
+def still(jobs: IntArray, flag: IntArray) -> IntArray:
+    """Those of these jobs whose flag is set."""
+    out = np.empty(len(jobs), dtype=np.int64)
+    n = 0
+    for j in jobs:
+        if flag[j] == 1:
+            out[n] = j
+            n += 1
+    return out[:n]
+
+
+def to_ms(seconds: float) -> float:
+    """Whole milliseconds, up; a hair below a whole one counts as it."""
+    return float(math.ceil(seconds * 1000 - 1e-6)) if math.isfinite(seconds) else seconds
