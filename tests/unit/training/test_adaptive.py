@@ -106,11 +106,52 @@ def test_the_learning_rate_is_scaled_for_the_step_alone_and_all_can_see_it() -> 
     seen.clear()
     enlarge(loader, 8, 1)
     train(model, optimizer, loader, 1)
-    assert seen == pytest.approx([0.02] * len(seen)), "also in the uneven last step"
+    assert seen == pytest.approx([0.02] * 3 + [0.01]), "the last step has what is left, an initial batch"
     assert optimizer.param_groups[0]["lr"] == 0.01
-    assert adaptive.effective_lr == pytest.approx([0.02])
-    assert adaptive.lr_factors == pytest.approx([2.0])
-    assert adaptive.figures()["effective_lr"] == pytest.approx(0.02)
+    assert adaptive.effective_lr == pytest.approx([0.01])
+    assert adaptive.lr_factors == pytest.approx([1.0])
+    assert adaptive.figures()["effective_lr"] == pytest.approx(0.01)
+
+
+def test_adam_goes_on_at_nearly_the_same_batch() -> None:
+    """Three ranks cannot have exactly the batch of four."""
+    model = net()
+    optimizer = ADAM(model.parameters())
+    loader = AdaptiveDataLoader(data(168), 40, max_batch_size=64, accumulation=True)
+    Adaptive(attach(), model, optimizer, loader)
+    for local, steps in ((40, 5), (41, 10), (40, 15)):
+        enlarge(loader, local)
+        train(model, optimizer, loader, 1)
+        assert next(iter(optimizer.state.values()))["step"] == steps
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("most_local", [4, 16])
+def test_after_the_loop_or_in_the_middle_of_it_the_optimizer_is_the_scripts_own(whole: bool, most_local: int) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = AdaptiveDataLoader(data(64), 4, max_batch_size=16, local_batch=(1, most_local), accumulation=True)
+    adaptive = Adaptive(attach(), model, optimizer, loader, rule="linear")
+    train(model, optimizer, loader, 1)
+    enlarge(loader, most_local, 16 // most_local - 1)
+    if whole:
+        train(model, optimizer, loader, 1)
+    else:
+        for x, y in loader:
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            break
+    progress, found = adaptive.progress, adaptive.statistics.updates
+    optimizer.zero_grad()
+    x, y = data(8, seed=1).tensors
+    right = torch.autograd.grad(torch.nn.functional.mse_loss(model(x), y), list(model.parameters()))
+    before = weights(model)
+    torch.nn.functional.mse_loss(model(x), y).backward()
+    assert adaptive.stepping
+    optimizer.step()
+    torch.testing.assert_close(before - weights(model), 0.1 * torch.cat([g.reshape(-1) for g in right]))
+    assert (adaptive.progress, adaptive.statistics.updates) == (progress, found)
+    train(model, optimizer, loader, 1)
+    assert adaptive.progress > progress
 
 
 @pytest.mark.parametrize("reset", [True, False])

@@ -52,6 +52,7 @@ class AdaptiveLoader:
         self.timings = Timings(self._waited_s)
         self.decisions = Decisions(self.limits, self.plan, self.timings, interval_s)
         self._begin: Callable[[Turn], None] | None = None
+        self._end: Callable[[], None] | None = None
         self._job: AttachedJob | None = None
         self._ranks: Ranks | None = None
         self._epoch, self._done, self._active, self._resume = 0, 0, False, False
@@ -119,12 +120,14 @@ class AdaptiveLoader:
             self.decisions.page = job.page
             job.kept.add(job.kept.free_name("loader"), self)
 
-    def follow(self, noise: Noise, begin: Callable[[Turn], None] | None = None) -> None:
+    def follow(
+        self, noise: Noise, begin: Callable[[Turn], None] | None = None, end: Callable[[], None] | None = None
+    ) -> None:
         """Choose the batch, and count progress, by this gradient noise; without any the batch stays as it was given.
 
-        `begin` is called before each batch with what it is.
+        `begin` is called before each batch with what it is, `end` when a pass over the data is over or was left.
         """
-        self.decisions.noise, self._begin = noise, begin
+        self.decisions.noise, self._begin, self._end = noise, begin, end
 
     def remaining_epochs(self, epochs: float) -> Iterator[int]:
         """Passes over the data until progress is that of so many epochs at the initial batch; the last one ends there.
@@ -219,6 +222,8 @@ class AdaptiveLoader:
     def _finish(self) -> None:
         """The pass is over, or was left: the next one is another."""
         self._epoch, self._done, self._active, self._turn, self._running = self._epoch + 1, 0, False, None, None
+        if self._end is not None:
+            self._end()
 
     def _count(self, turn: Turn) -> None:
         """A step is about to be made: a checkpoint from here on has it."""

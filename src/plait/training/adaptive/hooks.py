@@ -46,7 +46,7 @@ class GradientHooks:
         self._optimizer = optimizer
         self._ranks = group.size() if group is not None else 1
         self._process_group, self._inner = group, inner or self._all_reduce
-        self._now = Pass(self._ranks, 1, 0, 1, self._ranks)
+        self._now = self._idle = Pass(self._ranks, 1, 0, 1, self._ranks)
         self._loss_scale: torch.Tensor | None = None
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # parameters, gradients put away
         self._kinds: dict[str, tuple[Function, set[int]]] = {}  # of hooks: what they call, for which parameters
@@ -97,6 +97,11 @@ class GradientHooks:
             self._kinds.setdefault("register_hook", (self._passed, set()))
         if now.index == 0:
             self._hook()
+
+    def end(self) -> None:
+        """No pass is under way: backward passes from here on are left alone."""
+        self._kept.clear()  # of a step that was left; the next `begin` forgets the rest
+        self._now = self._idle
 
     def no_sync(self, model: Any) -> AbstractContextManager[None]:
         """While gradients only accumulate: DDP averages nothing."""
@@ -185,7 +190,7 @@ class GradientHooks:
     def _accumulated(self, parameter: torch.Tensor, _: object) -> None:
         """It is added, on one rank: put it away, or look at the gradient of the whole step."""
         now = self._now
-        if parameter.grad is None:
+        if parameter.grad is None or now is self._idle:
             return
         if not now.last:
             self._put_away(parameter)
@@ -242,7 +247,7 @@ class GradientHooks:
 
     def bucket(self, state: Any, bucket: Any) -> Any:
         """The hook itself: look at what this rank has, then have it averaged, then look at the mean."""
-        if self._ranks == 1:
+        if self._ranks == 1 or self._now is self._idle:
             return self._inner(state, bucket)
         buffer, now, total = bucket.buffer(), self._now, self._total  # of this step, whenever the future completes
         parts = self._parts(bucket)

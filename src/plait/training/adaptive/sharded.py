@@ -42,6 +42,11 @@ class ShardedHooks(GradientHooks):
         if now.index == 0:
             super().begin(Pass(1, 1, 0, now.batch, now.batch, now.full), loss_scale)
 
+    def end(self) -> None:
+        """See `GradientHooks.end`."""
+        super().end()
+        self._passes = 1
+
     def collect(self) -> Squares | None:
         """See `GradientHooks.collect`; the device waits for the sum over all shards."""
         squares = super().collect()
@@ -57,7 +62,7 @@ class ShardedHooks(GradientHooks):
 
     def _accumulated(self, parameter: torch.Tensor, _: object) -> None:
         """A shard of the mean over all ranks is complete, which is the sum over all passes."""
-        if parameter.grad is None:
+        if parameter.grad is None or self._now is self._idle:
             return
         gradient = local(parameter.grad.detach())
         if self._passes > 1:

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from plait.training.adaptive.plan import Turn
     from plait.training.outside import Job
 
+#: By what part a batch may change before Adam begins anew: a number of ranks that does not divide it changes it a bit.
+ALIKE = 0.05
+
 log = logging.getLogger("plait.adaptive")
 
 
@@ -63,8 +66,8 @@ class Adaptive:
         AdaScale, and the square root for Adam and AdamW. `scaler` is the script's GradScaler. `scheduler` is stepped
         here, once an iteration at the initial batch (so that it sees the progress of training and not how large its
         steps are), and no more by the script; one that goes by epochs stays with the script. `reset_on_rescale`: Adam
-        and AdamW begin anew when the batch changes. `comm_hook` is the script's own communication hook for DDP, which
-        takes only one.
+        and AdamW begin anew when the batch changes by more than five per cent. `comm_hook` is the script's own
+        communication hook for DDP, which takes only one.
 
         Raises `InputError` for FSDP1, ZeRO, LBFGS, tensor parallelism, several ranks without DDP.
         """
@@ -78,6 +81,7 @@ class Adaptive:
         self._gate, self._reading = Turnstile(), Reading()
         self._accumulating = contextlib.ExitStack()
         self._scale: float | None = None  # S of the newest whole step
+        self._moments: float | None = None  # about that of the gradients that Adam's moments are of
         self._scheduled = 0
         self._now: Pass | None = None
         self._hooks = self._make_hooks(comm_hook)
@@ -88,7 +92,7 @@ class Adaptive:
         # Of this instance, so before the hooks of the whole process, by which plait counts steps and saves.
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
-        loader.follow(self.statistics, self._begin)
+        loader.follow(self.statistics, self._begin, self._end)
 
     def _make_hooks(self, comm_hook: Hook | None) -> GradientHooks:
         if self.kind == "fsdp2":
@@ -178,6 +182,12 @@ class Adaptive:
             self._accumulating.enter_context(self._hooks.no_sync(self.model))
         self._hooks.begin(now, self._loss_scale())
 
+    def _end(self) -> None:
+        """The loader has no more, or its loop was left: steps from here on are the script's own."""
+        self._now, self._gate.stepping = None, True
+        self._accumulating.close()
+        self._hooks.end()
+
     def _loss_scale(self) -> torch.Tensor | None:
         """By which the scaler multiplies losses now: a tensor on the device, so that nobody waits for it."""
         if self.scaler is None or not self.scaler.is_enabled():
@@ -198,14 +208,16 @@ class Adaptive:
         sync_s = self._hooks.clock.seconds()
         if sync_s is not None:
             self.loader.timings.synced(sync_s)
-        before = self._scale
+        before, scale = self._scale, now.batch / self.loader.batch_size
         if now.full or before is None:
-            self._scale = now.batch / self.loader.batch_size
-        scale = self._scale or 1.0
-        if self._reset and before is not None and scale != before:
-            reset_moments(self.optimizer)
-        self._rate.scale(self.statistics, scale, self.progress)
-        if scale != before:
+            self._scale = scale
+            if self._moments is None or abs(scale / self._moments - 1) > ALIKE:
+                if self._reset and self._moments is not None:
+                    reset_moments(self.optimizer)
+                self._moments = scale
+        # Of this very step: the last ones of a pass over the data may be far smaller, and are no less noisy for it.
+        self._rate.scale(self.statistics, max(scale, 1.0), self.progress)
+        if self._scale != before:
             log.info(
                 "batch %d (%d x %d of %d ranks), learning rate x %s",
                 now.batch,
@@ -237,6 +249,6 @@ class Adaptive:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put it back; raises `ValueError` if it is of an optimizer with other parameter groups."""
         self.statistics.load_state_dict(state["statistics"])
-        self._scale = None if state["scale"] is None else float(state["scale"])
+        self._scale = self._moments = None if state["scale"] is None else float(state["scale"])
         self._rate.factors = [float(factor) for factor in state["factors"]]
         self._scheduled = int(state["scheduled"])
