@@ -257,8 +257,7 @@ def status(engine: Engine, now: float) -> dict[str, Any]:
             "total": total,
             "held": len(held),
             "free": max(total - len(held), 0),
-            "wanted": wanted.gpus,
-            "wanted_why": wanted.why,
+            **wanted,
         },
         "jobs": counts,
     }

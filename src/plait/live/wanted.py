@@ -34,8 +34,8 @@ class Wants:
         self._asked: tuple[int, tuple[int, ...]] | None = None
         self._said: Wanted | None = None
 
-    def of(self, engine: Engine, jobs: Iterable[JobRecord]) -> Wanted:
-        """GPUs for these jobs, and why so many."""
+    def of(self, engine: Engine, jobs: Iterable[JobRecord]) -> dict[str, Any]:
+        """GPUs for these jobs, by whom (`jobs`, or `policy`: then backends may empty nodes), and why."""
         passed = _within_quotas(engine, jobs)
         active = (Phase.WAITING, Phase.RUNNING)
         known = tuple(sorted(job.number for job in passed if job.admitted and engine.state.phase(job) in active))
@@ -43,9 +43,10 @@ class Wants:
             self._asked = (engine.state.decision_seq, known)
             self._said = _worth(engine, known)
         if self._said is None:
-            return Wanted(sum(_room(engine, job) for job in passed), "what jobs ask for")
+            asked = sum(_room(engine, job) for job in passed)
+            return {"wanted": asked, "wanted_by": "jobs", "wanted_why": "what jobs ask for"}
         others = sum(_room(engine, job) for job in passed if not job.admitted)
-        return self._said._replace(gpus=self._said.gpus + others)
+        return {"wanted": self._said.gpus + others, "wanted_by": "policy", "wanted_why": self._said.why}
 
 
 def _worth(engine: Engine, numbers: tuple[int, ...]) -> Wanted | None:

@@ -157,6 +157,17 @@ def test_what_is_not_wanted_leaves_the_queue_first_then_goes_when_idle():
     assert plan_allocations([up(1), up(2, drained=True)], 3, FOUR) == Moves()  # its jobs are being stopped
 
 
+def test_nodes_with_jobs_are_emptied_when_jobs_are_worth_fewer_those_with_least_on_them_first():
+    three = [up(1, used=4), up(2, used=1), up(3, used=2)]
+    assert plan_allocations(three, 4, FOUR) == Moves()
+    assert plan_allocations(three, 8, FOUR, empty=True) == Moves(drain=(2,))
+    assert plan_allocations(three, 4, FOUR, empty=True) == Moves(drain=(2, 3))
+    idle = up(4, used=0, idle_s=61.0)
+    assert plan_allocations([*three, idle], 12, Limits(4, 0, 4, 60.0), empty=True) == Moves(drain=(4,))
+    assert plan_allocations(three, 4, Limits(4, 3, 3, 60.0), empty=True) == Moves()
+    assert plan_allocations([*three[:2], Held(5, PENDING)], 8, FOUR, empty=True) == Moves(cancel=(5,))
+
+
 def test_a_time_limit_is_met_by_a_successor_and_the_old_one_is_emptied_when_that_works():
     old = up(1, left_s=50.0, replace_s=60.0)
     one = Limits(gpus=4, max_nodes=1)
@@ -251,7 +262,7 @@ class FakeService:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.there: dict[str, dict] = {}
-        self.wanted = 0
+        self.wanted, self.wanted_by = 0, "jobs"
         self.told: list[tuple[str, str]] = []
 
     def join(self, name, ours=True, **changes):
@@ -264,7 +275,7 @@ class FakeService:
         self.there[name] = {**start, **changes}
 
     def status(self):
-        return {"gpus": {"wanted": self.wanted}}
+        return {"gpus": {"wanted": self.wanted, "wanted_by": self.wanted_by}}
 
     def nodes(self):
         return list(self.there.values())
@@ -317,6 +328,20 @@ def test_an_allocation_from_the_queue_to_its_end(world):
     now[0] += 5.0
     assert backend.tend(service) == ["node n0-11 is gone"]
     assert service.there == {}
+
+
+@pytest.mark.parametrize("by", ["jobs", "policy"])
+def test_a_policy_that_finds_nodes_too_many_for_long_has_busy_ones_drained(world, by):
+    slurm, service, now, make = world
+    backend, drained = make(), []
+    for job, used in ((11, 4), (12, 1)):
+        slurm.there[job] = Job(job, RUNNING, "RUNNING", "", f"n{job}", now[0])
+        service.join(f"n{job}-{job}", gpus_used=used)
+    service.wanted_by = by
+    for service.wanted in (4, 4, 8, 4, 4, 4, 4):  # 20 s, then once not, and 60 s in the end
+        now[0] += 20.0
+        drained += backend.tend(service)
+    assert drained == (["node n12-12 is drained, to be given back to Slurm"] if by == "policy" else [])
 
 
 def test_an_allocation_of_a_version_without_marks_is_kept(world):

@@ -35,7 +35,7 @@ def trained(c: Cluster, var: float, **more: Any) -> dict[str, Any]:
 def test_a_policy_that_autoscales_says_how_many_and_why(cluster: Make) -> None:
     c = cluster((4,), "pollux:autoscale=on", **OPTIONS)
     gpus = trained(c, 1e6)
-    assert gpus["wanted"] == 8
+    assert (gpus["wanted"], gpus["wanted_by"]) == (8, "policy")
     assert gpus["wanted_why"].startswith("1 job that adapts uses 1 node at ")
     c.submit({"gpus": 4})
     c.pass_s(2.0)
@@ -54,7 +54,7 @@ def test_nodes_that_bring_nothing_are_not_wanted(cluster: Make) -> None:
 @pytest.mark.parametrize("policy", ["pollux", "fifo-backfill"])
 def test_else_jobs_count_by_what_they_ask_for(cluster: Make, policy: str) -> None:
     gpus = trained(cluster((4, 4), policy, **OPTIONS), 1e6)
-    assert (gpus["wanted"], gpus["wanted_why"]) == (1, "what jobs ask for")
+    assert (gpus["wanted"], gpus["wanted_by"], gpus["wanted_why"]) == (1, "jobs", "what jobs ask for")
 
 
 def test_a_policy_that_fails_to_say_takes_nobody_the_status(cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,7 @@ class SlurmBackend:
         self.cli, self.clock = cli or SlurmCli(), clock
         self.job_name = "plait-" + hashlib.sha256(str(layout.home).encode()).hexdigest()[:12]
         self._idle: dict[int, float] = {}
+        self._fewer_s = math.inf
         self._looked_s = -math.inf
         self._said: set[str] = set()
         #: Of allocations that ended before their agent joined: the last one, how often, until when the next one waits.
@@ -85,7 +86,8 @@ class SlurmBackend:
         nodes = self._ours(service.nodes(), jobs)
         said = self._bury(service, jobs, nodes) + self._count_deaths(jobs, nodes)
         held = [self._held(job, nodes.get(job.id)) for job in jobs if job.state != OVER]
-        moves = plan_allocations(held, int(service.status()["gpus"]["wanted"]), self.options.limits)
+        gpus, limits = service.status()["gpus"], self.options.limits
+        moves = plan_allocations(held, int(gpus["wanted"]), limits, empty=self._worth_less(gpus, held))
         return said + self._do(service, moves, {job.id: job for job in jobs})
 
     def list_nodes(self) -> list[Place]:
@@ -137,6 +139,13 @@ class SlurmBackend:
             left_s=job.end_s - now if job.state == RUNNING else math.inf,
             replace_s=min(self.options.replace_s, (job.end_s - job.start_s) / 2) if job.end_s < math.inf else 0.0,
         )
+
+    def _worth_less(self, gpus: Mapping[str, Any], held: Sequence[Held]) -> bool:
+        """Whether the policy has said for long enough that jobs are worth fewer nodes than there are."""
+        staying = sum(not one.drained for one in held)
+        fewer = gpus.get("wanted_by") == "policy" and int(gpus["wanted"]) <= (staying - 1) * self.options.gpus
+        self._fewer_s = min(self._fewer_s, self.clock()) if fewer else math.inf
+        return fewer and self.clock() - self._fewer_s >= self.options.idle_s
 
     def _bury(self, service: Client, jobs: Sequence[Job], nodes: Mapping[int, Mapping[str, Any]]) -> list[str]:
         """Nodes whose allocation is over: the service is told, and forgets them once nothing is left there."""

@@ -68,12 +68,13 @@ class Moves:
     end: tuple[int, ...] = ()
 
 
-def plan_allocations(held: Sequence[Held], wanted_gpus: int, limits: Limits) -> Moves:
+def plan_allocations(held: Sequence[Held], wanted_gpus: int, limits: Limits, *, empty: bool = False) -> Moves:
     """What brings the allocations nearer to what jobs want, within the limits.
 
     One that nears its time limit no longer counts, so its successor is asked for while it still works (only then are
     there more than `max_nodes`); it is drained once the others can do without it. Those that are no longer wanted are
     taken back from the queue first, then drained when idle for long enough; what is drained and empty is released.
+    `empty`: nodes with jobs may be drained too, those with the fewest GPUs in use first; jobs go on elsewhere.
 
     >>> plan_allocations([], 9, Limits(gpus=4, max_nodes=2))
     Moves(submit=2, cancel=(), drain=(), release=(), end=())
@@ -89,6 +90,9 @@ def plan_allocations(held: Sequence[Held], wanted_gpus: int, limits: Limits) -> 
     surplus -= len(unwanted)
     idle = [one for one in fresh if one.joined and not one.used and one.idle_s >= limits.idle_s]
     going = sorted(idle, key=lambda one: (-one.idle_s, one.job))[: max(surplus, 0)]
+    if empty:
+        busy = [one for one in fresh if one.joined and one not in going]
+        going += sorted(busy, key=lambda one: (one.used, one.job))[: max(surplus - len(going), 0)]
     return Moves(
         submit=max(-surplus, 0),
         cancel=tuple(one.job for one in unwanted),
