@@ -41,7 +41,7 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         f"service   {found['url']}{up}, {found.get('log_seq', 0):,} entries in its log",
         f"policy    {found.get('policy')}, decides at most every {found.get('round_s')} s",
         f"nodes     {_counts(found.get('nodes')) or 'none has joined yet'}",
-        f"GPUs      {gpus['held']} of {gpus['total']} held{_wanted(gpus)}",
+        f"GPUs      {gpus['held']} of {gpus['total']} held{_wanted(found.get('wanted'))}",
         f"jobs      {_counts(found['jobs']) or 'none; plait submit -- python train.py'}",
     ]
     if found.get("policy_error"):
@@ -49,9 +49,9 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _wanted(gpus: dict[str, Any]) -> str:
-    """How many backends whose nodes come and go are asked for; services before 2026-11 do not say why."""
-    return f"; wanted {gpus['wanted']}: {gpus['wanted_why']}" if gpus.get("wanted_why") else ""
+def _wanted(found: dict[str, Any] | None) -> str:
+    """How many backends whose nodes come and go are asked for, and why; services of before do not say."""
+    return f"; wanted {found['gpus']}: {found['why']}" if found else ""
 
 
 def _counts(found: dict[str, Any] | None) -> str:

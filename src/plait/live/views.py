@@ -253,12 +253,8 @@ def status(engine: Engine, now: float) -> dict[str, Any]:
         "log_seq": state.seq,
         "decision": {"seq": state.decision_seq, "at_s": _number(_finite(state.decision_s))},
         "nodes": {s: sum(n.state == s for n in state.nodes.values()) for s in NODE_STATES},
-        "gpus": {
-            "total": total,
-            "held": len(held),
-            "free": max(total - len(held), 0),
-            **wanted,
-        },
+        "gpus": {"total": total, "held": len(held), "free": max(total - len(held), 0), "wanted": wanted["gpus"]},
+        "wanted": wanted,
         "jobs": counts,
     }
 

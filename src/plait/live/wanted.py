@@ -44,9 +44,9 @@ class Wants:
             self._said = _worth(engine, known)
         if self._said is None:
             asked = sum(_room(engine, job) for job in passed)
-            return {"wanted": asked, "wanted_by": "jobs", "wanted_why": "what jobs ask for"}
+            return {"gpus": asked, "by": "jobs", "why": "what jobs ask for"}
         others = sum(_room(engine, job) for job in passed if not job.admitted)
-        return {"wanted": self._said.gpus + others, "wanted_by": "policy", "wanted_why": self._said.why}
+        return {"gpus": self._said.gpus + others, "by": "policy", "why": self._said.why}
 
 
 def _worth(engine: Engine, numbers: tuple[int, ...]) -> Wanted | None:

@@ -275,7 +275,7 @@ class FakeService:
         self.there[name] = {**start, **changes}
 
     def status(self):
-        return {"gpus": {"wanted": self.wanted, "wanted_by": self.wanted_by}}
+        return {"gpus": {"wanted": self.wanted}, "wanted": {"gpus": self.wanted, "by": self.wanted_by}}
 
     def nodes(self):
         return list(self.there.values())

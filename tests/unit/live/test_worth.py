@@ -28,15 +28,15 @@ def trained(c: Cluster, var: float, **more: Any) -> dict[str, Any]:
     c.pass_s(2.0)
     c.nodes[0].report(0, adaptive=Adaptive(10.0, 1e6, 128.0, [*THETA, 1.0, var, 8.0, 1.0], LIMITS), steps=4.0)
     c.pass_s(62.0)
-    found: dict[str, Any] = c.engine.status(c.now)["gpus"]
+    found: dict[str, Any] = c.engine.status(c.now)
     return found
 
 
 def test_a_policy_that_autoscales_says_how_many_and_why(cluster: Make) -> None:
     c = cluster((4,), "pollux:autoscale=on", **OPTIONS)
-    gpus = trained(c, 1e6)
-    assert (gpus["wanted"], gpus["wanted_by"]) == (8, "policy")
-    assert gpus["wanted_why"].startswith("1 job that adapts uses 1 node at ")
+    status = trained(c, 1e6)
+    assert (status["wanted"]["gpus"], status["wanted"]["by"]) == (8, "policy")
+    assert status["wanted"]["why"].startswith("1 job that adapts uses 1 node at ")
     c.submit({"gpus": 4})
     c.pass_s(2.0)
     assert c.engine.status(c.now)["gpus"]["wanted"] == 8
@@ -47,14 +47,14 @@ def test_a_policy_that_autoscales_says_how_many_and_why(cluster: Make) -> None:
 
 
 def test_nodes_that_bring_nothing_are_not_wanted(cluster: Make) -> None:
-    gpus = trained(cluster((4,) * 4, "pollux:autoscale=on", **OPTIONS), 1e-3)
-    assert (gpus["total"], gpus["wanted"]) == (16, 4)
+    status = trained(cluster((4,) * 4, "pollux:autoscale=on", **OPTIONS), 1e-3)
+    assert (status["gpus"]["total"], status["gpus"]["wanted"]) == (16, 4)
 
 
 @pytest.mark.parametrize("policy", ["pollux", "fifo-backfill"])
 def test_else_jobs_count_by_what_they_ask_for(cluster: Make, policy: str) -> None:
-    gpus = trained(cluster((4, 4), policy, **OPTIONS), 1e6)
-    assert (gpus["wanted"], gpus["wanted_by"], gpus["wanted_why"]) == (1, "jobs", "what jobs ask for")
+    status = trained(cluster((4, 4), policy, **OPTIONS), 1e6)
+    assert status["wanted"] == {"gpus": 1, "by": "jobs", "why": "what jobs ask for"}
 
 
 def test_a_policy_that_fails_to_say_takes_nobody_the_status(cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,4 +62,4 @@ def test_a_policy_that_fails_to_say_takes_nobody_the_status(cluster: Make, monke
         raise ZeroDivisionError
 
     monkeypatch.setattr(Pollux, "wanted_gpus", broken)
-    assert trained(cluster((4,), "pollux:autoscale=on", **OPTIONS), 1e6)["wanted"] == 1
+    assert trained(cluster((4,), "pollux:autoscale=on", **OPTIONS), 1e6)["wanted"]["by"] == "jobs"

@@ -86,8 +86,8 @@ class SlurmBackend:
         nodes = self._ours(service.nodes(), jobs)
         said = self._bury(service, jobs, nodes) + self._count_deaths(jobs, nodes)
         held = [self._held(job, nodes.get(job.id)) for job in jobs if job.state != OVER]
-        gpus, limits = service.status()["gpus"], self.options.limits
-        moves = plan_allocations(held, int(gpus["wanted"]), limits, empty=self._worth_less(gpus, held))
+        found, limits = service.status(), self.options.limits
+        moves = plan_allocations(held, int(found["gpus"]["wanted"]), limits, empty=self._worth_less(found, held))
         return said + self._do(service, moves, {job.id: job for job in jobs})
 
     def list_nodes(self) -> list[Place]:
@@ -140,10 +140,11 @@ class SlurmBackend:
             replace_s=min(self.options.replace_s, (job.end_s - job.start_s) / 2) if job.end_s < math.inf else 0.0,
         )
 
-    def _worth_less(self, gpus: Mapping[str, Any], held: Sequence[Held]) -> bool:
+    def _worth_less(self, found: Mapping[str, Any], held: Sequence[Held]) -> bool:
         """Whether the policy has said for long enough that jobs are worth fewer nodes than there are."""
         staying = sum(not one.drained for one in held)
-        fewer = gpus.get("wanted_by") == "policy" and int(gpus["wanted"]) <= (staying - 1) * self.options.gpus
+        wanted = found.get("wanted") or {}  # a service of before has none
+        fewer = wanted.get("by") == "policy" and int(wanted["gpus"]) <= (staying - 1) * self.options.gpus
         self._fewer_s = min(self._fewer_s, self.clock()) if fewer else math.inf
         return fewer and self.clock() - self._fewer_s >= self.options.idle_s
 
