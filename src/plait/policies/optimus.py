@@ -29,8 +29,8 @@ class Optimus(InRounds):
 
     def allocate(self, pool: Pool, view: View) -> Sizes:
         """Grant GPUs one by one, and place what came out."""
-        order = np.argsort(pool.rows, kind="stable")
-        order = order[np.argsort(~pool.due[order], kind="stable")]
+        turn = np.where(pool.due, np.arange(len(pool.rows)), pool.rows)
+        order = np.lexsort((turn, ~pool.fresh, ~pool.due))
         gpus = grants(self.left(pool, view), pool.least, pool.most, pool.total, order)
         spread = np.ones(len(gpus), dtype=bool)
         placed = place(gpus, pool.held, pool.capacity, spread=spread)

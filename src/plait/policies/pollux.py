@@ -16,7 +16,7 @@ from plait.placement.rebuild import place_arranged
 from plait.policies.cluster_size import cluster_size
 from plait.policies.pools import Pool
 from plait.policies.rounds import ByFitness, Sizes
-from plait.policies.steps import Ladder, every_worth, patterns_apply
+from plait.policies.steps import Ladder, every_worth, guaranteed, patterns_apply
 
 #: Branchings of the integer program after which the best found so far is taken: the same on every machine.
 MOST_NODES = 2000
@@ -89,8 +89,7 @@ class Pollux(ByFitness):
         some = np.flatnonzero(pool.weights > 0)
         configs, worth = every_worth(pool)
         worth = worth[some]
-        line = np.cumsum(np.where(pool.due[some], pool.least[some], 0))
-        worth[pool.due[some] & (line <= pool.total), 0] = np.nan
+        worth[np.isin(some, guaranteed(pool, pool.least)), 0] = np.nan
         try:
             found = best_arrangement(
                 worth, configs, pool.per_node, nodes, self.p, floor=self.floor, weights=pool.weights[some],

@@ -21,6 +21,9 @@ from plait.goodput.jobs import GoodputJobs
 from plait.goodput.speedup import fair_share, replica_cap, restart_factor
 from plait.placement.packing import allowed_kinds, demands
 
+#: Instants closer than this are one, seconds.
+CLOCK_S = 1e-6
+
 
 @dataclass(frozen=True)
 class Pool:
@@ -51,7 +54,9 @@ class Pool:
     weights: FloatArray
     """(J,): weight in the fitness; 0 for opportunistic jobs."""
     due: BoolArray
-    """(J,): jobs that have to get GPUs before others because they waited so long."""
+    """(J,): jobs that have to get GPUs before others because they waited so long; only such as the nodes can hold."""
+    fresh: BoolArray
+    """(J,): jobs that started so recently that only those who are due may stop them."""
     kept: FloatArray
     """(J,): what is left of a speed-up when the job has to restart."""
     jobs: GoodputJobs
@@ -59,7 +64,7 @@ class Pool:
 
     def some(self, which: BoolArray) -> Pool:
         """The same nodes with only these of the jobs."""
-        of_jobs = ("rows", "per_gpu", "held", "least", "most", "limit", "weights", "due", "kept", "jobs")
+        of_jobs = ("rows", "per_gpu", "held", "least", "most", "limit", "weights", "due", "fresh", "kept", "jobs")
         return replace(self, **{name: getattr(self, name)[which] for name in of_jobs})
 
     @property
@@ -185,6 +190,7 @@ class _Columns:
         self.jobs = goodput_jobs(jobs)
         measured = known[:, Estimate.RESTART_S]
         delta = np.where(np.isnan(measured), restart_s, measured)
+        self.fresh = jobs.running & (view.now_s - jobs.last_start_s < 2 * delta - CLOCK_S)
         self.kept = restart_factor(jobs.age_s, np.maximum(jobs.starts - 1, 0), delta, ran=jobs.starts > 0)
         self.weights = np.where(jobs.job_class == int(JobClass.OPPORTUNISTIC), 0.0, np.maximum(jobs.weight, 0.0))
         adapts = jobs.batch_size > 0
@@ -198,11 +204,14 @@ class _Columns:
         """These rows on the nodes of a kind; `held` and `due` are those of all jobs and nodes."""
         cluster, jobs = self.view.cluster, self.view.jobs
         nodes = np.flatnonzero(cluster.node_kind == kind)
+        capacity = np.where(cluster.node_up[nodes], cluster.node_gpus[nodes], 0)
+        spare, least, line = cluster.node_spare[nodes], jobs.min_gpus[rows], due[rows]
+        for j in np.flatnonzero(line).tolist():
+            line[j] = room(capacity, spare, self.per_gpu[rows[j]]).sum() >= least[j]
         return Pool(
-            rows, nodes, np.where(cluster.node_up[nodes], cluster.node_gpus[nodes], 0), cluster.node_spare[nodes],
-            self.per_gpu[rows], held[np.ix_(rows, nodes)], jobs.min_gpus[rows], self.most[rows], self.limit[rows],
-            self.weights[rows], due[rows],
-            self.kept[rows], self.jobs[rows],
+            rows, nodes, capacity, spare, self.per_gpu[rows], held[np.ix_(rows, nodes)], least, self.most[rows],
+            self.limit[rows], self.weights[rows], line, (self.fresh & (self.weights > 0))[rows], self.kept[rows],
+            self.jobs[rows],
         )  # fmt: skip
 
 

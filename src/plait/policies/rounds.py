@@ -16,12 +16,8 @@ from plait.core.jobs import JobClass
 from plait.core.plan import NO_GROUPS, Plan
 from plait.core.policy import View
 from plait.goodput.fitness import FLOOR, HARMONIC, fitness
-from plait.policies.pools import Pool, pools
+from plait.policies.pools import CLOCK_S, Pool, pools
 from plait.policies.seats import Seats, groups_of, with_companions
-
-#: Rounds closer than this to now have begun, seconds.
-CLOCK_S = 1e-6
-
 
 NO_MATES: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 
@@ -56,10 +52,14 @@ class InRounds:
     first GPU tells a new job's profile, and every size that changes costs a restart, so running jobs grow in the next
     round. Opportunistic jobs have weight 0: they use what the others leave, and give it back at once.
 
-    Nobody starves: a job (not an opportunistic one) that waited for `patience_s` is due. Due jobs get their fewest
-    GPUs before anybody else does, whoever has waited longest first, and keep at least those until they have run for
-    `patience_s`. So a job that the cluster can hold starts at the latest `patience_s` + `interval_s` after it began to
+    Nobody starves: a job (neither opportunistic nor of weight 0) that waited for `patience_s` is due, and so is one
+    whose waits since it was last due add up to that and to more than it ran. Due jobs get their fewest GPUs before
+    anybody else does, whoever has waited longest first, and keep at least those until they have run for `patience_s`.
+    So a job that the nodes which are up can hold starts at the latest `patience_s` + `interval_s` after it began to
     wait, and `patience_s` later for each time that due jobs before it fill the cluster.
+
+    Nor is a start in vain: only for those who are due is a job stopped before it has run for as long as it took to
+    start (twice `restart_s` in all).
 
     In which round a plan was made is kept in the level of its jobs, and that a job is due in its promotions, so the
     policy is a function of the view. Raises `InputError` for times that make no rounds.
@@ -110,9 +110,13 @@ class InRounds:
             return Plan(NO_GROUPS)
         now = math.floor((view.now_s + CLOCK_S) / self.interval_s)
         fresh = not (jobs.level == now).any()
-        guaranteed = (jobs.job_class != int(JobClass.OPPORTUNISTIC)) & math.isfinite(self.patience_s)
+        guaranteed = (
+            (jobs.job_class != int(JobClass.OPPORTUNISTIC)) & (jobs.weight > 0) & math.isfinite(self.patience_s)
+        )
         due = guaranteed & (jobs.promotions > 0) & (jobs.served_s < self.patience_s)
-        late = guaranteed & ~due & (jobs.waiting_s >= self.patience_s - CLOCK_S) & fresh
+        long = jobs.waiting_s >= self.patience_s - CLOCK_S
+        often = ~jobs.running & (jobs.idled_s >= np.maximum(self.patience_s, jobs.served_s) - CLOCK_S)
+        late = guaranteed & ~due & (long | often) & fresh
         seated = self.anew(view, due | late) if fresh else self.between(view, due)
         groups = groups_of(view, [(one.pool, one.sizes.matrix) for one in seated])
         order = np.concatenate([one.pool.rows for one in seated])
@@ -157,13 +161,13 @@ class ByFitness(InRounds):
         return kept._replace(method=f"kept, as {found.method} is not better")
 
     def _merit(self, pool: Pool, matrix: IntArray, pace: FloatArray | float = 1.0) -> tuple[float, ...]:
-        """Due jobs that have GPUs, the fitness at a `pace` relative to alone, and the fitness of those of weight 0."""
+        """Due and fresh jobs that have GPUs, the fitness at a `pace` relative to alone, and that of weight 0."""
         worth, first = pool.worth(matrix) * pace, pool.weights > 0
         fit = [
             float(fitness(worth[some], self.p, floor=self.floor, weights=weights))
             for some, weights in ((first, pool.weights[first]), (~first, None))
         ]
-        return (float(_in_line(pool, matrix)), *fit)
+        return (float(_in_line(pool, matrix)), float(matrix[pool.fresh].any(axis=1).sum()), *fit)
 
 
 def _in_line(pool: Pool, matrix: IntArray) -> int:

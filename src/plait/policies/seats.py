@@ -37,20 +37,27 @@ class Seats:
         """Give waiting jobs, in order, what is free, and return the matrix.
 
         `want` (J,) is what each should get at most: by default its fair share, and 1 GPU until it has profiled itself.
-        Those who are due take their fewest GPUs from whoever has them; jobs of weight 0 come last, and give way to all.
+        Those who are due take their fewest GPUs from whoever has them, then fresh ones from whoever is neither; jobs of
+        weight 0 come last, share what is left, and give way to all.
         """
         most = self._fair() if want is None else np.where(want > 0, want, self._fair())
         first = self.pool.weights > 0
-        for j in np.flatnonzero(self.pool.due & ~self.matrix.any(axis=1)).tolist():
-            if not self._displace(j, int(most[j]), ~self.pool.due):
+        runs = self.pool.held.any(axis=1)
+        for j in np.flatnonzero(self.pool.due).tolist():
+            behind = ~runs & (np.arange(len(runs)) > j)
+            if not self.matrix[j].any() and not self._displace(j, int(most[j]), ~self.pool.due | behind):
                 break  # nobody overtakes in the line of those who are due
+        for j in np.flatnonzero(self.pool.fresh & ~self.matrix.any(axis=1)).tolist():
+            self._displace(j, int(most[j]), ~(self.pool.due | self.pool.fresh))
         for j in np.flatnonzero(first & ~self.matrix.any(axis=1)).tolist():
             if not (self.free.any() and self._seat(j, int(most[j]))) and self.matrix[~first].any():
                 self._displace(j, int(most[j]), ~first)
-        for j in np.flatnonzero(~first & ~self.matrix.any(axis=1)).tolist():
+        guests = np.flatnonzero(~first & ~self.matrix.any(axis=1))
+        each = int(self.free.sum()) // max(len(guests), 1)
+        for j in guests.tolist():
             if not self.free.any():
                 break
-            self._seat(j, int(most[j]))
+            self._seat(j, min(max(each, int(self.pool.least[j])), int(self.pool.most[j])))
         return self.matrix
 
     def _fair(self) -> IntArray:
@@ -62,17 +69,29 @@ class Seats:
 
     def _displace(self, j: int, most: int, others: BoolArray) -> bool:
         """Seat a job where `others` (J,) are, if need be; those of them who are not in its way stay."""
-        if self.free.any() and self._seat(j, most):
+        if self._back(j) or (self.free.any() and self._seat(j, most)):
             return True
         guests = np.flatnonzero(others & self.matrix.any(axis=1))
         before = self.matrix[guests].copy()
         for guest in guests.tolist():
             self._leave(guest)
-        seated = self._seat(j, int(self.pool.least[j]))
+        seated = self._back(j) or self._seat(j, int(self.pool.least[j]))
         for guest, row in zip(guests.tolist(), before, strict=True):
-            if (row <= room(self.free, self.spare, self.pool.per_gpu[guest])).all() and not self._meets(row):
+            if self._fits(guest, row):
                 self._take(guest, row)
         return seated
+
+    def _back(self, j: int) -> bool:
+        """Leave a job where it runs, if it does and nobody else is there."""
+        row = self.pool.held[j]
+        if not (row.any() and self._fits(j, row)):
+            return False
+        self._take(j, row)
+        return True
+
+    def _fits(self, j: int, row: IntArray) -> bool:
+        """Whether a job finds room for these GPUs, and meets no other that spans nodes."""
+        return bool((row <= room(self.free, self.spare, self.pool.per_gpu[j])).all()) and not self._meets(row)
 
     def _meets(self, row: IntArray) -> bool:
         """Whether these GPUs span nodes on one of which there is a job that spans nodes."""

@@ -19,6 +19,19 @@ def patterns_apply(pool: Pool) -> bool:
     return bool(len(up) and (up == up[0]).all() and (pool.share == 1.0).all())
 
 
+def guaranteed(pool: Pool, charge: IntArray) -> IntArray:
+    """Rows of jobs that get GPUs whatever it costs: due ones from the first on, as many as fit; then fresh ones.
+
+    `charge` (J,) is the least that each takes of the GPUs; 0 for those who cannot be given any.
+    """
+    able = charge > 0
+    due = np.flatnonzero(pool.due & able)
+    due = due[np.cumsum(charge[due]) <= pool.total]
+    fresh = np.flatnonzero(pool.fresh & ~pool.due & able)
+    fresh = fresh[np.cumsum(charge[fresh]) <= pool.total - charge[due].sum()]
+    return np.concatenate([due, fresh])
+
+
 def every_worth(pool: Pool) -> tuple[IntArray, FloatArray]:
     """All configurations (C, 2), nothing first, and what they are worth to each job (J, C); NaN where it cannot run."""
     nodes = int((pool.capacity > 0).sum())
@@ -58,7 +71,7 @@ class Ladder(NamedTuple):
         within = np.floor(charge / share[:, None] + 1e-9).astype(np.int64)
         whole = nodes * np.floor(per_node / share + 1e-9).astype(np.int64)[:, None]
         gpus = np.where(charge >= per_node, whole, within)
-        least, most = pool.least[:, None], pool.most[:, None]
+        least, most = pool.least[:, None], _within_reach(pool, gpus)[:, None]
         fits = (gpus >= least) & (gpus <= most)
         between = ~fits.any(axis=1) & (gpus >= least).any(axis=1)
         first = (gpus >= least).argmax(axis=1)
@@ -78,12 +91,8 @@ class Ladder(NamedTuple):
         return worth
 
     def must(self, pool: Pool) -> IntArray:
-        """Rows of due jobs that get GPUs whatever it costs: from the first on, as many as fit."""
-        some = np.flatnonzero(pool.due)
-        able = (self.gpus[some] > 0).any(axis=1)
-        charge = self.configs[(self.gpus[some] > 0).argmax(axis=1), 1]
-        over = ~able | (np.cumsum(charge) > pool.total)
-        return some[: int(over.argmax())] if over.any() else some
+        """Rows of jobs that get GPUs whatever it costs."""
+        return guaranteed(pool, self.configs[(self.gpus > 0).argmax(axis=1), 1])
 
     def placed(self, pool: Pool, column: IntArray) -> IntArray:
         """The allocation (J, N) in which every job is on its step; jobs that find no place have no GPUs."""
@@ -109,6 +118,17 @@ class Ladder(NamedTuple):
             if left:
                 out[j] = 0
         return out
+
+
+def _within_reach(pool: Pool, gpus: IntArray) -> IntArray:
+    """(J,): most GPUs of each job: the next step where the ladder has none up to twice what the job has explored.
+
+    On nodes of 6 GPUs 6 come after 2: with twice the GPUs profiled as the limit nobody would ever get there.
+    """
+    above = np.where(gpus > pool.most[:, None], gpus, np.iinfo(np.int64).max).min(axis=1)
+    below = np.where(gpus <= pool.most[:, None], gpus, 0).max(axis=1)
+    stuck = (2 * below <= pool.most) & (above <= pool.limit) & (below >= pool.least)
+    return np.where(stuck, above, pool.most)
 
 
 def _home(pool: Pool, matrix: IntArray) -> IntArray:
