@@ -42,7 +42,7 @@ class Seats:
         """
         most = self._fair() if want is None else np.where(want > 0, want, self._fair())
         first = self.pool.weights > 0
-        runs = self.pool.held.any(axis=1)
+        runs: BoolArray = self.pool.held.any(axis=1)
         for j in np.flatnonzero(self.pool.due).tolist():
             behind = ~runs & (np.arange(len(runs)) > j)
             if not self.matrix[j].any() and not self._displace(j, int(most[j]), ~self.pool.due | behind):
