@@ -42,9 +42,9 @@ class Seats:
         """
         most = self._fair() if want is None else np.where(want > 0, want, self._fair())
         first = self.pool.weights > 0
-        runs: BoolArray = self.pool.held.any(axis=1)
+        has: IntArray = self.pool.held.sum(axis=1)
         for j in np.flatnonzero(self.pool.due).tolist():
-            behind = ~runs & (np.arange(len(runs)) > j)
+            behind = (has == 0) & (np.arange(len(has)) > j)
             if not self.matrix[j].any() and not self._displace(j, int(most[j]), ~self.pool.due | behind):
                 break  # nobody overtakes in the line of those who are due
         for j in np.flatnonzero(self.pool.fresh & ~self.matrix.any(axis=1)).tolist():
