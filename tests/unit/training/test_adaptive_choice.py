@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import Any
 
@@ -125,6 +126,69 @@ def test_times_are_fitted_beside_training_and_a_better_batch_is_taken() -> None:
     again.load_state_dict(loader.state_dict())
     again.follow(Noise(1.0, 100.0))
     assert next(iter(again)).numel() == loader.plan.latest[0]
+
+
+class Told:
+    """A page that remembers when it was told."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.at_s = clock, []
+
+    def set_goodput(self, numbers: list[float]) -> None:
+        self.at_s.append(self.clock.now_s)
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_slower_steps_do_not_put_off_looks_and_words_for_long(monkeypatch: pytest.MonkeyPatch, grows: bool) -> None:
+    """A batch 64 times as large, or GPUs that have become 64 times as slow."""
+    clock, looks = Clock(), []
+
+    def chosen(*_: Any) -> tuple[int, int]:
+        looks.append(clock.now_s)
+        return (64 if grows and clock.now_s > 20 else 1), 0
+
+    monkeypatch.setattr("plait.training.adaptive.deciding.choose", chosen)
+    loader = AdaptiveDataLoader(range(20000), 1, max_batch_size=64, interval_s=10)
+    loader.timings._clock = loader.decisions.rhythm._clock = clock
+    page: Any = Told(clock)
+    loader.decisions.page = page
+    for batch in loader:
+        clock.now_s += 0.01 * (len(batch) if grows or clock.now_s < 30 else 64)
+        if clock.now_s > 150:
+            break
+    for times in (looks, page.at_s) if grows else (page.at_s,):
+        late = [t for t in times if t > 15] + [150.0]
+        assert max(b - a for a, b in itertools.pairwise(late)) < 15
+
+
+@pytest.mark.parametrize(
+    ("local_batch", "most", "accumulation", "expected"),
+    [
+        ((1, 64), 512, True, (64, 0)),
+        ((1, 32), 512, True, (32, 1)),
+        ((1, 64), 128, True, (64, 0)),
+        ((1, 64), 512, False, (64, 0)),
+    ],
+)
+def test_a_batch_of_a_checkpoint_goes_on_within_the_bounds_of_now(
+    local_batch: tuple[int, int], most: int, accumulation: bool, expected: tuple[int, int]
+) -> None:
+    def made(*bounds: Any) -> AdaptiveDataLoader:
+        local_batch, most, accumulation = bounds
+        return AdaptiveDataLoader(
+            range(4096), 64, max_batch_size=most, local_batch=local_batch, accumulation=accumulation
+        )
+
+    loader = made((1, 256), 512, True)
+    next(iter(loader))
+    loader.plan.change(128, 1, 0)
+    state = loader.state_dict()
+    same, other = made((1, 128), 512, True), made(local_batch, most, accumulation)
+    for one, batch in ((same, (128, 1)), (other, expected)):
+        one.load_state_dict(state)
+        for _ in range(2):
+            next(iter(one))
+            assert one.plan.latest == batch
 
 
 def test_what_is_told_to_the_agent(tmp_path: Any) -> None:

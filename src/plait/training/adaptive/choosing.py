@@ -119,6 +119,19 @@ def first_batch(limits: BatchLimits, gpus: int) -> tuple[int, int]:
     return int(local), int(accumulated)
 
 
+def allowed(limits: BatchLimits, gpus: int, local: int, accumulated: int) -> bool:
+    """Whether (m, s) may be the batch of a job on so many GPUs: one of a checkpoint is of the bounds it had then.
+
+    Raises `InputError` if none may.
+    """
+    if (local, accumulated) == first_batch(limits, gpus):
+        return True
+    passes = accumulated + 1
+    rounded = gpus * (passes if local > 1 else 1)  # shares are rounded up, so a total may be a little more than `most`
+    within = limits.least_local <= local <= limits.most_local and gpus * passes * local - rounded < limits.most
+    return within and (accumulated == 0 or limits.accumulation)
+
+
 def choose(
     limits: BatchLimits,
     theta: Theta | None,
@@ -166,7 +179,8 @@ class Rhythm:
     def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Every `interval_s` seconds or so."""
         self.interval_s, self._clock = interval_s, clock
-        self._since_s, self._steps = clock(), 0
+        self._since_s = self._late_s = clock()
+        self._steps = 0
         self.left = 1  # steps until they come together
 
     def stepped(self) -> bool:
@@ -180,14 +194,22 @@ class Rhythm:
         """Whether the next time is near enough to have a fit ready for it."""
         return self._clock() - self._since_s >= 0.9 * self.interval_s
 
-    def next(self) -> int:
-        """Rank 0: after how many steps to come together again."""
+    def late(self) -> bool:
+        """Whether an interval has gone by since they came together, or since this was true: steps are slower."""
+        if self._clock() - self._late_s < self.interval_s:
+            return False
+        self._late_s = self._clock()
+        return True
+
+    def next(self, longer: float = 1.0) -> int:
+        """Rank 0: after how many steps to come together again, each `longer` times as long as so far."""
         took_s = self._clock() - self._since_s
         if self._steps == 0 or took_s <= 0:
             return 1
-        steps = round(self.interval_s * self._steps / took_s)
+        steps = round(self.interval_s * self._steps / (took_s * longer))
         return max(1, min(steps, 10 * self._steps))  # the first steps of all may be far slower than the others
 
     def begin(self, steps: int) -> None:
         """What rank 0 told."""
-        self.left, self._steps, self._since_s = steps, 0, self._clock()
+        self.left, self._steps = steps, 0
+        self._since_s = self._late_s = self._clock()

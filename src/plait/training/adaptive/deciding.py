@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from plait.training.adaptive.choosing import Fitter, Noise, Rhythm, choose, first_batch
+from plait.training.adaptive.choosing import Fitter, Noise, Rhythm, allowed, choose
 from plait.training.adaptive.report import report_estimate
 
 if TYPE_CHECKING:
@@ -35,13 +35,14 @@ class Decisions:
     def prepare(self, ranks: Ranks) -> None:
         """Before a pass over the data, all ranks together: a batch for these ranks, if they are others than before.
 
+        So, too, if that of a checkpoint is not within the bounds of now.
+
         Raises `InputError`, on all ranks alike, if they are too many.
         """
         self.fitter.wait()  # workers are forked now
         config = ranks.nodes, ranks.world
-        if self._of == config and self._plan.chosen:
+        if allowed(self._limits, ranks.world, *self._plan.latest) and self._of == config and self._plan.chosen:
             return
-        first_batch(self._limits, ranks.world)
         self._agree(ranks, None)
         self._of = config
 
@@ -54,19 +55,26 @@ class Decisions:
                 self.fitter.start(table)
         if self.rhythm.stepped():
             self._agree(ranks, self._plan.latest)
+        elif ranks.rank == 0 and self.page is not None and self.rhythm.late():
+            self._report()  # when they come together no rank can change alone
 
     def _agree(self, ranks: Ranks, now: tuple[int, int] | None) -> None:
         """All take the batch that rank 0 chooses, from the first step on that none of them has planned."""
         told = [0, 0, 0]
         if ranks.rank == 0:
             choice = choose(self._limits, self.fitter.theta, self.noise, ranks.nodes, ranks.world, now)
-            told = [*choice, self.rhythm.next()]
+            longer = 1.0 if now is None else choice[0] * (choice[1] + 1) / (now[0] * (now[1] + 1))
+            told = [*choice, self.rhythm.next(max(longer, 1.0))]  # by its examples: no step is slower than that
         at, local, accumulated, steps = ranks.largest([self._plan.steps, *told])
         if (local, accumulated) != now:
             self._plan.change(local, accumulated, at)
         self.rhythm.begin(steps)
         self._fit_begun = False
-        if self.page is not None and ranks.rank == 0:
+        if ranks.rank == 0:
+            self._report()
+
+    def _report(self) -> None:
+        if self.page is not None:
             report_estimate(self.page, self.fitter.theta, self.noise, self._timings)
 
     def state_dict(self) -> dict[str, Any]:
