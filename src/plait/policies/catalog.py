@@ -252,7 +252,7 @@ CATALOG: dict[str, Row] = dict(
                        "stage profiles", ("muri",), _INTERLEAVE)),
         ("pollux", Row("GPU counts that make the mean of speed-ups in goodput largest, chosen exactly", _pollux,
                        "what jobs fit and measure of themselves", ("pollux", "sia"),
-                       {**_FITNESS, "exact": "off (a ladder of sizes), on (all sizes: integer program), auto",
+                       {**_FITNESS, "exact": "auto, off (a ladder of sizes), on (all sizes: integer program)",
                         "autoscale": "on, off: ask for as many nodes as jobs that adapt use well",
                         "group": "none, interleave (while jobs would wait, groups of equal size take turns)"})),
         ("pollux-ga", Row("the same aim by the published genetic search, seeded", PolluxGa,

@@ -24,6 +24,9 @@ MOST_NODES = 2000
 #: Up to how many GPUs, and how many pairs of job and size, `exact=auto` looks for the best of all sizes.
 AUTO_GPUS, AUTO_PAIRS = 64, 4000
 
+#: By how much more than the ladder's the program's mean of speed-ups has to be for `auto`: its sizes change more often.
+GAIN = 0.05
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pollux(ByFitness):
@@ -34,8 +37,9 @@ class Pollux(ByFitness):
 
     Either sizes are powers of two within a node and whole nodes, chosen by dynamic programming: all that fit in number
     find a place, and no two jobs that span nodes meet on one (Sia, section 3.4). Or they are chosen among all sizes and
-    patterns of nodes, by an integer program (`exact=on`). `auto` takes the program where it can matter and is quick: on
-    up to 64 GPUs of equal nodes, with more than two a job. Jobs that wait are told which method was used.
+    patterns of nodes, by an integer program (`exact=on`). `auto` asks the program too where it can matter and is quick,
+    on up to 64 GPUs of equal nodes with more than two a job, and takes its sizes if they are better by 5 % once placed:
+    they change more often, and with that jobs restart more. Jobs that wait are told which method was used.
 
     `autoscale`: whether backends whose nodes come and go ask for as many as jobs that adapt are worth (section 4.2.3).
 
@@ -43,7 +47,7 @@ class Pollux(ByFitness):
     `MissingExtra` for `exact=on` without the solver.
     """
 
-    exact: bool | Literal["auto"] = False
+    exact: bool | Literal["auto"] = "auto"
     autoscale: bool = False
     name: str = "pollux"
 
@@ -67,10 +71,22 @@ class Pollux(ByFitness):
         """Best sizes on the ladder or of all, put close to where everybody is."""
         if not pool.total:
             return Sizes(np.zeros_like(pool.held), "none: no node is up")
-        if patterns_apply(pool) and (self._worth_a_program(pool) if self.exact == "auto" else self.exact):
-            found = self._best_of_all(pool)
-            if found is not None:
-                return found
+        if not (patterns_apply(pool) and (self._worth_a_program(pool) if self.exact == "auto" else self.exact)):
+            return self._best_of_ladder(pool)
+        every = self._best_of_all(pool)
+        if every is None or self.exact != "auto":
+            return every or self._best_of_ladder(pool)
+        ladder = self._best_of_ladder(pool)
+        if self._gains(self._merit(pool, every.matrix), self._merit(pool, ladder.matrix)):
+            return every
+        said = f"(dynamic programming; an integer program over all sizes gains less than {GAIN:.0%})"
+        return ladder._replace(method=f"the best of a ladder {said}")
+
+    def _gains(self, new: tuple[float, ...], old: tuple[float, ...]) -> bool:
+        """Whether the program's sizes serve more of those who must be, or are better by the margin."""
+        return new[:2] > old[:2] or (new[:2] == old[:2] and new[2] > (1 + GAIN) * old[2])
+
+    def _best_of_ladder(self, pool: Pool) -> Sizes:
         steps = Ladder.of(pool)
         worth = steps.worth(pool)
         worth[steps.must(pool), 0] = np.nan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
@@ -33,6 +34,7 @@ class PolluxInterleaved(Pollux):
     """
 
     share: Interleave = field(default_factory=Interleave)
+    exact: bool | Literal["auto"] = False
     name: str = "pollux"
 
     def between(self, view: View, due: BoolArray) -> list[Seated]:
