@@ -180,6 +180,42 @@ def test_a_parameter_used_in_some_passes_only_is_averaged_all_the_same(in_passes
     torch.testing.assert_close(a.grad.reshape(-1), (gradients[0] + gradients[1])[:6] / 2)
 
 
+def test_with_one_pass_no_gradient_is_one_of_zero() -> None:
+    world, gradients = World(), drawn(6)
+    a, b = world.parameters
+    last = None
+    for turn, g in enumerate(gradients):
+        world.optimizer.zero_grad()
+        world.hooks.begin(Pass(1, 1, 0, 4, 4))
+        if turn % 2:
+            g[6:] = 0
+        loss = (a * g[:6].view(3, 2)).sum()
+        (loss if turn % 2 else loss + (b * g[6:]).sum()).backward()
+        squares = world.hooks.collect()
+        if last is not None:
+            assert squares is not None
+            expected = from_pair([float(g @ last)], [float(((g - last) ** 2).sum())], 1.0)
+            same(squares.estimate(M0), expected)
+        last = g
+
+
+def test_sparse_gradients_are_compared_too() -> None:
+    found = []
+    for sparse in (True, False):
+        torch.manual_seed(0)
+        table = torch.nn.Embedding(20, 3, sparse=sparse)
+        optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+        hooks = GradientHooks(optimizer)
+        for turn in range(3):
+            optimizer.zero_grad()
+            hooks.begin(Pass(1, 1, 0, 4, 4))
+            table(torch.tensor([1, 2, 2, 5 + turn])).square().sum().backward()
+            squares = hooks.collect()
+            optimizer.step()
+        found.append(squares.estimate(M0))
+    same(*found)
+
+
 def test_a_step_that_was_skipped_leaves_nothing() -> None:
     world, (a, c, d) = World(), drawn(3)
     world.hooks.begin(Pass(1, 2, 0, 4, 8))

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from plait.core.errors import InputError  # noqa: E402
-from plait.training.adaptive.checks import check, parallel_kind  # noqa: E402
+from plait.training.adaptive.checks import check, check_graph, parallel_kind, warn_unknown  # noqa: E402
 from plait.training.adaptive.noise import Estimate, Statistics  # noqa: E402
 from plait.training.adaptive.patches import Turnstile, hold_optimizer, hold_scaler  # noqa: E402
 from plait.training.adaptive.preconditioner import Preconditioner  # noqa: E402
@@ -194,3 +194,13 @@ def test_what_cannot_adapt_is_refused() -> None:
         check("plain", model, zero([p], lr=1.0), None)
     with pytest.raises(InputError, match="torch's own"):
         check("plain", model, object(), None)
+    model.static_graph = True
+    check_graph(model, accumulation=False)
+    with pytest.raises(InputError, match="leave static_graph out"):
+        check_graph(model, accumulation=True)
+
+
+def test_optimizers_whose_division_is_not_known_are_named() -> None:
+    warn_unknown(torch.optim.SGD([parameter()]))
+    with pytest.warns(RuntimeWarning, match=r"noise for RMSprop .*rule=\"square-root\""):
+        warn_unknown(torch.optim.RMSprop([parameter()]))

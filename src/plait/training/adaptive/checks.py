@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any, Literal
 
 import torch
@@ -52,6 +53,27 @@ def check(kind: Kind, model: Any, optimizer: Any, scheduler: Any) -> None:
         raise InputError(
             f"Adaptive: {_ranks()} ranks and a model that does not average its gradients; "
             "give it DistributedDataParallel(model)"
+        )
+
+
+def check_graph(model: Any, *, accumulation: bool) -> None:
+    """Raise `InputError` for a DDP model that takes the first pass for all: accumulated passes differ from it."""
+    if accumulation and getattr(model, "static_graph", False):
+        raise InputError(
+            "Adaptive: DistributedDataParallel(static_graph=True) expects every pass to be reduced, and the loader has "
+            "accumulation=True; leave static_graph out, or accumulation"
+        )
+
+
+def warn_unknown(optimizer: Any) -> None:
+    """Warn of an optimizer that is none of those whose division of gradients is known, for which no rule is right."""
+    if not isinstance(optimizer, torch.optim.SGD | torch.optim.Adam | torch.optim.AdamW):
+        name = type(optimizer).__name__
+        warnings.warn(
+            f"plait: gradient noise for {name} is measured without what {name} makes of gradients, and its learning "
+            'rate is scaled by AdaScale as for SGD; say which rule it needs, such as Adaptive(rule="square-root")',
+            RuntimeWarning,
+            stacklevel=3,
         )
 
 

@@ -52,7 +52,7 @@ class GradientHooks:
         self._kinds: dict[str, tuple[Function, set[int]]] = {}  # of hooks: what they call, for which parameters
         self._nodes: list[Any] = []  # hooks of theirs last no longer than they do
         self._groups = len(optimizer.param_groups)
-        self._before: dict[int, torch.Tensor] = {}  # the last step's gradients
+        self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # parameters, the last step's gradients
         self._before_batch = 0
         self._forget()
         if self._ranks == 1:
@@ -116,6 +116,8 @@ class GradientHooks:
         self._complete()
         local, total, reduced = self._local, self._total, self._await_reduced()
         usable = now.full and not self._odd and any(total)
+        if samples == 1:
+            self._compare_absent()
         self._forget()
         if samples == 1:
             paired = usable and self._before_batch == now.batch and any(local)
@@ -134,6 +136,7 @@ class GradientHooks:
         self._total: list[list[torch.Tensor]] = [[] for _ in range(self._groups)]
         self._reducing: tuple[torch.Tensor, Any] | None = None
         self._seen: dict[int, torch.Tensor] = {}  # parameters with a gradient in some pass that is not divided yet
+        self._compared: set[int] = set()  # parameters with a gradient in the only pass
         self._kept.clear()
         self._odd = False  # something in it gives no estimate
 
@@ -209,15 +212,29 @@ class GradientHooks:
         if self._loss_scale is not None:  # half precision might not hold it without its scale
             kind = torch.promote_types(gradient.dtype, torch.float32)
             gradient = gradient / self._loss_scale.to(gradient.device, kind)
-        before = self._before.get(id(parameter))
-        if before is None:
-            self._total[group].append(torch.zeros((), dtype=torch.float64, device=gradient.device))
-            self._before[id(parameter)] = gradient.clone() if self._loss_scale is None else gradient
-            return
-        product, difference = self.precondition.compared(parameter, gradient, before)
-        self._local[group].append(product)
-        self._total[group].append(difference)
-        before.copy_(gradient)
+        self._compared.add(id(parameter))
+        _, before = self._before.get(id(parameter), (None, None))
+        if before is None:  # it was 0
+            self._apart(parameter, gradient)
+        else:
+            product, difference = self.precondition.compared(parameter, gradient, before)
+            self._local[group].append(product)
+            self._total[group].append(difference)
+        if before is not None and before.layout == gradient.layout == torch.strided:
+            before.copy_(gradient)
+        else:
+            self._before[id(parameter)] = parameter, gradient.clone() if self._loss_scale is None else gradient
+
+    def _apart(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Compare with a step in which the parameter had no gradient."""
+        group = self.precondition.group_of[id(parameter)]
+        self._local[group].append(torch.zeros((), dtype=torch.float64, device=gradient.device))
+        self._total[group].append(self.precondition.squared(parameter, gradient))
+
+    def _compare_absent(self) -> None:
+        """Parameters without a gradient in this step; of the one before they may have one."""
+        for key in self._before.keys() - self._compared:
+            self._apart(*self._before.pop(key))
 
     def _put_back(self) -> None:
         """All gradients that were put away: of the last pass the optimizer and DDP want them all."""

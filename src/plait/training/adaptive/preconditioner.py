@@ -43,6 +43,10 @@ class Preconditioner:
         self, parameter: torch.Tensor, gradient: torch.Tensor, before: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """<Pg, Pb> and |P(g - b)|^2 for two gradients of this parameter."""
+        if gradient.is_sparse != before.is_sparse:
+            gradient, before = (g.to_dense() if g.is_sparse else g for g in (gradient, before))
+        if gradient.is_sparse:  # nothing divides those
+            return (gradient * before).coalesce().values().sum(dtype=torch.float64), squared_norm(gradient - before)
         product, difference = _zero(gradient), _zero(gradient)
         for one, other in self._divided(parameter, gradient, before):
             product += _product(one, other)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from plait.core.errors import InputError
-from plait.training.adaptive.checks import check, parallel_kind
+from plait.training.adaptive.checks import check, check_graph, parallel_kind, warn_unknown
 from plait.training.adaptive.hooks import GradientHooks, Hook
 from plait.training.adaptive.noise import Statistics
 from plait.training.adaptive.passes import Pass
@@ -73,6 +73,9 @@ class Adaptive:
         """
         self.kind = parallel_kind(model)
         check(self.kind, model, optimizer, scheduler)
+        check_graph(model, accumulation=loader.limits.accumulation)
+        if rule is None:
+            warn_unknown(optimizer)
         self.job, self.model, self.optimizer, self.loader = job, model, optimizer, loader
         self.scaler, self.scheduler = scaler, scheduler
         self.statistics = Statistics(len(optimizer.param_groups))
