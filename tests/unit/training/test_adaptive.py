@@ -330,6 +330,11 @@ def test_state_loads_as_weights_only(tmp_path) -> None:  # type: ignore[no-untyp
     step = int(next(iter(optimizer.state.values()))["step"])
     train(model, optimizer, loader, 1)
     assert next(iter(optimizer.state.values()))["step"] == 13, f"it began anew at another batch, not at {step}"
+    seen: list[float] = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(optimizer.param_groups[0]["lr"]))
+    enlarge(loader, 8)
+    train(model, optimizer, loader, 1)
+    assert seen == pytest.approx([0.01 * math.sqrt(2)] * 6 + [0.01]), "in the groups that were loaded"
 
 
 def test_parameters_that_are_thawed_later_are_averaged_too() -> None:
