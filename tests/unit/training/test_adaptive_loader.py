@@ -275,3 +275,14 @@ def test_a_job_tells_its_agent_how_far_it_is(forker: Forker, tmp_path: Path) -> 
     with Page.open(attempt.folder / "page.bin", mapped=False) as page:
         assert (page.steps, page.progress, page.total_progress, page.batch_size) == (20, 20, 20, 10)
         assert page.goodput is not None
+
+
+def test_an_older_iterator_ends_with_an_error() -> None:
+    loader = AdaptiveDataLoader(range(40), 10)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    next(second)
+    with pytest.raises(InputError, match="one iterator at a time"):
+        next(first)
+    assert len(list(second)) == 3

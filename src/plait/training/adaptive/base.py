@@ -202,6 +202,8 @@ class AdaptiveLoader:
                         self._begin(turn)
                     self.timings.begin(turn, nodes)
                     yield batch
+                    if self._running is not running:
+                        raise InputError("this loader has begun another pass since: use one iterator at a time")
                     self.timings.end()
                     if job is not None:
                         job.compute.end()
