@@ -10,7 +10,7 @@ import numpy as np
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.goodput.knapsack import knapsack
 
-#: No job counts more than this many units of `losses`: solvers work with 1e-7 relative accuracy.
+#: No loss is more than this many units: solvers work with 1e-7 relative accuracy.
 MOST_COST = 1e6
 
 
@@ -63,17 +63,21 @@ def affordable(gain: FloatArray, usable: BoolArray, gpus: IntArray, total: int, 
     return kept
 
 
-def losses(gain: FloatArray, usable: BoolArray, single: BoolArray) -> FloatArray:
-    """What each usable (job, column) pair, in order, loses against the best of its job, in units of a typical loss.
+def losses(gain: FloatArray, usable: BoolArray, single: BoolArray) -> tuple[FloatArray, float]:
+    """What each usable (job, column) pair, in order, loses against the best of its job, and how coarsely it is told.
 
-    `single` marks the pairs of one GPU: half of them that lose anything lose more than a unit, half less.
+    In units of a typical loss: of the pairs of one GPU (`single`) that lose anything half lose more, half less. Where
+    losses differ too widely for a solver the unit is so many times coarser, and what is far below it is not seen.
     """
     job, column = np.nonzero(usable)
     best: FloatArray = np.where(usable, gain, -np.inf).max(axis=1)
     loss: FloatArray = best[job] - gain[job, column]
-    small = loss[single & (loss > 0)]
-    unit = float(np.median(small)) if len(small) else 1.0
-    return np.minimum(loss / unit, MOST_COST)
+    typical = loss[single & (loss > 0)] if (loss[single] > 0).any() else loss[loss > 0]
+    if not len(typical):
+        return loss, 1.0
+    unit = float(np.median(typical))
+    coarse = max(float(loss.max()) / (unit * MOST_COST), 1.0)
+    return loss / (unit * coarse), coarse
 
 
 def patterns(most: int, largest: int | None = None) -> Iterator[tuple[int, ...]]:

@@ -127,7 +127,7 @@ class _Model:
         ]
         self.y0 = len(self.job)
         self.z0 = self.y0 + len(self.spread) * self.room
-        self.program = self._program(losses(gain, usable, self.single & (self.size == 1)))
+        self.program = self._program(losses(gain, usable, self.single & (self.size == 1))[0])
 
     def _program(self, costs: FloatArray) -> Program:
         nodes, shapes, room = len(self.capacity), len(self.shapes), self.room

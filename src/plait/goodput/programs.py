@@ -60,7 +60,8 @@ def best_arrangement(
 
     `speedup` (J, C) over `configs` (C, 2) = nodes, gpus, as `ladder.every_size` gives them, the first (0, 0); NaN marks
     what a job cannot have. Starts from the ladder's optimum. Jobs of weight 0 get what that leaves, or nothing. The
-    limits end the search early, seconds not repeatably (see `solver.solve`).
+    limits end the search early, seconds not repeatably (see `solver.solve`). Where terms differ by many orders of
+    magnitude (a low p) the large ones are settled first: what has been found rules out whatever loses more.
     """
     if len(configs) == 0 or configs[0].tolist() != [0, 0]:
         raise InputError(f"the first configuration has to be nothing, (0, 0) (got {configs[:1].tolist()})")
@@ -74,28 +75,36 @@ def best_arrangement(
     total = gpus_per_node * nodes
     usable = useful(gain, configs, total)
     within = partial(solve, time_limit_s=time_limit_s, most_nodes=most_nodes)
-    if first is None:
+    rows, coarse = np.arange(jobs), np.inf
+    best: Arrangement | None = None
+    while True:
+        known = first if best is None else best.columns
+        if known is not None:
+            usable = still_possible(gain, usable, configs[:, 1], total, known)
         model = _Model(gain, usable, configs, gpus_per_node, nodes, node_cost)
-        alone = within(model.program)
-        if alone is None:
+        start = None if first is None or best is not None else model.encode(first)
+        if start is not None and first is not None:
+            best = Arrangement(first, model.decode(start), False)
+        if best is not None and (usable.sum(axis=1) == 1).all():  # nothing can be better than what is known
+            return Arrangement(best.columns, best.gpus, True)
+        found = within(model.program, start=start)
+        if found is None:
+            if best is not None:
+                return best
             raise InputError(
                 f"no arrangement of {jobs} jobs on {nodes} nodes of {gpus_per_node} GPUs was found; pinned or least "
                 "sizes may not fit, or the limit on the search was too low"
             )
-        return Arrangement(model.columns_of(alone), model.decode(alone.values), alone.optimal)
-    usable = still_possible(gain, usable, configs[:, 1], total, first)
-    model = _Model(gain, usable, configs, gpus_per_node, nodes, node_cost)
-    start = model.encode(first)
-    if (usable.sum(axis=1) == 1).all():  # nothing can be better than the ladder's optimum
-        return Arrangement(first, model.decode(start), True)
-    found = within(model.program, start=start)
-    if found is not None:
-        # a search cut short, or terms too wide apart for a solver: the ladder's optimum may be better
-        columns, rows = model.columns_of(found), np.arange(jobs)
-        old, new = (float(fitness(speedup[rows, c], p, floor=floor, weights=weights)) for c in (first, columns))
-        if new >= old:
-            return Arrangement(columns, model.decode(found.values), found.optimal)
-    return Arrangement(first, model.decode(start), False)
+        columns = model.columns_of(found)
+        if best is not None:  # a search cut short, or terms too wide apart for a solver: it may have been better
+            pair = (best.columns, columns)
+            old, new = (float(fitness(speedup[rows, c], p, floor=floor, weights=weights)) for c in pair)
+            if new < old:
+                return best
+        best = Arrangement(columns, model.decode(found.values), found.optimal)
+        if model.coarse == 1 or model.coarse > coarse / 10:  # what is known rules out no more of the large losses
+            return best
+        coarse = model.coarse
 
 
 def _from_ladder(
@@ -131,7 +140,8 @@ class _Model:
         self.patterns = list(patterns(per_node))
         self.y0 = len(self.job)
         self.z0 = self.y0 + len(self.spread) * per_node
-        self.program = self._program(losses(gain, usable, self.size == 1), node_cost)
+        costs, self.coarse = losses(gain, usable, self.size == 1)
+        self.program = self._program(costs, node_cost)
 
     def _program(self, costs: FloatArray, node_cost: float) -> Program:
         wide, per_node = len(self.spread) * self.per_node, self.per_node

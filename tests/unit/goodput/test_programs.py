@@ -15,6 +15,7 @@ from plait.goodput.fitness import fitness
 from plait.goodput.knapsack import best_sizes
 from plait.goodput.ladder import every_size, ladder
 from plait.goodput.programs import best_arrangement
+from plait.testing.allocations import random_round
 
 
 def speedups(seed: int, jobs: int, configs: np.ndarray, kinks: bool) -> np.ndarray:
@@ -51,13 +52,16 @@ def check(found, configs, per_node):
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([(1, 4, 2), (2, 4, 2), (3, 2, 3), (3, 3, 2), (4, 2, 2)]),
-    st.sampled_from([-2.0, -1.0, 0.0, 0.5, 1.0]),
+    st.sampled_from([-10.0, -4.0, -2.0, -1.0, 0.0, 0.5, 1.0]),
+    st.booleans(),
     st.booleans(),
 )
-def test_no_allocation_at_all_is_better(seed, shape, p, kinks):
+def test_no_allocation_at_all_is_better(seed, shape, p, kinks, wide):
     jobs, per_node, nodes = shape
     configs = every_size(per_node, nodes)
     values = speedups(seed, jobs, configs, kinks)
+    if wide:  # jobs far below their fair share beside jobs far above
+        values *= np.random.default_rng(seed).choice([0.02, 0.2, 1.0, 5.0], (jobs, 1))
     column = {(k, n > 1): c for c, (n, k) in enumerate(configs.tolist())}
     table = np.array([[column.get((k, bool(s)), 0) for s in (0, 1)] for k in range(per_node * nodes + 1)])
     every = allocations(jobs, per_node, nodes)
@@ -67,6 +71,19 @@ def test_no_allocation_at_all_is_better(seed, shape, p, kinks):
     check(found, configs, per_node)
     assert found.optimal
     assert float(fitness(values[np.arange(jobs), found.columns], p)) == pytest.approx(float(best), rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_equal_weights_change_nothing(seed):
+    asked = random_round(seed, 20, 16)
+    rows = np.arange(20)
+    reached = []
+    for weight in (1.0, 1e-9, 1e-6, 1e9):
+        weights = np.full(20, weight)
+        found = best_arrangement(asked.speedup, asked.configs, asked.gpus_per_node, asked.nodes, weights=weights)
+        assert found.optimal
+        reached.append(float(fitness(asked.speedup[rows, found.columns])))
+    assert reached == pytest.approx([reached[0]] * 4, rel=1e-6)
 
 
 @settings(max_examples=15, deadline=None)
