@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -222,7 +222,7 @@ def _workload(
         hint = "; `plait trace convert` can add what the file lacks" if "no_duration" in str(error) else ""
         raise InputError(f"{path}: {error}{hint}") from None
     if seed == parse_range(request.seed, "seed")[0]:
-        _say_dropped(path, work.dropped, "because they cannot be simulated")
+        _say_dropped(path, work.dropped, "of the simulation", work.first_dropped)
         for text in work.warnings:
             note(f"warning: {path}: {text}")
     jobs = no_larger_than(work.jobs, cluster)
@@ -236,10 +236,23 @@ def _workload(
     return jobs, about
 
 
-def _say_dropped(path: Path, dropped: Any, when: str) -> None:
-    if dropped:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
-        note(f"{path}: {sum(dropped.values())} rows left out {when}: {reasons}")
+#: What the reasons mean for which rows are left out before a simulation.
+LEFT_OUT = {
+    "cpu_only": "no GPU",
+    "no_duration": "no duration, nor a model from which it follows",
+    "censored": "nobody saw the end",
+}
+
+
+def _say_dropped(path: Path, dropped: Mapping[str, int], when: str, first: Mapping[str, str] | None = None) -> None:
+    if not dropped:
+        return
+    reasons = []
+    for reason, count in dropped.items():
+        job = f" (the first is job {first[reason]!r})" if first and reason in first else ""
+        reasons.append(f"{count} {LEFT_OUT.get(reason, reason)}{job}")
+    total = sum(dropped.values())
+    note(f"{path}: {total} row{'s' if total != 1 else ''} left out {when}: {', '.join(reasons)}")
 
 
 def asked_physics(world: World, request: Request) -> StandardPhysics:

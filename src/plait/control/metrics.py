@@ -9,7 +9,8 @@ Conventions, once for all figures:
   time averages run from the first submission to the last end of the counted jobs, over the whole cluster
   GPU time held counts each GPU once, however many jobs share it
   useful work is in GPU-seconds at the speed of a job alone, so jobs that take turns may add up to more
-  than the GPU time they hold; `lost_gpu_h` is held minus useful
+  than the GPU time they hold; `lost_gpu_h` is held minus useful; both are unknown if a job that ran adapts
+  its batch, as its work is worth other GPU time at another size
 """
 
 from __future__ import annotations

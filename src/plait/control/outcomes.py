@@ -25,7 +25,8 @@ class Outcomes:
     """Columns over all jobs of a run.
 
     `state` indexes `STATES`; `iteration_s` and `stage_s` are those of the job alone; `work_gpu_s` is the
-    useful work: iterations kept, times their time alone, times the GPUs asked for. NaN where unknown.
+    useful work: iterations kept, times their time alone, times the GPUs asked for. NaN where unknown, and for
+    jobs that adapt their batch: at another size or batch an iteration is worth other GPU time, maybe less.
     """
 
     state: IntArray
@@ -86,7 +87,7 @@ def outcomes(books: Books, timeline: Timeline, truth: JobBatch | None = None) ->
         queue_s=_sums(timeline.wait_job, timeline.wait_to_s - timeline.wait_from_s, n),
         attained_gpu_s=_sums(timeline.span_job, held * timeline.span_gpus, n),
         duration_s=total * iteration_s,
-        work_gpu_s=done * iteration_s * gpus,
+        work_gpu_s=np.where(columns["batch_size"] > 0, math.nan, done * iteration_s * gpus),
         iteration_s=iteration_s.copy(),
         stage_s=(columns["stage_s"] if truth is None else truth.stage_s[:n]).copy(),
     )

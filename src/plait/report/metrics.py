@@ -42,7 +42,7 @@ METRICS = (
     Metric("gpu_utilisation", "GPUs held", "share", "high", "GPU time held over GPU time of nodes that were up, "
            "first submission to last end."),
     Metric("gpu_useful", "Useful", "share", "high", "Useful work at the speed of a job alone over the capacity; "
-           "jobs that take turns can exceed the GPUs held.", main=False),
+           "jobs that take turns can exceed the GPUs held; unknown where jobs adapt their batch.", main=False),
     Metric("gpu_busy", "GPU busy", "share", "high", "GPU stages of useful work over the capacity."),
     Metric("cpu_utilisation", "CPU busy", "share", "high", "CPU stages of useful work over the capacity.", main=False),
     Metric("storage_utilisation", "Storage busy", "share", "high", "Storage stages of useful work over the capacity.",

@@ -20,11 +20,15 @@ from plait.traces.table import TraceTable
 
 @dataclass(frozen=True)
 class Workload:
-    """Jobs ready to simulate, how many rows were left out by reason, and what a user should know."""
+    """Jobs ready to simulate, how many rows were left out by reason, and what a user should know.
+
+    `first_dropped` has the id of the first job left out for each reason.
+    """
 
     jobs: JobBatch
     dropped: Mapping[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    first_dropped: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_jobs(table: TraceTable, *, censored: str = "as_is", seed: int = 0) -> Workload:
@@ -48,16 +52,18 @@ def load_jobs(table: TraceTable, *, censored: str = "as_is", seed: int = 0) -> W
         reasons["censored"] = open_ended
     keep = np.ones(len(table), dtype=bool)
     dropped: dict[str, int] = {}
+    first: dict[str, str] = {}
     for reason, rows in reasons.items():
         if (keep & rows).any():
             dropped[reason] = int((keep & rows).sum())
+            first[reason] = str(table["job_id"][int(np.argmax(keep & rows))])
         keep &= ~rows
     if not keep.any():
         raise InputError(f"no job of this trace can be simulated: {dropped or 'it is empty'}")
     if censored == "extend":
         duration = _extended(duration, open_ended & keep, keep, seed)
     jobs = _batch(table.select(keep), duration[keep])
-    return Workload(made_adaptive(jobs, adapts[keep]), dropped, _warnings(table.select(keep & ~adapts)))
+    return Workload(made_adaptive(jobs, adapts[keep]), dropped, _warnings(table.select(keep & ~adapts)), first)
 
 
 def cluster_of(table: TraceTable) -> Cluster:

@@ -4,7 +4,10 @@ tables.
 
 from __future__ import annotations
 
-from plait.traces.files import Pathish, Source, read_rows
+import difflib
+
+from plait.goodput.models import shipped
+from plait.traces.files import Pathish, Row, Source, read_rows
 from plait.traces.reader import Format, Head, TableBuilder
 from plait.traces.table import TraceTable
 
@@ -14,6 +17,8 @@ HEADER = ("name", "time", "application", "num_replicas", "batch_size")
 def read(path: Pathish, *, strict: bool = False) -> TraceTable:
     """Reads a workload; `gpus` and `batch_size` (total) are those of the tuned configuration, durations are
     null.
+
+    An application that is nearly one of those plait knows is a `TraceError`: a typing mistake would lose the job.
     """
     return _read(FORMAT, path, strict)
 
@@ -27,6 +32,8 @@ def _read(fmt: Format, path: Pathish, strict: bool) -> TraceTable:
     source = Source(path)
     builder = TableBuilder(source)
     for row in read_rows(source, required=HEADER, optional=()):
+        if fmt is FORMAT:
+            _refuse_misspelt(row)
         builder.keep(
             row.line,
             job_id=row.text("name"),
@@ -38,6 +45,14 @@ def _read(fmt: Format, path: Pathish, strict: bool) -> TraceTable:
             batch_scope="total",
         )
     return builder.finish(fmt, strict=strict)
+
+
+def _refuse_misspelt(row: Row) -> None:
+    """Raise for a name that is close to that of a shipped model; other names are jobs of unknown length."""
+    name, known = row.text("application"), shipped()
+    near = [] if name in known else difflib.get_close_matches(name.lower(), known, 1)
+    if near:
+        raise row.error("unknown value", column="application", hint=f"did you mean {near[0]!r}?")
 
 
 def _matches(head: Head) -> bool:

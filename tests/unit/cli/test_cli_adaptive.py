@@ -17,11 +17,12 @@ def adaptive(plait):
 def test_a_trace_without_durations_is_simulated_and_its_log_replays(plait, adaptive):
     answer = plait(
         "simulate", adaptive, "--world", "pollux", "-c", "2x4", "-p", "tiresias-l", "--log", "l.jsonl", "--json", "-",
-        "--check", "--jobs", 4,
+        "--check", "--jobs", 4, "--report", "r.html",
     )  # fmt: skip
     assert answer.code == 0, answer.err
     (result,) = json.loads(answer.out)
     assert result["finished"] == 4
+    assert result["gpu_useful"] is result["lost_gpu_h"] is None  # jobs run at sizes that they did not ask for
     with open("l.jsonl") as log:
         rows = [json.loads(line) for line in log]
     reports = [row for row in rows if "GoodputReported" in json.dumps(row)]

@@ -14,6 +14,7 @@ from plait.control.steps import Steps
 from plait.control.usage import blocking_index
 from plait.core.cluster import Node
 from plait.core.errors import InputError
+from plait.core.goodput import BatchLimits
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.resources import StageProfile
 
@@ -86,6 +87,12 @@ def test_jobs_that_take_turns_hold_a_gpu_once_and_may_be_useful_more_than_once()
     assert s["gpu_useful"] == pytest.approx(200 / 125)
     assert s["lost_gpu_h"] == pytest.approx((125 - 200) / 3600)
     assert s["gpu_busy"] == pytest.approx(150 / 125)
+
+
+def test_useful_work_of_a_job_that_adapts_its_batch_is_not_known():
+    adapts = job("a", batch=BatchLimits(initial=16, most=64, least_local=8, most_local=32))
+    s = measure(*run("1x1", [submit(0, adapts), decide(0), finish(0, 50)], [[([0], [0])]])).to_json()
+    assert (s["gpu_utilisation"], s["gpu_useful"], s["lost_gpu_h"]) == (1.0, None, None)
 
 
 def test_preemption_and_lost_progress_by_hand():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from plait.core.errors import InputError, TraceError
 from plait.traces import gavel, openb2023, spot2026, tiresias
 from plait.traces.formats import FORMATS, read_trace, sniff
+from plait.traces.load import load_jobs
 from plait.traces.table import TraceTable
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -256,3 +257,14 @@ def test_tiresias_side_files(tmp_path):
     nodes = tiresias.read_cluster(cluster)
     assert len(nodes["node_id"]) == 6
     assert nodes["rack"].tolist() == ["s0"] * 3 + ["s1"] * 3
+
+
+def test_a_misspelt_application_of_pollux_is_an_error_and_a_foreign_one_a_job_without_duration(tmp_path):
+    head = "time,name,application,num_replicas,batch_size\n"
+    file = tmp_path / "jobs.csv"
+    file.write_text(head + "0,a,cifar10,1,128\n5,b,cifra10,1,128\n", encoding="utf-8")
+    with pytest.raises(TraceError, match=r"jobs.csv:3: column 'application': unknown value .*did you mean 'cifar10'"):
+        read_trace(file)
+    file.write_text(head + "0,a,cifar10,1,128\n5,b,llama,1,128\n", encoding="utf-8")
+    work = load_jobs(read_trace(file))
+    assert (len(work.jobs), work.dropped, work.first_dropped) == (1, {"no_duration": 1}, {"no_duration": "b"})
