@@ -9,6 +9,7 @@ constraint on x may be added: `Limit`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,11 +18,18 @@ import numpy.typing as npt
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
+from plait.goodput.fitness import MOST
 from plait.goodput.ladder import ladder
 from plait.goodput.solver import Program, solve
 
 #: Published: what a job without GPUs costs, and the exponent (-0.5 in Sia's section 5.7, 0.5 in its section 3.3).
 PENALTY, POWER = 1.1, -0.5
+
+#: The largest exponent, either way: goodputs that differ by a million to this power are numbers that sums can hold.
+MOST_POWER = math.floor(math.log(MOST) / math.log(1e6))
+
+#: The largest cost in an integer program beside a typical one of 1; larger ones drown the others in rounding.
+MOST_COST = 1e7
 
 
 @dataclass(frozen=True)
@@ -96,8 +104,14 @@ def best_configurations(
 
     `goodput` is relative to each job's least (`relative`) and discounted for a restart; what is not positive cannot be.
     `gpus`, `kind` (C,) are what a column takes and of what; `capacity` (R,) the GPUs of each kind. For p = 0 the
-    logarithm takes the place of the power. Raises `InputError` if the limits cannot be met.
+    logarithm takes the place of the power. Only how weights compare matters, not how large they are; a `gap` of 1 is a
+    typical gain. Raises `InputError` if the limits cannot be met, and for p beyond `MOST_POWER`.
     """
+    if not abs(p) <= MOST_POWER:
+        raise InputError(
+            f"p={p:g} makes more of goodputs than numbers can hold; give p from {-MOST_POWER} to {MOST_POWER} "
+            f"(published: {POWER:g} and 0.5)"
+        )
     jobs, columns = goodput.shape
     if (
         gpus.shape != (columns,)
@@ -108,15 +122,15 @@ def best_configurations(
             f"configurations of {jobs} jobs need GPUs and kinds for {columns} columns and limits of shape "
             f"{goodput.shape} (got {gpus.shape}, {kind.shape}, {[e.coefficients.shape for e in limits]})"
         )
-    gain = _gain(goodput, p, weights)
+    share = _shares(jobs, weights)
+    gain = _gain(goodput, p, share)
     usable = np.isfinite(gain) & (gpus <= capacity[kind])
-    if not limits:
-        usable &= _undominated(gain, gpus, kind)
+    if not limits:  # what is worse than nothing is never chosen, and could drown the rest
+        usable &= _undominated(gain, gpus, kind) & (gain >= -penalty * share[:, None])
     job, column = np.nonzero(usable)
     if not len(job) and all(e.low <= 0 <= e.high for e in limits):
         return np.full(jobs, -1, dtype=np.int64)
-    left = np.full(jobs, penalty) if weights is None else penalty * np.asarray(weights, dtype=np.float64)
-    program = Program(-gain[job, column] - left[job], np.ones(len(job)))
+    program = Program(_in_units(-gain[job, column] - penalty * share[job]), np.ones(len(job)))
     x = np.arange(len(job))
     program.put(program.add(jobs, 0, 1) + job, x, 1)
     program.put(program.add(len(capacity), 0, capacity.astype(np.float64)) + kind[column], x, gpus[column])
@@ -135,13 +149,31 @@ def best_configurations(
     return chosen
 
 
-def _gain(goodput: FloatArray, p: float, weights: npt.ArrayLike | None) -> FloatArray:
-    """sign(p) G^p, or log G; -inf where G is not positive."""
+def _shares(jobs: int, weights: npt.ArrayLike | None) -> FloatArray:
+    """Weights (J,) over the largest; 1 for everybody without any."""
+    if weights is None:
+        return np.ones(jobs)
+    given = np.asarray(weights, dtype=np.float64)
+    largest = float(given.max(initial=0.0))
+    shares: FloatArray = given / largest if largest > 0 else given
+    return shares
+
+
+def _gain(goodput: FloatArray, p: float, share: FloatArray) -> FloatArray:
+    """sign(p) G^p, or log G, never more than `MOST` either way, times the share; -inf where G is not positive."""
     known = np.where(goodput > 0, goodput, 1.0)
-    gain = np.log(known) if p == 0 else np.sign(p) * known**p
-    if weights is not None:
-        gain = gain * np.asarray(weights, dtype=np.float64)[:, None]
-    return np.where(goodput > 0, gain, -np.inf)
+    with np.errstate(over="ignore"):
+        gain = np.log(known) if p == 0 else np.sign(p) * known**p
+    return np.where(goodput > 0, np.clip(gain, -MOST, MOST) * share[:, None], -np.inf)
+
+
+def _in_units(cost: FloatArray) -> FloatArray:
+    """Costs over a typical one: the tolerances of the solver are absolute numbers."""
+    size = np.abs(cost[cost != 0])
+    if not len(size):
+        return cost
+    units: FloatArray = cost / max(float(np.median(size)), float(size.max()) / MOST_COST)
+    return units
 
 
 def _undominated(gain: FloatArray, gpus: IntArray, kind: IntArray) -> BoolArray:

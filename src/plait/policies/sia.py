@@ -11,7 +11,7 @@ import numpy as np
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError, MissingExtra
 from plait.core.policy import View
-from plait.goodput.kinds import PENALTY, POWER, best_configurations, relative
+from plait.goodput.kinds import MOST_POWER, PENALTY, POWER, best_configurations, relative
 from plait.goodput.solver import HAVE_HIGHS
 from plait.placement.packing import allowed_kinds
 from plait.policies.pools import Pool, every_pool, pools
@@ -42,7 +42,8 @@ class Sia(InRounds):
     def __post_init__(self) -> None:
         """Refuse impossible values, and to start without the solver."""
         super().__post_init__()
-        self._require("p", math.isfinite, "a finite number, e.g. -0.5 (fair) or 0.5")
+        bounds = f"a number from {-MOST_POWER} to {MOST_POWER}, e.g. -0.5 (fair) or 0.5"
+        self._require("p", lambda value: abs(value) <= MOST_POWER, bounds)
         self._require("penalty", lambda value: math.isfinite(value) and value >= 0, "a finite number >= 0")
         wrong = [f"{kind}={speed}" for kind, speed in self.speeds.items() if not 0 < speed < math.inf]
         if wrong:

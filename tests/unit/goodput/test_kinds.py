@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError
-from plait.goodput.kinds import Limit, best_configurations, bootstrapped, kind_configs, relative
+from plait.goodput.kinds import MOST_POWER, Limit, best_configurations, bootstrapped, kind_configs, relative
 
 
 def goodputs(seed: int, jobs: int, configs: np.ndarray) -> np.ndarray:
@@ -79,6 +79,44 @@ def test_weights_and_what_cannot_run():
         best_configurations(values, *size, limits=[Limit(np.ones((3, 1)), low=2.0)])
     with pytest.raises(InputError, match="limits of shape"):
         best_configurations(values, *size, limits=[Limit(np.ones((2, 1)))])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([-1.0, -0.5, 0.0, 0.5, 3.0]), st.sampled_from([1e-12, 1e-7, 1e9]))
+def test_only_how_weights_compare_matters(seed, p, scale):
+    configs = kind_configs([2, 4], [2, 1])
+    values = relative(goodputs(seed, 4, configs))
+    weights = np.random.default_rng(seed).uniform(0.5, 2.0, 4)
+    size = configs[:, 1], configs[:, 2], np.array([4, 4])
+    expected = best_configurations(values, *size, p, weights=weights)
+    assert best_configurations(values, *size, p, weights=weights * scale).tolist() == expected.tolist()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([-4.0, -0.5, 0.5, 4.0]))
+def test_no_choice_is_better_with_weights_far_apart(seed, p):
+    configs = kind_configs([2, 4], [2, 1])
+    gpus, kind, capacity = configs[:, 1], configs[:, 2], np.array([4, 4])
+    values = relative(goodputs(seed, 3, configs))
+    weights = 10 ** np.random.default_rng(seed).uniform(-5, 0, 3)
+    found = best_configurations(values, gpus, kind, capacity, p, weights=weights)
+    worth = weights[:, None] * np.column_stack([np.sign(p) * values**p, np.full(3, -1.1)])
+    best = -np.inf
+    for chosen in product(range(-1, len(configs)), repeat=3):
+        some = [c for c in chosen if c >= 0]
+        if (np.bincount(kind[some], gpus[some], minlength=2) <= capacity).all():
+            best = max(best, worth[np.arange(3), chosen].sum())
+    assert worth[np.arange(3), found].sum() == pytest.approx(best, rel=1e-9, abs=1e-7 * np.median(weights))
+
+
+def test_exponents_of_which_numbers_can_hold_no_power_are_refused():
+    size = np.array([1, 2]), np.array([0, 0]), np.array([2])
+    for p in (MOST_POWER + 1.0, -MOST_POWER - 1.0, np.nan, np.inf):
+        with pytest.raises(InputError, match=r"more of goodputs than numbers can hold; give p from -48 to 48"):
+            best_configurations(np.array([[1.0, 2.0]]), *size, p)
+    values = np.array([[1e-9, 1e6], [1.0, 2.0]])
+    for p in (MOST_POWER, -MOST_POWER):  # at the very end, and one restart that loses nearly everything
+        assert best_configurations(values, *size[:2], np.array([4]), p)[0] == 1
 
 
 def test_goodput_is_relative_to_the_least_positive():

@@ -93,6 +93,19 @@ def test_sia_gives_fast_gpus_to_those_that_use_them_and_keeps_to_what_jobs_may_u
         make_policy("sia:speeds=fast=0")
 
 
+@needs_highs
+def test_sia_heeds_how_weights_compare_and_refuses_exponents_that_no_number_holds() -> None:
+    fits = {i: estimate(var=20.0 * 10**i) for i in range(3)}
+    same, tiny = (
+        sizes(controlled(make_policy("sia"), "2x4", [adaptive(f"j{i}", weight=w) for i in range(3)], fits))
+        for w in (1.0, 1e-7)
+    )
+    assert tiny == same
+    for p in ("400", "-400"):
+        with pytest.raises(InputError, match=r"policy sia: p is -?400; it takes a number from -48 to 48"):
+            make_policy(f"sia:p={p}")
+
+
 def profiled(name: str, cpu_s: float, gpu_s: float) -> JobSpec:
     return JobSpec(id=name, iterations=1e6, profile=StageProfile.of(cpu=cpu_s, gpu=gpu_s))
 
