@@ -4,8 +4,52 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from plait.core.errors import InputError
+
+
+class BoundNames(NamedTuple):
+    """What whoever gave the bounds of a batch calls them: arguments, options, fields of a file."""
+
+    initial: str = "initial"
+    most: str = "most"
+    least_local: str = "least_local"
+    most_local: str = "most_local"
+    accumulation: str = "accumulation"
+
+
+def check_bounds(
+    initial: int, most: int, least_local: int, most_local: int, accumulation: bool, names: BoundNames
+) -> None:
+    """Raise `InputError` for bounds between which there is nothing to choose, in the words of `names`.
+
+    The bounds are those of `BatchLimits`.
+    """
+    if not 1 <= initial <= most:
+        raise InputError(f"batch size {initial} to {most}: needs 1 <= {names.initial} <= {names.most}, in examples")
+    if not 1 <= least_local <= most_local:
+        raise InputError(
+            f"batch of one GPU {least_local} to {most_local}: needs 1 <= {names.least_local} <= {names.most_local}, "
+            "in examples"
+        )
+    if initial < least_local:
+        raise InputError(
+            f"batch size {initial} is less than one GPU has to take, {least_local}; "
+            f"give a smaller {names.least_local} or a larger {names.initial}"
+        )
+    if initial > most_local and not accumulation:
+        raise InputError(
+            f"batch size {initial} is more than one GPU may take, {most_local}; "
+            f"allow {names.accumulation}, or give a larger {names.most_local} or a smaller {names.initial}"
+        )
+    passes = -(-initial // most_local)
+    if passes * (least_local - 1) >= most:  # what rounding up adds to `most` counts for nobody
+        raise InputError(
+            f"batch size {initial} to {most} takes {passes} passes of {least_local} to {most_local} examples, at least "
+            f"{passes * least_local}; give {names.most} {passes * least_local}, {names.least_local} "
+            f"{(most - 1) // passes + 1} or {names.most_local} {initial}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,30 +70,7 @@ class BatchLimits:
 
     def __post_init__(self) -> None:
         """Refuse bounds between which there is nothing to choose."""
-        if not 1 <= self.initial <= self.most:
-            raise InputError(f"batch size {self.initial} to {self.most}: needs 1 <= initial <= most, in examples")
-        if not 1 <= self.least_local <= self.most_local:
-            raise InputError(
-                f"batch of one GPU {self.least_local} to {self.most_local}: needs 1 <= least <= most, in examples"
-            )
-        if self.initial < self.least_local:
-            raise InputError(
-                f"batch size {self.initial} is less than one GPU has to take, {self.least_local}; "
-                "give a smaller least_local or a larger initial"
-            )
-        if self.initial > self.most_local and not self.accumulation:
-            raise InputError(
-                f"batch size {self.initial} is more than one GPU may take, {self.most_local}; "
-                "allow accumulation, or give a larger most_local or a smaller initial"
-            )
-        passes = -(-self.initial // self.most_local)
-        if passes * (self.least_local - 1) >= self.most:  # what rounding up adds to `most` counts for nobody
-            raise InputError(
-                f"batch size {self.initial} to {self.most} takes {passes} passes of {self.least_local} to "
-                f"{self.most_local} examples, at least {passes * self.least_local}; give "
-                f"most={passes * self.least_local}, least_local={(self.most - 1) // passes + 1} or "
-                f"most_local={self.initial}"
-            )
+        check_bounds(self.initial, self.most, self.least_local, self.most_local, self.accumulation, names=BoundNames())
 
     @property
     def most_gpus(self) -> int:

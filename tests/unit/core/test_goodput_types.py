@@ -32,7 +32,7 @@ LIMITS = BatchLimits(initial=128, most=4096, least_local=32, most_local=1024, ac
         ({"most_local": 64, "accumulation": False}, "allow accumulation"),
         (
             {"most": 128, "least_local": 100, "most_local": 110},
-            "takes 2 passes of 100 to 110 examples, at least 200; give most=200, least_local=64 or most_local=128",
+            "takes 2 passes of 100 to 110 examples, at least 200; give most 200, least_local 64 or most_local 128",
         ),
     ],
 )

@@ -379,3 +379,30 @@ def test_a_rule_that_there_is_not() -> None:
     model = net()
     with pytest.raises(InputError, match="square-root"):
         Adaptive(attach(), model, SGD(model.parameters()), AdaptiveDataLoader(data(), 8), rule="square_root")
+
+
+def test_a_loader_that_cannot_change_its_batch_is_refused() -> None:
+    model = net()
+    with pytest.raises(InputError, match=r"loader=DataLoader\).*AdaptiveDataLoader\(dataset"):
+        Adaptive(attach(), model, SGD(model.parameters()), DataLoader(data()))
+
+
+def test_an_optimizer_of_another_model_or_of_another_adaptive_is_refused() -> None:
+    model, loader = net(), AdaptiveDataLoader(data(), 4)
+    with pytest.raises(InputError, match="SGD has no parameter of this Sequential"):
+        Adaptive(attach(), model, SGD(net().parameters()), loader)
+    optimizer = SGD(model.parameters())
+    Adaptive(attach(), model, optimizer, loader)
+    with pytest.raises(InputError, match="this SGD is in another Adaptive already"):
+        Adaptive(attach(), model, optimizer, loader)
+
+
+def test_a_loader_that_nothing_follows_says_so_once() -> None:
+    loader = AdaptiveDataLoader(data(), 4, max_batch_size=16)
+    with pytest.warns(RuntimeWarning, match="from 4 to 16, but no Adaptive"):
+        assert len(list(loader)) == 13
+    list(loader)
+    list(AdaptiveDataLoader(data(), 4))
+    model, followed = net(), AdaptiveDataLoader(data(), 4, max_batch_size=16)
+    Adaptive(attach(), model, SGD(model.parameters()), followed)
+    list(followed)

@@ -36,7 +36,14 @@ def test_a_script_that_says_nothing_takes_what_was_submitted():
         ((None,), {VARIABLE: "8"}, "PLAIT_BATCH is '8'"),
         ((None,), {VARIABLE: "{"}, "PLAIT_BATCH is '{'"),
         ((None,), {VARIABLE: '{"initial": 4, "most": 2, "least_local": 1, "most_local": 4}'}, "batch size 4 to 2"),
-        ((8, 4), {}, "batch size 8 to 4"),
+        ((8, 4), {}, "batch size 8 to 4: needs 1 <= batch_size <= max_batch_size"),
+        ((64, 128, (256, 512)), {}, "give a smaller least of local_batch or a larger batch_size"),
+        ((64, 128, (1, 32)), {}, "allow accumulation=True, or give a larger most of local_batch"),
+        ((16.5,), {}, r"batch_size is 16.5; give a whole number"),
+        ((16, 32.5), {}, r"max_batch_size is 32.5; give a whole number"),
+        ((16, 64, "16..64"), {}, r"local_batch is '16..64'; .* such as local_batch=\(16, 64\)"),
+        ((16, 64, 32), {}, "local_batch is 32; give the least and the most"),
+        ((16, 64, (1, 2.5)), {}, r"local_batch is \(1, 2.5\)"),
     ],
 )
 def test_bounds_that_cannot_be(options, environ, says):

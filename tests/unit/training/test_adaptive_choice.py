@@ -19,6 +19,8 @@ from plait.training.adaptive.choosing import Fitter, choose, first_batch
 from plait.training.adaptive.loader import AdaptiveDataLoader
 from plait.training.page import Page
 
+pytestmark = pytest.mark.filterwarnings("ignore:plait. this loader may grow its batch")
+
 #: The example of the specification of goodput: (16, 0) on one GPU, (28, 0) on two, (22, 0) on four.
 THETA = (0.1, 0.01, 0.5, 0.05, 0.2, 0.02, 1.5)
 LIMITS = BatchLimits(initial=16, most=256, least_local=4, most_local=32, accumulation=True)

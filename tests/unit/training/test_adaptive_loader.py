@@ -19,6 +19,8 @@ import torch
 from plait.training.adaptive.base import AdaptiveLoader
 from plait.training.adaptive.loader import AdaptiveDataLoader
 
+pytestmark = pytest.mark.filterwarnings("ignore:plait. this loader may grow its batch")
+
 
 class Numbers:
     """The number of each sample."""

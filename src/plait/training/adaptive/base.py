@@ -11,7 +11,7 @@ from typing import Any
 
 from plait.core.errors import InputError
 from plait.core.resources import Resource
-from plait.training.adaptive.bounds import bounds
+from plait.training.adaptive.bounds import bounds, warn_alone
 from plait.training.adaptive.choosing import Noise, first_batch
 from plait.training.adaptive.deciding import Decisions
 from plait.training.adaptive.epochs import Progress
@@ -56,7 +56,7 @@ class AdaptiveLoader:
         self._job: AttachedJob | None = None
         self._ranks: Ranks | None = None
         self._epoch, self._done, self._active, self._resume = 0, 0, False, False
-        self._in_epochs = False
+        self._in_epochs, self._warned = False, False
         self._turn: Turn | None = None
         self._running: object = None
 
@@ -164,6 +164,9 @@ class AdaptiveLoader:
         if self._active:  # of a pass that was left without an end
             self._finish()
         again, self._resume = self._resume, False
+        if self.decisions.noise is None and not self._warned:
+            self._warned = True
+            warn_alone(self.limits)
         self._prepare()
         if again and job is not None:
             job.kept.restore_streams()

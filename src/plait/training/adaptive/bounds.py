@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
+import warnings
 from collections.abc import Mapping
+from typing import Any
 
 from plait.core.errors import InputError
-from plait.core.goodput import BatchLimits
+from plait.core.goodput import BatchLimits, BoundNames, check_bounds
 
 #: Where the agent says what was given by `plait submit --batch-size` or a job file: `BatchLimits` as JSON.
 VARIABLE = "PLAIT_BATCH"
+#: What the arguments of a loader are called.
+ARGUMENTS = BoundNames(
+    "batch_size", "max_batch_size", "least of local_batch", "most of local_batch", "accumulation=True"
+)
 
 
 def bounds(
@@ -25,14 +32,13 @@ def bounds(
     Raises `InputError` for bounds that cannot be, and where nobody gave any.
     """
     if batch_size is not None:
-        most = batch_size if most is None else most
-        least_local, most_local = local
+        initial = _whole("batch_size", batch_size)
+        most = initial if most is None else _whole("max_batch_size", most)
+        least_local, most_local = _local(local)
+        most_local = most if most_local is None else most_local
+        check_bounds(initial, most, least_local, most_local, accumulation, ARGUMENTS)
         return BatchLimits(
-            initial=batch_size,
-            most=most,
-            least_local=least_local,
-            most_local=most if most_local is None else most_local,
-            accumulation=accumulation,
+            initial=initial, most=most, least_local=least_local, most_local=most_local, accumulation=accumulation
         )
     if most is not None or local != (1, None) or accumulation:
         raise InputError("an adaptive loader with bounds and without batch_size: give that too, or none of them")
@@ -45,3 +51,37 @@ def bounds(
         ) from None
     except (TypeError, ValueError) as error:
         raise InputError(f"{VARIABLE} is {environ[VARIABLE]!r}, which are no bounds of a batch: {error}") from None
+
+
+def warn_alone(limits: BatchLimits) -> None:
+    """Warn of a batch that may grow while no `Adaptive` measures what that would bring; nothing if it may not."""
+    if limits.most > limits.initial:
+        warnings.warn(
+            f"plait: this loader may grow its batch from {limits.initial} to {limits.most}, but no Adaptive measures "
+            f"what that would bring, so it stays {limits.initial}; make Adaptive(job, model, optimizer, loader) before "
+            "the loop, or leave max_batch_size out",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _whole(name: str, value: Any) -> int:
+    """The value as an int; `InputError` for one that is none."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InputError(f"{name} is {value!r}; give a whole number of examples, such as {name}=128") from None
+
+
+def _local(local: Any) -> tuple[int, int | None]:
+    """Least and most examples of one rank; `InputError` for anything but two numbers."""
+    try:
+        if isinstance(local, str):
+            raise TypeError
+        least, most = local
+        return operator.index(least), None if most is None else operator.index(most)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"local_batch is {local!r}; give the least and the most examples of one rank as two whole numbers, such as "
+            "local_batch=(16, 64), or (16, None) without a most"
+        ) from None

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import torch
 
 from plait.core.errors import InputError
+from plait.training.adaptive.base import AdaptiveLoader
+from plait.training.adaptive.patches import is_held
 
 Kind = Literal["plain", "ddp", "fsdp2"]
 
@@ -38,12 +40,23 @@ def check(kind: Kind, model: Any, optimizer: Any, scheduler: Any) -> None:
         raise InputError("Adaptive: LBFGS makes several passes over a batch in one step; use SGD, Adam or AdamW")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InputError(f"Adaptive(optimizer={name}): needs torch's own optimizer, not something around it")
+    if is_held(optimizer):
+        raise InputError(
+            f"Adaptive: this {name} is in another Adaptive already, which scales its learning rate; "
+            "make one for each optimizer"
+        )
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise InputError(
             "Adaptive(scheduler=ReduceLROnPlateau): it goes by a metric that only the script knows; "
             "leave scheduler out and step it in the script, once an epoch"
         )
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    own = {id(p) for p in model.parameters()}
+    if not any(id(p) in own for p in parameters):
+        raise InputError(
+            f"Adaptive: {name} has no parameter of this {type(model).__name__}; give the optimizer that steps the "
+            f"model, made of its parameters as they are now: {name}(model.parameters(), ...)"
+        )
     if kind != "fsdp2" and any(hasattr(p, "to_local") for p in parameters):
         raise InputError(
             "Adaptive: parameters are distributed tensors but the model is not sharded by fully_shard; "
@@ -53,6 +66,15 @@ def check(kind: Kind, model: Any, optimizer: Any, scheduler: Any) -> None:
         raise InputError(
             f"Adaptive: {_ranks()} ranks and a model that does not average its gradients; "
             "give it DistributedDataParallel(model)"
+        )
+
+
+def check_loader(loader: Any) -> None:
+    """Raise `InputError` for a loader whose batch cannot follow anything."""
+    if not isinstance(loader, AdaptiveLoader):
+        raise InputError(
+            f"Adaptive(loader={type(loader).__name__}): its batch cannot change; give an "
+            "AdaptiveDataLoader(dataset, batch_size, max_batch_size=...), which takes DataLoader's other options too"
         )
 
 

@@ -13,6 +13,14 @@ from typing import Any
 
 from plait.core.errors import InputError
 
+#: On the `step` of an optimizer that waits.
+_MARK = "_plait_held"
+
+
+def is_held(optimizer: Any) -> bool:
+    """Whether `hold_optimizer` has this one."""
+    return _MARK in vars(getattr(optimizer.step, "__func__", optimizer.step))
+
 
 class Turnstile:
     """Says which calls go through."""
@@ -44,6 +52,7 @@ def hold_optimizer(optimizer: Any, gate: Turnstile, after: Callable[[], None]) -
         finally:
             after()
 
+    held_step.__dict__[_MARK] = True
     optimizer.step = types.MethodType(held_step, optimizer)  # a bound method: schedulers take it apart
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from plait.core.errors import InputError
-from plait.training.adaptive.checks import check, check_graph, parallel_kind, warn_unknown
+from plait.training.adaptive.checks import check, check_graph, check_loader, parallel_kind, warn_unknown
 from plait.training.adaptive.hooks import GradientHooks, Hook
 from plait.training.adaptive.noise import Statistics
 from plait.training.adaptive.passes import Pass
@@ -69,9 +69,11 @@ class Adaptive:
         and AdamW begin anew when the batch changes by more than five per cent. `comm_hook` is the script's own
         communication hook for DDP, which takes only one.
 
-        Raises `InputError` for FSDP1, ZeRO, LBFGS, tensor parallelism, several ranks without DDP.
+        Raises `InputError` for FSDP1, ZeRO, LBFGS, tensor parallelism, several ranks without DDP, a loader of another
+        kind, an optimizer of another model's parameters or one that is in another `Adaptive`.
         """
         self.kind = parallel_kind(model)
+        check_loader(loader)
         check(self.kind, model, optimizer, scheduler)
         check_graph(model, accumulation=loader.limits.accumulation)
         if rule is None:
