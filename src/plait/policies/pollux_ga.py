@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from plait.goodput.genetic import GENERATIONS, POPULATION, Search, evolve
 from plait.policies.pools import Pool
 from plait.policies.rounds import ByFitness, Sizes
 from plait.policies.steps import every_worth
+
+#: Bounds of options: searches that still end and fit into memory (published: 100 and 100), and 63 bits.
+MOST, MOST_SEED = 10_000, 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +34,8 @@ class PolluxGa(ByFitness):
     def __post_init__(self) -> None:
         """Refuse searches without anybody."""
         super().__post_init__()
-        self._require("generations", lambda value: value >= 1 and value == int(value), "a whole number >= 1")
-        self._require("population", lambda value: value >= 2 and value == int(value), "a whole number >= 2")
-        self._require("seed", lambda value: value >= 0 and value == int(value), "a whole number >= 0")
+        for name, low, high in (("generations", 1, MOST), ("population", 2, MOST), ("seed", 0, MOST_SEED)):
+            self._require(name, partial(_whole, low=low, high=high), f"a whole number from {low} to {high}")
 
     def allocate(self, pool: Pool, view: View) -> Sizes:
         """The best of the last generation."""
@@ -42,7 +45,7 @@ class PolluxGa(ByFitness):
             speedup, configs, pool.held, pool.capacity, pool.kept, pool.most, pool.least,
             weights=pool.weights, p=self.p, floor=self.floor,
         )  # fmt: skip
-        rng = np.random.default_rng((self.seed, round(view.now_s * 1000)))
+        rng = np.random.default_rng((int(self.seed), round(view.now_s * 1000)))
         found = evolve(
             search, view.jobs.number[pool.rows], pool.nodes, rng,
             generations=int(self.generations), population=int(self.population),
@@ -50,3 +53,7 @@ class PolluxGa(ByFitness):
         return Sizes(
             found.gpus, f"the best of {self.generations} generations (genetic search, fitness {found.fitness:.3f})"
         )
+
+
+def _whole(value: float, low: int, high: int) -> bool:
+    return low <= value <= high and value == int(value)  # the bounds first: infinity and NaN are no integers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -78,7 +79,8 @@ class InRounds:
 
     def _require(self, name: str, good: Callable[[float], bool], wanted: str) -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not good(value):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or (isinstance(value, int) and abs(value) > sys.float_info.max) or not good(value):
             raise InputError(f"policy {self.name}: {name} is {value!r}; it takes {wanted}")
 
     def allocate(self, pool: Pool, view: View) -> Sizes:

@@ -68,8 +68,33 @@ def test_the_published_search_repeats_itself_and_is_no_better_than_exact() -> No
     first, again = (controlled(short, "3x4", specs, fits) for _ in range(2))
     assert first.running.gpus.tolist() == again.running.gpus.tolist()
     assert merit(first) <= merit(controlled(Pollux(), "3x4", specs, fits)) + 1e-12
-    with pytest.raises(InputError, match="generations is 0; it takes a whole number >= 1"):
+    with pytest.raises(InputError, match="generations is 0; it takes a whole number from 1 to 10000"):
         PolluxGa(generations=0)
+
+
+@pytest.mark.parametrize(
+    ("option", "takes"),
+    [
+        ("generations=inf", "generations is inf; it takes a whole number from 1 to 10000"),
+        ("population=1e400", "population is inf; it takes a whole number from 2 to 10000"),
+        ("population=100000000", "population is 100000000; it takes a whole number from 2 to 10000"),
+        ("seed=inf", "seed is inf; it takes a whole number from 0 to 9223372036854775807"),
+        ("seed=nan", "seed is nan; it takes a whole number from 0"),
+        ("generations=2.5", r"generations is 2\.5; it takes a whole number"),
+    ],
+)
+def test_the_published_search_refuses_options_without_end(option: str, takes: str) -> None:
+    with pytest.raises(InputError, match=f"policy pollux-ga: {takes}"):
+        make_policy(f"pollux-ga:{option}")
+
+
+def test_whole_numbers_that_no_float_holds_are_refused() -> None:
+    with pytest.raises(InputError, match=r"policy pollux: p is 1000+; it takes a finite number"):
+        make_policy(f"pollux:p=1{'0' * 400}")
+
+
+def test_a_seed_may_be_written_as_a_float() -> None:
+    assert sizes(controlled(PolluxGa(generations=2, population=4, seed=1e3), "1x2", [fixed("j", 1)])) == {0: 1}  # type: ignore[arg-type]
 
 
 def test_optimus_grants_what_saves_most_time() -> None:
