@@ -82,6 +82,6 @@ def _compared(key: tuple[str, ...], runs: Sequence[RunResult], seed: int) -> Com
         values = [run.summary.get(name, math.nan) for run in runs]
         if not any(isinstance(v, str) for v in values):
             figures[name] = Estimate(*bootstrap([float(v) for v in values], seed))
-    seeds = tuple(str(run.summary["seed"]) for run in runs)
+    seeds = tuple(str(run.summary["seed"]) for run in runs if "seed" in run.summary)
     trace, policy, world, cluster = key
     return Comparison(trace, policy, world, cluster, len(runs), seeds, figures)

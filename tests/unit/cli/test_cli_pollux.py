@@ -39,6 +39,14 @@ def test_simulate(plait, data, trace):
     assert one["rounds"] == -(-one["last_completion_s"] // 60)
 
 
+def test_the_seed_is_that_of_the_policy_and_only_of_those_that_draw(plait, data, trace):
+    answer = plait("simulate", trace, "--world", "pollux-artifact", "--data", data, "--jobs", "1", "--json", "-",
+                   "--policy", "pollux-ga:seed=5,pollux-ga,tiresias", "--csv", "r.csv")  # fmt: skip
+    assert answer.code == 0, answer.err
+    assert [run.get("seed") for run in json.loads(answer.out)] == [5, 0, None]
+    assert [row["seed"] for row in csv.DictReader(Path("r.csv").read_text().splitlines())] == ["5", "0", ""]
+
+
 def test_part_of_the_jobs(plait, data, trace):
     answer = plait("simulate", trace, "--world", "pollux-artifact", "--data", data, "-p", "tiresias", "--jobs", "2",
                    "--json", "-")  # fmt: skip

@@ -17,7 +17,7 @@ from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.reproduce.pollux.clock import GPUS_PER_NODE, NODES, PolluxRun
 from plait.reproduce.pollux.clock import run as run_clock
-from plait.reproduce.pollux.settings import MEANINGS, SUMMARIES, Setting, make_rule, read_setting
+from plait.reproduce.pollux.settings import MEANINGS, SUMMARIES, TAKES, Setting, make_rule, read_setting
 from plait.reproduce.pollux.workload import Submitted, Workload, load, read_jobs
 from plait.reproduce.worlds import PublishedRun
 
@@ -54,7 +54,7 @@ class PolluxArtifact:
             "trace": str(run.trace),
             "policy": run.policy,
             "world": run.world,
-            "seed": 0,
+            **({"seed": setting.seed} if "seed" in TAKES[setting.policy] else {}),
             "cluster": f"{setting.nodes}x{GPUS_PER_NODE}",
             **figures(workload.jobs, done),
             "gpus": setting.nodes * GPUS_PER_NODE,
