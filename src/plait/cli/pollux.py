@@ -18,7 +18,7 @@ from plait.core.errors import InputError
 from plait.report.files import write_text
 from plait.reproduce.pollux.compare import Outcome, Point, chosen, points, rows_of, tables
 from plait.reproduce.pollux.published import is_published
-from plait.reproduce.pollux.runs import Case, Done, Store, run_all, workload_of
+from plait.reproduce.pollux.runs import Case, Done, Store, count_jobs, run_all, workload_of
 from plait.reproduce.store import folder_of
 from plait.sim.cases import parse_range
 
@@ -73,12 +73,14 @@ def _finish(asked: Sequence[Point], request: PolluxRequest) -> dict[Case, Done]:
     cases = list(dict.fromkeys(case for point in asked for case in point.cases))
     if request.processes < 1:
         raise InputError(f"--processes must be at least 1, got {request.processes}")
-    lengths = {case: len(workload_of(case)) for case in cases}  # all files are read before anything runs
     store = Store(request.work or folder_of("pollux"), fresh=request.fresh)
     done = {case: found for case in cases if (found := store.get(case)) is not None}
     todo = [case for case in cases if case not in done]
     if not todo:
         return done
+    lengths = {case: count_jobs(case) for case in todo}
+    for case in todo:
+        workload_of(case)  # what is wrong in any file is said before anything runs; each is read once
     kept = len(done)
     try:
         with Bar("simulating", sum(lengths[case] for case in todo)) as bar:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from plait.cli import pollux as command
+from plait.reproduce.pollux import runs, workload
 from pollux_files import write_measurements, write_workload
 
 
@@ -116,6 +117,23 @@ def test_reproduce(plait, data, short, monkeypatch):
     monkeypatch.setattr(command, "run_all", lambda *_: pytest.fail("ran again"))
     second = plait(*arguments, "--json", "-")
     assert json.loads(second.out)["rows"] == found["rows"]
+
+
+def test_measurements_are_read_once_and_only_for_runs_to_make(plait, data, short, monkeypatch):
+    read = []
+
+    class Counted(workload.Measured):
+        def __init__(self, folder, application):
+            read.append(application.name)
+            super().__init__(folder, application)
+
+    monkeypatch.setattr(workload, "Measured", Counted)
+    arguments = ("reproduce", "pollux", "--data", data, "--workload", short, "--seeds", "0", "--work", "w")
+    assert plait(*arguments).code == 0
+    assert read == ["bert"]
+    runs.load_once.cache_clear()
+    assert plait(*arguments).code == 0
+    assert read == ["bert"]
 
 
 def test_studies(plait, data, short, monkeypatch):

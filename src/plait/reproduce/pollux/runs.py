@@ -69,8 +69,19 @@ def multiplied(jobs: tuple[Submitted, ...], times: float) -> tuple[Submitted, ..
 
 def workload_of(case: Case) -> Workload:
     """The jobs of a case, and what was measured of them."""
-    whole = load(case.workload, Path(case.data), case.jobs)
+    whole = load_once(case.workload, case.data, case.jobs)
     return replace(whole, jobs=multiplied(whole.jobs, case.times))
+
+
+def count_jobs(case: Case) -> int:
+    """How many jobs a case has; reads no measurements."""
+    return len(multiplied(read_jobs(case.workload, case.jobs), case.times))
+
+
+@cache
+def load_once(workload: str, data: str, jobs: int | None) -> Workload:
+    """`load`, each only once in a process: what was measured of an application takes longest to read."""
+    return load(workload, Path(data), jobs)
 
 
 def run_case(case: Case, ended: Callable[[int], None] | None = None) -> Done:
