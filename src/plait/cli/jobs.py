@@ -104,6 +104,7 @@ def _requests(
     """The jobs of a file, or the one of a command, with what the options say instead; `InputError` for bad ones."""
     from plait.core.errors import InputError
     from plait.live.jobfile import check, parse_bytes, read_jobs
+    from plait.live.requests import check_sizes
 
     given = {field: value for field, value in given.items() if value is not None}
     for field, text in sizes.items():
@@ -117,7 +118,8 @@ def _requests(
     if file is not None and command:
         jobs = [{**job, "command": command} for job in jobs]
     ready = []
-    for job in jobs:
+    for i, job in enumerate(jobs, start=1):
+        where = "plait submit" if file is None else f"{file}: job {i}" if len(jobs) > 1 else str(file)
         merged = {**job, **given}
         if "batch" in given:
             merged["batch"] = {**(job.get("batch") or {}), **given["batch"]}
@@ -125,7 +127,10 @@ def _requests(
         merged["workdir"] = str((Path.cwd() / merged["workdir"]).expanduser().resolve())
         if env:
             merged["env"] = {**merged.get("env", {}), **_environment(env)}
-        ready.append(check(merged, str(file) if file else "plait submit"))
+        if "batch" in given and "initial" not in merged["batch"]:
+            raise InputError(f"{where}: --batch-size is missing; the other bounds of the batch need it")
+        ready.append(check(merged, where))
+        check_sizes(ready[-1], where, {*given, *(f"batch.{name}" for name in given.get("batch", {}))}, file is None)
     return ready
 
 
@@ -223,6 +228,12 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonFlag = False) -
             continue
         if key == "adaptive":
             rows += adaptive_rows(found)
+        elif key == "checkpoint_s":
+            rows.append(("checkpoint every", duration(value)))
+            if found.get("state") == "running":
+                rows.append(("newest checkpoint", _newest(found)))
+        elif key in ("checkpoint_steps", "checkpoint_age_s"):
+            continue
         else:
             rows.append((key.removesuffix("_s").replace("_", " "), _shown(key, value)))
     print_table(("", ""), rows, "")
@@ -234,6 +245,14 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonFlag = False) -
         typer.echo("")
         heads = (">attempt", ">began", ">lasted", "state", ">exit", "why", "nodes")
         print_table(heads, (_attempt_row(a, found["created_s"]) for a in found["attempts"]), "")
+
+
+def _newest(job: Mapping[str, Any]) -> str:
+    """The step of the checkpoint that a running job would go on from."""
+    steps, age_s = job.get("checkpoint_steps"), job.get("checkpoint_age_s")
+    if steps is None:
+        return "none yet"
+    return f"step {steps:,.0f}" + ("" if age_s is None else f", {duration(age_s)} ago")
 
 
 def _shown(key: str, value: Any) -> object:

@@ -125,7 +125,7 @@ def _check(value: Any, rule: Mapping[str, Any], where: str, field: str) -> None:
         wanted = rule["type"] if isinstance(rule["type"], list) else [rule["type"]]
         kinds = tuple(kind for w in wanted for kind in _TYPES[w])
         if not isinstance(value, kinds) or (isinstance(value, bool) and "boolean" not in wanted):
-            raise InputError(f"{name} is {value!r:.80}, needs {' or '.join(wanted)}" + _quotes(value, wanted))
+            raise InputError(f"{name} is {value!r:.80}, needs {' or '.join(wanted)}" + _form(value, wanted, rule))
     if isinstance(value, (int, float)):
         _check_number(value, rule, name)
     elif isinstance(value, str):
@@ -182,6 +182,8 @@ def _check_object(value: Mapping[str, Any], rule: Mapping[str, Any], where: str,
         raise InputError(f"{where}: {name} is missing; `plait submit --schema` shows what a job may say")
 
 
-def _quotes(value: Any, wanted: list[str]) -> str:
-    """YAML and TOML read 1 and true as they are; a text needs quotes."""
+def _form(value: Any, wanted: list[str], rule: Mapping[str, Any]) -> str:
+    """YAML and TOML read 1 and true as they are; a text needs quotes. Objects have fields."""
+    if wanted == ["object"] and len(rule.get("properties", ())) <= 10:
+        return f" of {', '.join(rule.get('properties', ()))}".removesuffix(" of ")
     return f'; write it in quotes: "{value}"' if wanted == ["string"] and isinstance(value, (int, float)) else ""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from plait.core.errors import InputError
-from plait.core.goodput import BatchLimits
+from plait.core.goodput import BatchLimits, BoundNames, check_bounds
 from plait.core.jobs import JobClass, JobSpec
 from plait.core.resources import Resource, StageProfile
 from plait.live.layout import job_name
@@ -17,6 +17,10 @@ from plait.training.command import parse_script
 
 #: measured once, used for later jobs of the same kind: key -> {"stage_s", "iteration_s", "skew"}
 Learnt = Mapping[str, Mapping[str, Any]]
+#: Options of `plait submit` for fields that are bounds of the batch.
+OPTIONS = BoundNames(
+    "--batch-size", "--max-batch-size", "least of --local-batch", "most of --local-batch", "--accumulation"
+)
 
 
 def profile_key(request: Mapping[str, Any], kind: str) -> str:
@@ -79,6 +83,38 @@ def limits_of(request: Mapping[str, Any]) -> BatchLimits | None:
         )
     except InputError as error:
         raise InputError(f"batch: {error}") from None
+
+
+def check_sizes(request: Mapping[str, Any], where: str, options: Collection[str], command: bool) -> None:
+    """Refuse sizes that cannot be before anything is sent, naming `where` and the options or fields that say them.
+
+    `options` are the fields (of the batch: `batch.initial`) that were given as options; with `command` what was not
+    given is named as an option too. Raises `InputError`.
+    """
+
+    def name(field: str, option: str) -> str:
+        return option if command or field in options else field
+
+    gpus = {field: int(request.get(field) or 0) for field in ("min_gpus", "gpus", "max_gpus")}
+    asked = gpus["gpus"] or 1
+    least, most = gpus["min_gpus"] or asked, gpus["max_gpus"] or asked
+    if not least <= asked <= most:
+        names = {field: name(field, "--" + field.replace("_", "-")) for field in gpus}
+        said = [f"{names[field]} {value or 1}" for field, value in gpus.items() if value or field == "gpus"]
+        order = " <= ".join(names[field] for field in gpus if gpus[field] or field == "gpus")
+        raise InputError(
+            f"{where}: {', '.join(said)}: needs {order}" + ("" if gpus["gpus"] else "; gpus is 1 if left out")
+        )
+    given = request.get("batch")
+    if given:
+        names_ = BoundNames(*(name(f"batch.{f}", o) for f, o in zip(BoundNames._fields, OPTIONS, strict=True)))
+        initial = int(given["initial"])
+        most_batch = int(given.get("most") or initial)
+        bounds = int(given.get("least_local") or 1), int(given.get("most_local") or most_batch)
+        try:
+            check_bounds(initial, most_batch, *bounds, bool(given.get("accumulation")), names_)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
 
 
 def merge_key(request: Mapping[str, Any], owner: str, project: str) -> str:

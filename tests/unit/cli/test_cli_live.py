@@ -82,7 +82,7 @@ def test_submit_says_between_which_bounds_a_batch_adapts(plait, fake, tmp_path):
     ("options", "says"),
     [
         (("--batch-size", 128, "--local-batch", "32"), "--local-batch is '32'; write the fewest and the most"),
-        (("--max-batch-size", 128), "batch.initial is missing"),
+        (("--max-batch-size", 128), "--batch-size is missing; the other bounds"),
         (("--batch-size", 0), "batch.initial is 0, needs at least 1"),
     ],
 )
@@ -139,6 +139,12 @@ def test_submit_several_jobs_at_once(plait, fake, tmp_path):
         ("- command: [a]\n- gpus: 1", "job 2: command is missing"),
         ("[]", "has no jobs in it"),
         ("3", "needs object"),
+        ("command: [a]\nbatch: 64", "batch is 64, needs object of initial, most, least_local"),
+        ("command: [a]\nbatch: {initial: 64, most: 32}", "needs 1 <= batch.initial <= batch.most"),
+        (
+            "- command: [a]\n- command: [a]\n  gpus: 3\n  max_gpus: 2",
+            "job 2: gpus 3, max_gpus 2: needs gpus <= max_gpus",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_before_anything_is_sent(plait, fake, tmp_path, text, says):
@@ -147,6 +153,22 @@ def test_a_wrong_file_is_refused_before_anything_is_sent(plait, fake, tmp_path, 
     assert answer.code == 2
     assert says in answer.err
     assert "job.yaml" in answer.err
+    assert fake.asked == []
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--gpus", 3, "--max-gpus", 2), "--gpus 3, --max-gpus 2: needs --gpus <= --max-gpus"),
+        (("--min-gpus", 2), "--min-gpus 2, --gpus 1: needs --min-gpus <= --gpus; gpus is 1 if left out"),
+        (("--batch-size", 64, "--max-batch-size", 32), "needs 1 <= --batch-size <= --max-batch-size"),
+        (("--batch-size", 64, "--max-batch-size", 512, "--local-batch", "256..512"), "smaller least of --local-batch"),
+    ],
+)
+def test_wrong_sizes_are_refused_in_the_words_of_the_options(plait, fake, words, says):
+    answer = plait("submit", *words, "--", "a")
+    assert answer.code == 2
+    assert says in " ".join(answer.err.split())
     assert fake.asked == []
 
 
@@ -197,6 +219,7 @@ def test_ls_show_history(plait, fake):
     shown = plait("show", "j-3").out
     assert "python train.py" in shown
     assert "77" in shown
+    assert "newest checkpoint none yet" in " ".join(shown.split())
     assert ["1", "+3.0", "s", "1.5", "s", "preempted", "75", "-", "n7"] in [line.split() for line in shown.splitlines()]
     ended = plait("history").out
     assert "j-2" in ended
