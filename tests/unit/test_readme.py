@@ -65,6 +65,15 @@ def test_example_policies(tmp_path: Path, trace: str, file: str) -> None:
     assert "keeps all" in plait("policy", "check", file, folder=tmp_path)
 
 
+def test_the_example_that_chooses_sizes(tmp_path: Path) -> None:
+    module, name = "doubling_sizes.py", "doubling_sizes:DoublingSizes"
+    (tmp_path / module).write_bytes((ROOT / "examples" / module).read_bytes())
+    plait("trace", "generate", "p.csv", "--preset", "pollux", "--jobs", "6", "--gpus", "8", folder=tmp_path)
+    options = ("--world", "pollux", "--cluster", "2x4", "--jobs", "4", "--check")
+    assert name in plait("simulate", "p.csv", "--policy", name, *options, folder=tmp_path)
+    assert "keeps all" in plait("policy", "check", name, folder=tmp_path)
+
+
 def test_example_of_the_python_api(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / "compare.py")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
