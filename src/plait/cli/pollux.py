@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ def reproduce_pollux(request: PolluxRequest) -> None:
             printer.print(table)
         for remark in outcome.notes:
             note(remark)
-        note(f"{outcome.runs} runs, {outcome.cpu_s:.1f} CPU seconds when they were made")
+        note(f"{_many(outcome.runs, 'run')}, {outcome.cpu_s:.1f} CPU seconds when they were made")
         for path in outputs.commit():
             note(f"wrote {path}")
 
@@ -81,15 +82,26 @@ def _finish(asked: Sequence[Point], request: PolluxRequest) -> dict[Case, Done]:
     lengths = {case: count_jobs(case) for case in todo}
     for case in todo:
         workload_of(case)  # what is wrong in any file is said before anything runs; each is read once
-    kept = len(done)
+    kept, jobs = len(done), sum(lengths.values())
+    note(f"{_many(len(todo), 'run')} of {_many(jobs, 'job')} in all to make; each is kept in {store.folder} when done")
     try:
-        with Bar("simulating", sum(lengths[case] for case in todo)) as bar:
-            done |= run_all(todo, store, request.processes, bar.advance)
+        with Bar("simulating", jobs) as bar:
+            for case, found in run_all(todo, store, request.processes, bar.advance):
+                done[case] = found
+                if not sys.stderr.isatty():  # there the bar shows it
+                    note(
+                        f"{len(done)} of {_many(len(cases), 'run')} done: {case.policy}, {found.cpu_s:.1f} CPU seconds"
+                    )
     except KeyboardInterrupt:
         note(f"{len(done)} of {len(cases)} runs are kept in {store.folder}; the same command goes on from there")
         raise
-    note(f"{len(todo)} runs made, {kept} were kept from before")
+    note(f"{_many(len(todo), 'run')} made, {kept} were kept from before")
     return done
+
+
+def _many(n: int, what: str) -> str:
+    """How many, as text."""
+    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def _outcome(asked: Sequence[Point], done: dict[Case, Done], request: PolluxRequest, files: Sequence[Path]) -> Outcome:

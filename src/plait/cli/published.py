@@ -58,6 +58,9 @@ def _refuse(request: Request, name: str, world: PublishedWorld) -> None:
         option, *takes = (_option(o) for o in (field.name, *options))
         paper = name.removesuffix("-artifact")
         hint = f"; `plait reproduce {paper} --report` writes a page" if option == "--report" else ""
+        if option == "--cluster":
+            hint = f"; its cluster is {world.cluster}"
+            hint += ", of another size with the policy's option nodes=N" if "nodes" in world.options else ""
         raise InputError(f"world {name} is as published and has no {option}; it takes {', '.join(takes)}{hint}")
     if request.overheads is not None and request.overheads not in world.overheads:
         raise InputError(

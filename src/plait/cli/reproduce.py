@@ -45,7 +45,7 @@ def muri(
 
 @app.command("pollux", no_args_is_help=True)
 def pollux(
-    data: Annotated[Path, typer.Option(help="The folder with the measurements: bert, cifar10, ... (and workloads).")],
+    data: Annotated[Path, typer.Option(help="The folder with the measurements: bert, cifar10, ...")],
     workload: Annotated[
         list[Path] | None, typer.Option(help="A workload; give it several times. [default: DATA/workload-6.csv]")
     ] = None,
@@ -61,8 +61,8 @@ def pollux(
     """Pollux (OSDI'21): its released simulation under Tiresias, Optimus and Pollux, and studies around it.
 
     \b
-    plait reproduce pollux --data simulator/traces --report pollux.html
-    plait reproduce pollux --data simulator/traces --study interval,load --seeds 0
+    plait reproduce pollux --data pollux-data --report pollux.html
+    plait reproduce pollux --data simulator/traces --workload simulator/workloads/workload-6.csv --seeds 0
 
     A run of the genetic search takes minutes. Stop with Ctrl-C; the same command goes on where it was.
     """

@@ -33,6 +33,9 @@ from plait.traces.formats import read_trace
 from plait.traces.load import cluster_of, load_jobs
 from plait.traces.table import TraceTable
 
+#: What plait's own worlds run on when nothing else is asked for.
+DEFAULT_CLUSTER = "8x8"
+
 
 @dataclass(frozen=True)
 class Request:
@@ -40,7 +43,7 @@ class Request:
 
     traces: Sequence[Path]
     policy: str
-    cluster: str = "8x8"
+    cluster: str | None = None
     round_s: float | None = None
     world: str = "plait"
     seed: str = "0"
@@ -117,7 +120,7 @@ def note(text: str) -> None:
 
 def make_cases(request: Request) -> list[Case]:
     """One case a (trace, policy, world, seed), in this order; everything is checked before anything runs."""
-    given = None if request.cluster == "trace" else Cluster.parse(request.cluster)
+    given = None if request.cluster == "trace" else Cluster.parse(request.cluster or DEFAULT_CLUSTER)
     if request.data is not None:
         raise InputError(f"world {request.world} uses no --data; of the worlds only pollux-artifact does")
     policies = split_policies(request.policy)

@@ -19,8 +19,11 @@ def simulate(
         str, typer.Option("--policy", "-p", help="Policies, e.g. srsf,tiresias-l:knob=8,mymodule:MyPolicy.")
     ] = DEFAULT_POLICIES,
     cluster: Annotated[
-        str, typer.Option("--cluster", "-c", help="NODESxGPUS, e.g. 8x8 or 4x8:v100,2x8:a100; trace = its own.")
-    ] = "8x8",
+        Text,
+        typer.Option(
+            "--cluster", "-c", help="NODESxGPUS, e.g. 8x8 or 4x8:v100,2x8:a100; trace = its own. [default: 8x8]"
+        ),
+    ] = None,
     round_s: Annotated[
         float | None, typer.Option("--round", help="Seconds between decisions; 0 = at every event.")
     ] = None,

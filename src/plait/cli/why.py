@@ -98,7 +98,8 @@ def _iteration_lines(found: dict[str, Any]) -> list[str]:
     if found.get("contended"):
         text += f"; it waits most for {found['contended']}"
     shown = {name: s for name, s in stages.items() if s["now_s"] is not None or s["alone_s"] is not None}
-    return [text] + [f"    {name:<8} {_ms(s['now_s'])} now, {_ms(s['alone_s'])} alone" for name, s in shown.items()]
+    alone = {name: "" if s["alone_s"] is None else f", {_ms(s['alone_s'])} alone" for name, s in shown.items()}
+    return [text] + [f"    {name:<8} {_ms(s['now_s'])} now{alone[name]}" for name, s in shown.items()]
 
 
 def _ms(seconds: Any) -> str:

@@ -79,6 +79,12 @@ class GoodputJobs:
         What no fit can find, or sums cannot hold, counts as not known: one job's numbers never stop the others'
         policy. Raises `InputError` for a job that does not adapt its batch.
         """
+        fixed = np.flatnonzero(np.asarray(table.batch_size) <= 0)
+        if len(fixed):
+            raise InputError(
+                f"job {int(table.number[fixed[0]])} does not adapt its batch, so it has no goodput; take "
+                "plait.policies.pools.goodput_jobs(view.jobs), which counts such jobs by their GPUs"
+            )
         theta, noise = table.goodput[:, :THETA], table.goodput[:, [Estimate.SQR, Estimate.VAR]]
         real = _between(theta[:, : Estimate.GAMMA], LEAST_S, MOST_S) & _between(
             theta[:, [Estimate.GAMMA]], 1, MOST_GAMMA

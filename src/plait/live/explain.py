@@ -16,6 +16,7 @@ from plait.live import views
 from plait.live.adaptive import shown, work_of
 from plait.live.attempts import Attempt, JobRecord
 from plait.live.layout import job_name
+from plait.live.requests import limits_of
 from plait.live.sizes import sizes
 
 if TYPE_CHECKING:
@@ -134,8 +135,9 @@ def _running(engine: Engine, job: JobRecord, attempt: Attempt) -> dict[str, Any]
         "gate": lead.gate if lead else (group.gate if group else "none"),
         "shares_with": [job_name(n) for n in shares],
     }
-    solo_s = float(columns["iteration_s"][job.number])
-    solo = columns["stage_s"][job.number]
+    solo_s, solo = float(columns["iteration_s"][job.number]), columns["stage_s"][job.number]
+    if limits_of(job.request) is not None:  # measured at another batch: that it takes longer now is not the neighbours'
+        solo_s, solo = math.nan, [math.nan] * len(Resource)
     measured = lead.stage_s if lead and lead.stage_s and len(lead.stage_s) == len(Resource) else None
     stages = {
         r.name.lower(): {

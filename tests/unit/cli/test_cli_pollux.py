@@ -60,7 +60,9 @@ def test_part_of_the_jobs(plait, data, trace):
         (["-p", "tiresias"], "world pollux-artifact needs --data, the folder with the measurements"),
         (["-p", "tiresias", "--data", "no"], "no folder no; give --data the folder that has bert, cifar10"),
         (["-p", "tiresias", "--data", "DATA", "--round", "30"], "has no --round; it takes --data, --jobs, --json"),
-        (["-p", "tiresias", "--data", "DATA", "--cluster", "8x8", "--format", "philly"], "has no --format"),
+        (["-p", "tiresias", "--data", "DATA", "--cluster", "16x4", "--format", "philly"], "has no --format"),
+        (["-p", "tiresias", "--data", "DATA", "--cluster", "8x8"], "has no --cluster; it takes --data"),
+        (["-p", "tiresias", "--data", "DATA", "--cluster", "8x8"], "its cluster is 16x4, of another size with"),
         (["-p", "fifo", "--data", "DATA"], "world pollux-artifact has no policy 'fifo'"),
         (["-p", "tiresias:intervall=3", "--data", "DATA"], "did you mean 'interval'?"),
     ],
@@ -102,6 +104,10 @@ def test_reproduce(plait, data, short, monkeypatch):
     assert first.code == 0, first.err
     assert "no published values for" in first.err
     assert "6 runs made, 0 were kept" in first.err
+    assert "6 runs of 12 jobs in all to make; each is kept in w" in first.err
+    assert "6 of 6 runs done: " in first.err
+    assert "lowest seed" in first.out
+    assert "off by" not in first.out  # only columns with something in them
     found = json.loads(Path("r.json").read_text())
     means = {row["policy"]: row for row in found["rows"] if row["metric"] == "avg_jct_s"}
     assert list(means) == ["tiresias", "optimus", "pollux", "pollux:exact=on", "pollux-ga"]

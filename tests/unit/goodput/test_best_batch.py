@@ -256,6 +256,13 @@ def test_columns_of_the_job_table() -> None:
     assert goodput_table(jobs, [(1, 2), (1, 4)]) == pytest.approx(np.array([[2, 4], [79.191185, 103.675038]]))
 
 
+def test_a_job_that_does_not_adapt_is_named_and_what_takes_it() -> None:
+    controller = Controller(make_policy("fifo"), Cluster.parse("1x4"))
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of([JobSpec(id="a", iterations=10, iteration_s=1)])))
+    with pytest.raises(InputError, match=r"job 0 does not adapt its batch, .* take plait.policies.pools.goodput_jobs"):
+        GoodputJobs.of(controller.view().jobs)
+
+
 @pytest.mark.parametrize("wrong", [np.inf, -np.inf, -1.0, 0.0, 1e300])
 @pytest.mark.parametrize("column", list(Estimate)[: Estimate.PROFILED_GPUS], ids=str)
 def test_estimates_that_cannot_be_count_as_not_known_from_any_backend(wrong, column) -> None:

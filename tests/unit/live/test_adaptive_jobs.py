@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from live_cases import Cluster
 
+from plait.cli.why import explanation_lines
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits, Estimate
 from plait.live.adaptive import differs
@@ -170,6 +171,22 @@ def test_progress_counts_iterations_at_the_first_batch_and_people_see_steps(clus
     row = c.store.job(0)
     assert row is not None
     assert (row["state"], row["steps"]) == ("finished", 4.0)
+
+
+def test_explain_compares_no_larger_batch_with_an_iteration_alone(cluster: Make) -> None:
+    c = cluster((4,), progress_s=1.0)
+    c.submit({"batch": BATCH, "max_gpus": 4})
+    c.pass_s()
+    stages = [0.0, 0.1, 0.4, 0.0]
+    c.nodes[0].report(0, adaptive=said(), step_s=0.5, stage_s=stages, profile=Profile([0.0, 0.1, 0.1, 0.0], 0.2, 30))
+    c.pass_s(2.2)
+    found = c.engine.explain(0, c.now)
+    assert found["stages"]["gpu"] == {"now_s": 0.4, "alone_s": None}
+    assert found["stages"]["iteration"] == {"now_s": 0.5, "alone_s": None}
+    assert "slowdown" not in found
+    told = "\n".join(explanation_lines(found))
+    assert "an iteration takes 500.0 ms\n" in told
+    assert "alone" not in told
 
 
 def test_explain_says_what_other_sizes_would_bring(cluster: Make) -> None:

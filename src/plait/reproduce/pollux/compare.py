@@ -20,6 +20,7 @@ STUDIES: Mapping[str, str] = {
     "interval": "30 s to 8 min between decisions",
     "interference": "distributed jobs share nodes and lose 0, 25 or 50 % of their speed there",
 }
+HEAD = ("ours", "lowest seed", "highest seed", "published", "off by")
 LOADS = (0.5, 1.0, 1.5, 2.0)
 LABELS: Mapping[str, str] = {
     "tiresias": "Tiresias + tuned",
@@ -175,13 +176,20 @@ def _table(workload: str, study: str, rows: Sequence[Row]) -> Table:
     grid = Table(title=title, title_justify="left", header_style="bold")
     for name in ("policy", study or "metric"):
         grid.add_column(name)
-    for name in ("ours", "lowest seed", "highest seed", "published", "off by"):
-        grid.add_column(name, justify="right")
     shown = [row for row in rows if not study or row.metric == "avg_jct_s"]
+    columns = filled(shown)
+    for i in columns:
+        grid.add_column(HEAD[i], justify="right")
     for i, row in enumerate(shown):
         last = i + 1 == len(shown) or shown[i + 1].policy != row.policy
-        grid.add_row(row.label, row.at if study else METRICS[row.metric], *cells(row), end_section=last and not study)
+        grid.add_row(row.label, row.at if study else METRICS[row.metric], *(cells(row)[c] for c in columns),
+                     end_section=last and not study)  # fmt: skip
     return grid
+
+
+def filled(rows: Sequence[Row]) -> list[int]:
+    """Which of the columns `HEAD` have anything in one of the rows."""
+    return [i for i in range(len(HEAD)) if any(cells(row)[i] for row in rows)]
 
 
 def cells(row: Row) -> tuple[str, ...]:

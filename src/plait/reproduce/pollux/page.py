@@ -13,11 +13,10 @@ from markupsafe import Markup
 from plait.report.bars import GroupedBar, grouped_bars_svg
 from plait.report.files import write_text
 from plait.reproduce.muri.page import Section
-from plait.reproduce.pollux.compare import STUDIES, Outcome, Row, cells
+from plait.reproduce.pollux.compare import HEAD, STUDIES, Outcome, Row, cells, filled
 from plait.reproduce.pollux.published import AUTHORS, METRICS
 from plait.reproduce.pollux.world import PERCENTILE_RULE
 
-HEAD = ("ours", "lowest seed", "highest seed", "published", "off by")
 CHARTS = ("avg_jct_s", "p99_jct_s")
 
 
@@ -66,13 +65,18 @@ def _section(name: str, workload: str, study: str, rows: Sequence[Row]) -> Secti
 
     charts = [Markup(grouped_bars_svg(f"{METRICS[metric]}, s", bars(metric))) for metric in CHARTS]
     what = STUDIES[study] if study else "all policies as published"
-    lead = "Seconds; the line across a bar is the published value, of the genetic search where Pollux is concerned."
+    lead = "Seconds."
+    if any(row.published is not None for row in rows):
+        lead = "Seconds; the line across a bar is the published value, of the genetic search where Pollux is concerned."
+    columns = filled(rows)
     short = study or workload
-    section = Section(name, short, f"{workload}: {what}", lead, charts, ("policy", "at", "metric", *HEAD), 3)
+    section = Section(
+        name, short, f"{workload}: {what}", lead, charts, ("policy", "at", "metric", *(HEAD[i] for i in columns)), 3
+    )
     before = ""
     for row in rows:
         shown: dict[str, Any] = {
-            "cells": (row.label, row.at, METRICS[row.metric], *cells(row)),
+            "cells": (row.label, row.at, METRICS[row.metric], *(cells(row)[i] for i in columns)),
             "first": row.label + row.at != before,
         }
         before = row.label + row.at
