@@ -237,9 +237,9 @@ def test_a_wrong_policy_is_found_out(spoil: Spoil, breaks: str, words: str) -> N
 
 @dataclass(frozen=True)
 class Impatient:
-    """FIFO with backfill, and a patience that it does not have."""
+    """FIFO with backfill, and a bound on waiting that it does not keep."""
 
-    patience_s: float = 600.0
+    longest_wait_s: float = 600.0
     name: str = "impatient"
 
     def decide(self, view: View) -> Plan:
@@ -251,7 +251,7 @@ class Impatient:
 def test_a_patience_that_is_not_kept_is_found_out() -> None:
     (result,) = check_policy(Impatient, only=["keeps-patience"])
     assert not result.ok
-    assert re.search(r"the wide job waited \d+\.\d s, and policy impatient has a patience of 600.0 s", result.detail)
+    assert re.search(r"the wide job waited \d+\.\d s, and policy impatient promises 600.0 s", result.detail)
 
 
 @dataclass

@@ -77,6 +77,11 @@ class InRounds:
         self._require("patience_s", lambda value: value > 0, "seconds > 0, or inf")
         self._require("restart_s", lambda value: math.isfinite(value) and value >= 0, "a finite number of seconds >= 0")
 
+    @property
+    def longest_wait_s(self) -> float:
+        """Seconds until a job starts at the latest that fits beside those due; `plait policy check` tests it."""
+        return self.patience_s + self.interval_s
+
     def _require(self, name: str, good: Callable[[float], bool], wanted: str) -> None:
         value = getattr(self, name)
         number = isinstance(value, (int, float)) and not isinstance(value, bool)

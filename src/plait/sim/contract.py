@@ -476,13 +476,12 @@ def _adapts(make: Make, seed: int) -> None:
 
 
 def _keeps_patience(make: Make, seed: int) -> None:
-    """For policies that have `patience_s`: narrow jobs that ask for more than there is, for ever, and a wide gang."""
+    """For policies that state a `longest_wait_s`: narrow jobs that ask for more than there is, for ever, and a gang."""
     policy = make()
-    patience_s = float(getattr(policy, "patience_s", math.inf))
-    if not math.isfinite(patience_s):
+    longest_s = float(getattr(policy, "longest_wait_s", math.inf))
+    if not math.isfinite(longest_s):
         return
-    longest_s = patience_s + float(getattr(policy, "interval_s", 0.0))
-    every_s = patience_s / 40
+    every_s = longest_s / 40
     narrow = [  # the first eight fill the cluster; the gang comes next, so nobody is due before it
         JobSpec(id=f"n{i:03d}", submit_s=every_s * max(i - 7, 0), gpus=1, iterations=10 * every_s + i, iteration_s=1.0)
         for i in range(80)
@@ -495,8 +494,8 @@ def _keeps_patience(make: Make, seed: int) -> None:
     waited_s = float(played.controller.books.columns["first_start_s"][job]) - wide.submit_s
     if waited_s > longest_s + 1e-3:
         raise BrokenPromise(
-            f"workload {workload.name}: the wide job waited {waited_s} s, and policy {describe(policy)} has a patience "
-            f"of {patience_s} s, so it promised {longest_s} s at most"
+            f"workload {workload.name}: the wide job waited {waited_s} s, and policy {describe(policy)} "
+            f"promises {longest_s} s at most (`longest_wait_s`)"
         )
 
 
@@ -518,7 +517,7 @@ CONTRACTS = (
     Contract("admits", "an empty cluster runs something; what can never fit is refused and disturbs nobody", _admits),
     Contract(
         "keeps-patience",
-        "a policy with `patience_s` starts who waited that long, whatever comes",
+        "a policy with a `longest_wait_s` starts who waited that long, whatever comes",
         _keeps_patience,
     ),
     Contract("adapts", "jobs that adapt their batch, elastic and opportunistic ones end too", _adapts),
