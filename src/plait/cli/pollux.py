@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import plait
 from plait.cli.console import console
-from plait.cli.outputs import STDOUT, Outputs
+from plait.cli.outputs import Outputs
 from plait.cli.progress import Bar
+from plait.cli.results import Results
 from plait.cli.runs import note
 from plait.core.errors import InputError
-from plait.report.files import write_text
 from plait.reproduce.pollux.compare import Outcome, Point, chosen, points, rows_of, tables
 from plait.reproduce.pollux.published import is_published
 from plait.reproduce.pollux.runs import Case, Done, Store, count_jobs, run_all, workload_of
@@ -46,20 +44,10 @@ def reproduce_pollux(request: PolluxRequest) -> None:
     files = list(request.workload or [request.data / "workload-6.csv"])
     asked = [point for file in files for point in points(file, request.data, studies, seeds, request.jobs)]
     with Outputs() as outputs:
-        page = None if request.report is None else outputs.path(request.report)
-        to_stdout = request.json == STDOUT
-        numbers = None if request.json is None or to_stdout else outputs.path(request.json)
+        results = Results(outputs, request.report, request.json)
         outcome = _outcome(asked, _finish(asked, request), request, files)
-        text = json.dumps(outcome.to_json(), indent=1, allow_nan=False) + "\n"
-        if numbers is not None:
-            outputs.fill(numbers, partial(write_text, text=text))
-        if to_stdout:
-            outputs.print_later(partial(write_text, text=text))
-        if page is not None:
-            from plait.reproduce.pollux.page import write_page
-
-            outputs.fill(page, lambda path: write_page(outcome, path))
-        printer = console(error=to_stdout)
+        results.fill(outcome.to_json(), lambda path: _write_page(outcome, path))
+        printer = console(error=results.to_stdout)
         for table in tables(outcome):
             printer.print(table)
         for remark in outcome.notes:
@@ -67,6 +55,12 @@ def reproduce_pollux(request: PolluxRequest) -> None:
         note(f"{_many(outcome.runs, 'run')}, {outcome.cpu_s:.1f} CPU seconds when they were made")
         for path in outputs.commit():
             note(f"wrote {path}")
+
+
+def _write_page(outcome: Outcome, path: Path) -> None:
+    from plait.reproduce.pollux.page import write_page  # Jinja only where a page is wanted
+
+    write_page(outcome, path)
 
 
 def _finish(asked: Sequence[Point], request: PolluxRequest) -> dict[Case, Done]:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from rich.table import Table
 
 import plait
 from plait.cli.console import Printer, console
-from plait.cli.outputs import STDOUT, Outputs
+from plait.cli.outputs import Outputs
 from plait.cli.progress import Bar
+from plait.cli.results import Results
 from plait.cli.runs import note
 from plait.core.errors import InputError, suggest
-from plait.report.files import write_text
 from plait.reproduce.muri import noise, testbed
 from plait.reproduce.muri.compare import Folder, cases_of, figures, missing, rows_of
 from plait.reproduce.muri.figures import NOISE_TRACE, chosen
@@ -45,22 +43,18 @@ def reproduce_muri(request: MuriRequest) -> None:
     """Do what was asked."""
     asked = _Asked(request)
     with Outputs() as outputs:
-        page = None if request.report is None else outputs.path(request.report)
-        to_stdout = request.json == STDOUT
-        numbers = None if request.json is None or to_stdout else outputs.path(request.json)
+        results = Results(outputs, request.report, request.json)
         outcome = asked.outcome(_finish(asked.cases, request))
-        text = json.dumps(outcome.to_json(), indent=1, allow_nan=False) + "\n"
-        if numbers is not None:
-            outputs.fill(numbers, partial(write_text, text=text))
-        if to_stdout:
-            outputs.print_later(partial(write_text, text=text))
-        if page is not None:
-            from plait.reproduce.muri.page import write_page
-
-            outputs.fill(page, lambda path: write_page(outcome, path))
-        _show(outcome, console(error=to_stdout))
+        results.fill(outcome.to_json(), lambda path: _write_page(outcome, path))
+        _show(outcome, console(error=results.to_stdout))
         for path in outputs.commit():
             note(f"wrote {path}")
+
+
+def _write_page(outcome: Outcome, path: Path) -> None:
+    from plait.reproduce.muri.page import write_page  # Jinja only where a page is wanted
+
+    write_page(outcome, path)
 
 
 class _Asked:

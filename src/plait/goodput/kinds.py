@@ -112,16 +112,8 @@ def best_configurations(
             f"p={p:g} makes more of goodputs than numbers can hold; give p from {-MOST_POWER} to {MOST_POWER} "
             f"(published: {POWER:g} and 0.5)"
         )
-    jobs, columns = goodput.shape
-    if (
-        gpus.shape != (columns,)
-        or kind.shape != (columns,)
-        or any(e.coefficients.shape != goodput.shape for e in limits)
-    ):
-        raise InputError(
-            f"configurations of {jobs} jobs need GPUs and kinds for {columns} columns and limits of shape "
-            f"{goodput.shape} (got {gpus.shape}, {kind.shape}, {[e.coefficients.shape for e in limits]})"
-        )
+    jobs = len(goodput)
+    _check_shapes(goodput, gpus, kind, limits)
     share = _shares(jobs, weights)
     gain = _gain(goodput, p, share)
     usable = np.isfinite(gain) & (gpus <= capacity[kind])
@@ -147,6 +139,19 @@ def best_configurations(
     taken = found.values > 0
     chosen[job[taken]] = column[taken]
     return chosen
+
+
+def _check_shapes(goodput: FloatArray, gpus: IntArray, kind: IntArray, limits: Sequence[Limit]) -> None:
+    jobs, columns = goodput.shape
+    if (
+        gpus.shape != (columns,)
+        or kind.shape != (columns,)
+        or any(e.coefficients.shape != goodput.shape for e in limits)
+    ):
+        raise InputError(
+            f"configurations of {jobs} jobs need GPUs and kinds for {columns} columns and limits of shape "
+            f"{goodput.shape} (got {gpus.shape}, {kind.shape}, {[e.coefficients.shape for e in limits]})"
+        )
 
 
 def _shares(jobs: int, weights: npt.ArrayLike | None) -> FloatArray:

@@ -66,9 +66,8 @@ def best_arrangement(
     if len(configs) == 0 or configs[0].tolist() != [0, 0]:
         raise InputError(f"the first configuration has to be nothing, (0, 0) (got {configs[:1].tolist()})")
     jobs = len(speedup)
-    empty = Arrangement(np.zeros(jobs, dtype=np.int64), np.zeros((jobs, nodes), dtype=np.int64), True)
     if jobs == 0 or nodes == 0:
-        return empty
+        return Arrangement(np.zeros(jobs, dtype=np.int64), np.zeros((jobs, nodes), dtype=np.int64), True)
     gain = terms(speedup, p, floor=floor, weights=weights)
     gain = np.where(np.isnan(gain), -np.inf, gain)
     first = _from_ladder(speedup, configs, gpus_per_node, nodes, p, floor, weights)
@@ -89,12 +88,9 @@ def best_arrangement(
             return Arrangement(best.columns, best.gpus, True)
         found = within(model.program, start=start)
         if found is None:
-            if best is not None:
-                return best
-            raise InputError(
-                f"no arrangement of {jobs} jobs on {nodes} nodes of {gpus_per_node} GPUs was found; pinned or least "
-                "sizes may not fit, or the limit on the search was too low"
-            )
+            if best is None:
+                raise InputError(_none_found(jobs, nodes, gpus_per_node))
+            return best
         columns = model.columns_of(found)
         if best is not None:  # a search cut short, or terms too wide apart for a solver: it may have been better
             pair = (best.columns, columns)
@@ -105,6 +101,13 @@ def best_arrangement(
         if model.coarse == 1 or model.coarse > coarse / 10:  # what is known rules out no more of the large losses
             return best
         coarse = model.coarse
+
+
+def _none_found(jobs: int, nodes: int, gpus_per_node: int) -> str:
+    return (
+        f"no arrangement of {jobs} jobs on {nodes} nodes of {gpus_per_node} GPUs was found; pinned or least sizes may "
+        "not fit, or the limit on the search was too low"
+    )
 
 
 def _from_ladder(

@@ -89,8 +89,11 @@ class InRounds:
             raise InputError(f"policy {self.name}: {name} is {value!r}; it takes {wanted}")
 
     def allocate(self, pool: Pool, view: View) -> Sizes:
-        """The allocation of a pool for this round; jobs it leaves out may still find free GPUs."""
-        raise NotImplementedError
+        """The allocation of a pool for this round; jobs it leaves out may still find free GPUs.
+
+        A policy defines this, or `anew` where it looks at all pools at once.
+        """
+        raise NotImplementedError(f"policy {self.name} has to define allocate(pool, view)")
 
     def choose(self, pool: Pool, found: Sizes, kept: Sizes) -> Sizes:
         """Which to apply: what `allocate` found, or what runs now with free GPUs for those who wait."""

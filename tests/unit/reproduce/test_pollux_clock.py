@@ -16,22 +16,8 @@ from plait.reproduce.pollux.jobs import Job, fixed_batch
 from plait.reproduce.pollux.optimus import Optimus, iteration_s, most_gpus, packed, remaining
 from plait.reproduce.pollux.settings import make_rule, read_setting
 from plait.reproduce.pollux.tiresias import Tiresias
-from plait.reproduce.pollux.workload import load
 from plait.reproduce.pollux.world import simulate
-from pollux_files import step_s, write_measurements, write_workload
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_measurements(tmp_path_factory.mktemp("measured"))
-
-
-@pytest.fixture
-def workload(data, tmp_path):
-    def make(*rows):
-        return load(write_workload(tmp_path / "w.csv", *rows), data)
-
-    return make
+from pollux_files import step_s
 
 
 class Scripted:

@@ -20,19 +20,6 @@ from pollux_files import step_s, write_measurements, write_workload
 NAMES = ("pollux", "pollux:exact=on", "pollux-ga", "pollux-ga:avoid=off,interference=0.5")
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_measurements(tmp_path_factory.mktemp("measured"))
-
-
-@pytest.fixture
-def workload(data, tmp_path):
-    def make(*rows):
-        return load(write_workload(tmp_path / "w.csv", *rows), data)
-
-    return make
-
-
 def jobs_of(workload):
     return [AdaptiveJob(i, s, workload.measured[s.application.name]) for i, s in enumerate(workload.jobs)]
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from plait.core.errors import InputError, suggest
+from plait.core.errors import InputError
 from plait.reproduce.muri.options import POLICIES, muri_options
+from plait.reproduce.options import split_options
 
 SUMMARIES: Mapping[str, str] = {
     "srtf": "shortest remaining time first",
@@ -51,19 +52,7 @@ def read_setting(text: str) -> Setting:
     >>> read_setting("muri-l:order=discretised,unpack=off").text
     'muri-l:unpack=off,order=discretised'
     """
-    name, _, rest = text.strip().partition(":")
-    if name not in POLICIES:
-        hint = suggest(name, POLICIES)
-        has = "" if hint.startswith("known") else f"; it has {', '.join(POLICIES)}"
-        raise InputError(f"world muri-artifact has no policy {name!r}; {hint}{has}")
-    given: dict[str, object] = {}
-    for part in filter(None, (p.strip() for p in rest.split(","))):
-        option, equals, value = part.partition("=")
-        if not equals:
-            raise InputError(f"{text.strip()}: {part!r} is not option=value; write e.g. muri-l:unpack=off")
-        if option in given:
-            raise InputError(f"{text.strip()}: option {option!r} is given twice; give it once")
-        given[option] = value
+    name, given = split_options(text, "muri-artifact", POLICIES, "muri-l:unpack=off")
     if not name.startswith("muri"):
         if given:
             raise InputError(f"{name} takes no options in world muri-artifact, got {next(iter(given))!r}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
 from plait.core.errors import InputError, suggest
+from plait.reproduce.options import split_options
 from plait.reproduce.pollux.clock import INTERVAL_S, NODES, Rule, Shape
 from plait.reproduce.pollux.optimus import Optimus
 from plait.reproduce.pollux.pollux import FLOOR, Base, Pollux, PolluxExact, PolluxSearch
@@ -83,21 +84,12 @@ def read_setting(text: str) -> Setting:
     >>> read_setting("tiresias:interference=0.5,interval=60").text
     'tiresias:interference=0.5'
     """
-    name, _, rest = text.strip().partition(":")
-    if name not in SUMMARIES:
-        hint = suggest(name, SUMMARIES)
-        has = "" if hint.startswith("known") else f"; it has {', '.join(SUMMARIES)}"
-        raise InputError(f"world pollux-artifact has no policy {name!r}; {hint}{has}")
+    name, written = split_options(text, "pollux-artifact", SUMMARIES, "pollux:interval=120")
     given: dict[str, object] = {}
-    for part in filter(None, (p.strip() for p in rest.split(","))):
-        option, equals, value = part.partition("=")
-        if not equals:
-            raise InputError(f"{text.strip()}: {part!r} is not option=value; write e.g. {name}:interval=120")
+    for option, value in written.items():
         if option not in TAKES[name]:
             hint = suggest(option, TAKES[name])
             raise InputError(f"{text.strip()}: {name} has no option {option!r} in world pollux-artifact; {hint}")
-        if option in given:
-            raise InputError(f"{text.strip()}: option {option!r} is given twice; give it once")
         try:
             given[option] = READERS[option](value)
         except ValueError as error:

@@ -6,6 +6,7 @@ What is said here holds for any way to load samples; `loader` does it by torch's
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -27,7 +28,7 @@ _END = object()
 INTERVAL_S = 30.0
 
 
-class AdaptiveLoader:
+class AdaptiveLoader(ABC):
     """The part of an adaptive loader that does not know how samples are loaded; for those, define `batches`."""
 
     def __init__(
@@ -60,9 +61,9 @@ class AdaptiveLoader:
         self._turn: Turn | None = None
         self._running: object = None
 
+    @abstractmethod
     def batches(self, plan: Plan) -> Iterator[Any]:
         """The batch of each list of indices that `plan` yields, in that order; they may be asked for ahead."""
-        raise NotImplementedError(f"{type(self).__name__} has to define batches(plan)")
 
     # -- what is going on now -------------------------------------------------------------------------------------
 

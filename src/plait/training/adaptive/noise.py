@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.core.errors import InputError
+from plait.goodput.efficiency import noise_scale
 
 #: The averages forget with this factor for each batch of the initial size, whatever the batch size is.
 SMOOTHING = 0.999
@@ -112,7 +113,7 @@ class Statistics:
 
     def noise_scale(self, initial_batch: int) -> float:
         """The noise scale phi = M0 var / sqr, in examples; infinite where sqr is 0."""
-        return initial_batch * self.var / self.sqr if self.sqr > 0 else math.inf
+        return float(noise_scale(self.sqr, self.var, initial_batch))
 
     def gain(self, scale: float) -> float:
         """What an optimizer step at S = `scale` is worth in steps at M0, from 1 to S; 1 before any estimate.
