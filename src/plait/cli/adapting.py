@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plait.cli.live import duration, number
@@ -66,23 +66,30 @@ def restarts_text(adaptive: Mapping[str, Any]) -> str:
     return f"{adaptive['restarts']}, about {duration(adaptive['restart_s'])} of training each"
 
 
+def batch_text(attempt: Mapping[str, Any]) -> str:
+    """The batch that an attempt had last; empty where it did not say.
+
+    >>> batch_text({"batch_size": 1234.0}), batch_text({"batch_size": None})
+    ('1,234', '')
+    """
+    batch = number(attempt.get("batch_size"))
+    return "" if math.isnan(batch) else f"{batch:,.0f}"
+
+
 def explanation_lines(found: Mapping[str, Any]) -> list[str]:
-    """Lines of `plait explain`: what it has, and what other sizes would bring by its own fit."""
+    """Lines of `plait explain`: what it has, and what other sizes would bring by its own fit; what it had, if over."""
     adaptive, sizes = found.get("adaptive"), found.get("sizes")
     if not adaptive or not sizes:
-        return []
+        return _had_lines(found.get("attempts") or ())
     held = len(found.get("gpus") or ())
     lines = []
     if now := pace_text(found):
-        lines.append(
-            f"  adapts: {held} GPU{'s' * (held != 1)} of {adaptive['min_gpus']} to {adaptive['max_gpus']}, {now}"
-        )
+        lines.append(f"  adapts: {_gpus(held)} of {adaptive['min_gpus']} to {adaptive['max_gpus']}, {now}")
     if not sizes["at"]:
         lines.append("  it has not fitted its own throughput yet, so its goodput is taken to grow as its GPUs do")
     lines += _by_fit(sizes["at"], held)
     if sizes["cap"] < adaptive["max_gpus"]:
-        seen = f"it has measured itself on at most {sizes['profiled']}" if sizes["profiled"] else "it is new"
-        lines.append(f"  at most {sizes['cap']} GPUs for now: {seen}, and it may get twice that at a time")
+        lines.append(f"  {_cap_text(adaptive['limits'], sizes)}")
     if sizes.get("next_s") is not None:
         lines.append(f"  sizes are chosen anew in {duration(sizes['next_s'])}")
     if adaptive.get("restarts"):
@@ -90,6 +97,32 @@ def explanation_lines(found: Mapping[str, Any]) -> list[str]:
     if adaptive.get("difference"):
         lines.append(f"  note: {adaptive['difference']}")
     return lines
+
+
+def _had_lines(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Which sizes a job had that has ended, one attempt after the other."""
+    texts = []
+    for attempt in attempts:
+        batch = batch_text(attempt)
+        lasted = duration(number(attempt["ended_s"]) - attempt["started_s"])
+        texts.append(f"{_gpus(attempt['gpus'])} for {lasted}" + (f" (batch {batch} in the end)" if batch else ""))
+    return [f"  it had {', '.join(texts)}"] if texts else []
+
+
+def _cap_text(limits: Mapping[str, Any], sizes: Mapping[str, Any]) -> str:
+    """Why a job may not have as many GPUs as it could use."""
+    cap, profiled = sizes["cap"], sizes["profiled"]
+    if cap >= limits["most"] // limits["least_local"]:
+        return f"at most {_gpus(cap)}: a batch of {limits['most']:,} feeds no more, {limits['least_local']:,} a GPU"
+    if profiled and cap == 2 * profiled:
+        return f"at most {_gpus(cap)} for now: twice as many as it has measured itself on"
+    if profiled:
+        return f"at most {_gpus(cap)} for now: it has measured itself on {_gpus(profiled)}"
+    return f"at most {_gpus(cap)} for now: it is new, and gets more once it has measured itself"
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' * (count != 1)}"
 
 
 def _by_fit(at: list[dict[str, Any]], held: int) -> list[str]:
@@ -100,8 +133,8 @@ def _by_fit(at: list[dict[str, Any]], held: int) -> list[str]:
     for row in at:
         worth = f"{row['goodput'] / own:.2g} times" if own else _rate(row["goodput"])
         texts.append(f"{row['gpus']}: {worth} (batch {row['batch_size']:,})")
-    against = " of its goodput now" if own else ""
-    return [f"  by its own fit, GPUs and what they would give{against}: {', '.join(texts)}"]
+    against = f", against {_gpus(held)}" if own else ""
+    return [f"  by its own fit, GPUs and the most they give, each with its best batch{against}: {', '.join(texts)}"]
 
 
 def _bounds(limits: Mapping[str, Any]) -> str:

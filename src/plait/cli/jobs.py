@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from plait.cli.adapting import gpus_cell, pace_text
+from plait.cli.adapting import batch_text, gpus_cell, pace_text
 from plait.cli.adapting import rows as adaptive_rows
 from plait.cli.live import HomeOption, JsonFlag, client, duration, note, print_json, print_table, progress
 
@@ -25,6 +25,8 @@ AccumulationFlag = Annotated[
 ]
 SchemaFlag = Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of job files and leave.")]
 
+#: Of a job, points in time by the service's clock; all its other seconds are durations.
+_POINTS = ("created_s", "started_s", "ended_s")
 #: Seconds between two looks of `plait wait`.
 LOOK_S = 0.3
 
@@ -193,19 +195,16 @@ def print_jobs(jobs: list[dict[str, Any]]) -> None:
 def job_row(job: dict[str, Any]) -> list[object]:
     """What the list says of a job; its age ends when it does."""
     name = job.get("name") or " ".join(job.get("command") or ())
-    age = job["age_s"] if job.get("jct_s") is None else job["jct_s"]
     return [
         job["id"], name if len(name) <= 28 else name[:27] + "…", job["user"], job["state"], gpus_cell(job),
-        progress(job), duration(age), duration(held_s(job)), _where(job) or job.get("reason"),
+        progress(job), duration(_age_s(job)), duration(job.get("run_s")), _where(job) or job.get("reason"),
     ]  # fmt: skip
 
 
-def held_s(job: dict[str, Any]) -> float | None:
-    """Seconds a job has held its GPUs."""
-    if job.get("min_gpus") or job.get("max_gpus"):
-        return job.get("run_s")  # it held now more, now fewer
-    held = job.get("attained_gpu_s")
-    return None if held is None else held / max(int(job["gpus"]), 1)
+def _age_s(job: Mapping[str, Any]) -> float:
+    """Seconds from the submission until now, or until it ended."""
+    age_s: float = job["age_s"] if job.get("jct_s") is None else job["jct_s"]
+    return age_s
 
 
 def _where(job: dict[str, Any]) -> str:
@@ -232,8 +231,12 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonFlag = False) -
             rows.append(("checkpoint every", duration(value)))
             if found.get("state") == "running":
                 rows.append(("newest checkpoint", _newest(found)))
-        elif key in ("checkpoint_steps", "checkpoint_age_s"):
+        elif key in ("checkpoint_steps", "checkpoint_age_s", "jct_s"):
             continue
+        elif key == "age_s":
+            rows.append(("age", duration(_age_s(found))))
+        elif key in _POINTS:
+            rows.append((key.removesuffix("_s"), f"{duration(_ago_s(found, value))} ago"))
         else:
             rows.append((key.removesuffix("_s").replace("_", " "), _shown(key, value)))
     print_table(("", ""), rows, "")
@@ -243,8 +246,13 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonFlag = False) -
         print_table(columns, ([p.get(c.removeprefix(">")) for c in columns] for p in found["places"]), "")
     if found.get("attempts"):
         typer.echo("")
-        heads = (">attempt", ">began", ">lasted", "state", ">exit", "why", "nodes")
+        heads = (">attempt", ">began", ">lasted", ">gpus", ">batch", "state", ">exit", "why", "nodes")
         print_table(heads, (_attempt_row(a, found["created_s"]) for a in found["attempts"]), "")
+
+
+def _ago_s(job: Mapping[str, Any], at_s: float) -> float:
+    """Seconds since a point in time of the service's clock, by the answer about a job."""
+    return max(0.0, float(job["created_s"]) + float(job["age_s"]) - at_s)
 
 
 def _newest(job: Mapping[str, Any]) -> str:
@@ -256,7 +264,7 @@ def _newest(job: Mapping[str, Any]) -> str:
 
 
 def _shown(key: str, value: Any) -> object:
-    """A value for people; times of the life of the cluster as they are, durations in words."""
+    """A value for people; durations in words."""
     if key == "command":
         import shlex
 
@@ -278,8 +286,8 @@ def _attempt_row(attempt: dict[str, Any], created_s: float) -> list[object]:
     began, ended = attempt["started_s"], attempt["ended_s"]
     lasted = None if ended is None else ended - began
     return [
-        attempt["epoch"], f"+{duration(began - created_s)}", duration(lasted), attempt["state"], attempt["exit_code"],
-        attempt["reason"], ", ".join(attempt["nodes"]),
+        attempt["epoch"], f"+{duration(max(0.0, began - created_s))}", duration(lasted), attempt.get("gpus"),
+        batch_text(attempt), attempt["state"], attempt["exit_code"], attempt["reason"], ", ".join(attempt["nodes"]),
     ]  # fmt: skip
 
 
@@ -402,7 +410,7 @@ def history(
 
 
 def _history_row(job: dict[str, Any]) -> list[object]:
-    jct, held = job.get("jct_s"), held_s(job)
+    jct, held = job.get("jct_s"), job.get("run_s")
     waited = None if jct is None or held is None else max(0.0, jct - held)
     return [
         job["id"], job.get("name"), job["user"], job["state"], job["gpus"], duration(jct), duration(waited),

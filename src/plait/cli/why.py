@@ -38,14 +38,18 @@ def explain(
     number = found.get("number", job_number(str(found.get("id", job))))
     foreseen = None if state is None else foresee(state, seed)
     mine = None if foreseen is None or number is None else foreseen.etas.get(int(number))
+    # At its own pace, which a job that is about to stop will not keep.
+    left_s = found.get("left_s") if found["state"] == "running" else None
+    mine = mine and _with_pace(mine, left_s)
     if as_json:
         print_json({**found, "eta": _eta_json(foreseen, mine)})
         return
-    for line in explanation_lines(found):
-        typer.echo(line)
-    if foreseen is not None and mine is not None:
-        for line in eta_lines(foreseen, mine):
+    if foreseen is None or mine is None:
+        for line in explanation_lines(found):
             typer.echo(line)
+        return
+    for line in explanation_lines({**found, "left_s": None}) + eta_lines(foreseen, mine, left_s):
+        typer.echo(line)
 
 
 def foresee(state: dict[str, Any], seed: int = 0) -> Forecast | None:
@@ -106,12 +110,21 @@ def _ms(seconds: Any) -> str:
     return "-" if seconds is None else f"{1000 * float(seconds):.1f} ms"
 
 
-def eta_lines(foreseen: Forecast, eta: Eta) -> list[str]:
-    """Start and end as intervals, with what was assumed."""
+def _with_pace(eta: Eta, left_s: float | None) -> Eta:
+    """With the end that a job's own pace gives, if known, within its interval."""
+    if left_s is None:
+        return eta
+    end = replace(eta.end, low_s=min(eta.end.low_s, left_s), high_s=max(eta.end.high_s, left_s))
+    return replace(eta, end=end)
+
+
+def eta_lines(foreseen: Forecast, eta: Eta, left_s: float | None = None) -> list[str]:
+    """Start and end as intervals, with what was assumed; `left_s`: what it has left at its pace now, if it runs."""
     lines = []
     if eta.start is not None:
         lines.append(f"  starts in {_interval(eta.start)}")
-    lines.append(f"  ends in   {_interval(eta.end)}")
+    pace = "" if left_s is None else f"; at its pace now in {duration(left_s)}"
+    lines.append(f"  ends in   {_interval(eta.end)}{pace}")
     lines += [f"  assumed: {text}" for text in foreseen.assumptions]
     return lines
 

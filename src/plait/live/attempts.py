@@ -49,9 +49,10 @@ class Rank:
 class Attempt:
     """One try to run a job on these GPUs (numbers of the cluster).
 
-    `stop`: why it was told to stop, None if it was not. `fault` and `cause`: what went wrong first, by itself.
-    `merge`: it may share a process with others of its group. `grace_s`: less than the usual time for its checkpoint,
-    None if there is no hurry. `stop_s`: when it was told to stop.
+    `stop`: why it was told to stop, None if it was not. `fault` and `cause`: what went wrong first, by itself. `merge`:
+    it may share a process with others of its group. `grace_s`: less than the usual time for its checkpoint, None if
+    there is no hurry. `stop_s`: when it was told to stop. `batch_size`: the last one that an adaptive job said, once it
+    is over.
     """
 
     job: int
@@ -68,6 +69,7 @@ class Attempt:
     merge: bool = False
     grace_s: float | None = None
     stop_s: float | None = None
+    batch_size: float | None = None
 
     @property
     def over(self) -> bool:
@@ -132,7 +134,7 @@ class Attempt:
             "job": self.job, "epoch": self.epoch, "gpus": list(self.gpus), "ranks": ranks, "began_s": self.began_s,
             "port": self.port, "stop": self.stop, "fault": self.fault, "cause": self.cause, "ended_s": self.ended_s,
             "outcome": self.outcome, "merge": self.merge, "grace_s": self.grace_s,
-            "stop_s": self.stop_s,
+            "stop_s": self.stop_s, "batch_size": self.batch_size,
         }  # fmt: skip
 
     @classmethod

@@ -124,6 +124,7 @@ def _close(engine: Engine, job: JobRecord, attempt: Attempt, now: float) -> None
             "type": "AttemptOver", "at_s": now, "job": job.number, "epoch": attempt.epoch, "outcome": outcome,
             "held_s": attempt.held_s, "steps": steps, "ended_s": max(now - max(ago, 0.0), attempt.began_s),
             "first_step_s": lead.first_step_s if lead else None, "last_step_s": lead.last_step_s if lead else None,
+            **({"batch_size": lead.adaptive.batch_size} if lead and lead.adaptive else {}),
         }
     )  # fmt: skip
     engine.live.discard(job.number)

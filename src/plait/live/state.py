@@ -235,6 +235,7 @@ class State:
         attempt = job.attempt
         assert attempt is not None
         attempt.ended_s, attempt.outcome = note["at_s"], note["outcome"]
+        attempt.batch_size = note.get("batch_size")
         job.held_s += note["held_s"]
         job.held_gpu_s += note["held_s"] * len(attempt.gpus)
         if note["steps"] > job.mark:

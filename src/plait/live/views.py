@@ -80,17 +80,18 @@ def _number(value: Any) -> float | None:
 
 def job_row(engine: Engine, job: JobRecord) -> dict[str, Any]:
     """A job as the table `jobs` has it."""
-    request, attempt = job.request, job.attempt
+    request, attempt, state = job.request, job.attempt, shown_state(engine, job)
+    last = attempt if attempt is not None and (not attempt.over or state in FINAL) else None
     row: dict[str, Any] = {
         "number": job.number,
         "name": request.get("name") or "",
         "owner": job.owner,
         "project": job.project,
         "model": request.get("model") or "",
-        "gpus": len(job.live.gpus) if job.live else int(request.get("gpus") or 1),
+        "gpus": len(last.gpus) if last else int(request.get("gpus") or 1),
         "class": request.get("class") or "guaranteed",
         "iterations": None if request.get("batch") else request.get("iterations"),  # steps may be fewer
-        "state": shown_state(engine, job),
+        "state": state,
         "reason": job.reason,
         "epoch": job.epoch,
         "created_s": job.created_s,
@@ -113,8 +114,8 @@ def job_row(engine: Engine, job: JobRecord) -> dict[str, Any]:
         columns, n = engine.state.controller.books.columns, job.number
         row["started_s"], row["ended_s"] = _number(columns["first_start_s"][n]), _number(columns["end_s"][n])
         row["steps"] = float(columns["iterations_done"][n])
-        if request.get("batch"):  # the books count its work in another unit
-            row["steps"] = max(job.mark, (attempt.steps if attempt else None) or 0.0)
+        if request.get("batch"):
+            row.update(_adaptive_work(job, row["steps"], ended=state in FINAL))
         row["run_s"] = max(job.held_s, float(columns["run_s"][n]))
         row["held_gpu_s"] = max(job.held_gpu_s, float(columns["attained_gpu_s"][n]))
         for name in ("starts", "preemptions", "failures"):
@@ -124,6 +125,15 @@ def job_row(engine: Engine, job: JobRecord) -> dict[str, Any]:
     if row["state"] == "finished":
         row["reason"] = ""
     return row
+
+
+def _adaptive_work(job: JobRecord, progress: float, *, ended: bool) -> dict[str, Any]:
+    """Work of an adaptive job for its row: steps while it runs; in the end progress, as its share was shown before."""
+    lead = job.attempt.lead if job.attempt else None
+    if ended and progress > 0:
+        total = job.request.get("iterations") or (lead.adaptive.total if lead and lead.adaptive else None)
+        return {"steps": progress, "iterations": total}
+    return {"steps": max(job.mark, (job.attempt.steps if job.attempt else None) or 0.0)}
 
 
 def attempt_row(attempt: Attempt) -> dict[str, Any]:
@@ -140,6 +150,7 @@ def attempt_row(attempt: Attempt) -> dict[str, Any]:
         "outcome": attempt.outcome,
         "cause": attempt.cause or attempt.stop or "",
         "ranks": json.dumps(ranks, separators=(",", ":")),
+        "batch_size": attempt.batch_size,
     }
 
 

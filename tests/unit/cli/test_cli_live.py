@@ -19,13 +19,14 @@ from plait.live.state import State
 JOB = {
     "id": "j-3", "number": 3, "name": "mnist", "user": "ada", "project": "default", "state": "running", "gpus": 2,
     "iterations": 100, "iterations_done": 25.0, "created_s": 5.0, "started_s": 8.0, "ended_s": None, "age_s": 75.0,
-    "jct_s": None, "attained_gpu_s": 120.0, "reason": "", "command": ["python", "train.py"], "checkpoint_s": 60,
+    "jct_s": None, "attained_gpu_s": 120.0, "run_s": 60.0, "reason": "", "command": ["python", "train.py"],
+    "checkpoint_s": 60,
     "places": [{"rank": 0, "node": "n0", "gpu": 1, "state": "running", "pid": 77}],
     "group": {"id": "g1", "gate": "tokens", "members": ["j-3", "j-4"]},
 }  # fmt: skip
 DONE = {
-    **JOB, "id": "j-2", "state": "finished", "ended_s": 35.0, "jct_s": 30.0, "attained_gpu_s": 40.0, "starts": 2,
-    "preemptions": 1, "failures": 0, "places": [], "group": None,
+    **JOB, "id": "j-2", "state": "finished", "ended_s": 35.0, "jct_s": 30.0, "attained_gpu_s": 40.0, "run_s": 20.0,
+    "starts": 2, "preemptions": 1, "failures": 0, "places": [], "group": None,
 }  # fmt: skip
 STATUS = {
     "now_s": 80.0, "uptime_s": 9.0, "policy": "srsf", "policy_error": None, "round_s": 1.0, "log_seq": 9,
@@ -206,7 +207,7 @@ def test_ls_show_history(plait, fake):
     fake.answers["GET", "/v1/jobs"] = [JOB, DONE]
     attempt = {
         "epoch": 1, "started_s": 8.0, "ended_s": 9.5, "state": "preempted", "nodes": ["n7"], "exit_code": 75,
-        "reason": None,
+        "reason": None, "gpus": 2, "batch_size": None,
     }  # fmt: skip
     fake.answers["GET", "/v1/jobs/j-3"] = {**JOB, "attempts": [attempt]}
     out = plait("ls", "--state", "running").out
@@ -220,7 +221,9 @@ def test_ls_show_history(plait, fake):
     assert "python train.py" in shown
     assert "77" in shown
     assert "newest checkpoint none yet" in " ".join(shown.split())
-    assert ["1", "+3.0", "s", "1.5", "s", "preempted", "75", "-", "n7"] in [line.split() for line in shown.splitlines()]
+    assert ["1", "+3.0", "s", "1.5", "s", "2", "-", "preempted", "75", "-", "n7"] in [
+        line.split() for line in shown.splitlines()
+    ]
     ended = plait("history").out
     assert "j-2" in ended
     assert "j-3" not in ended
@@ -233,6 +236,16 @@ ADAPTIVE = {
     "total_progress": 100.0, "restarts": 3, "restart_s": 4.2, "difference": "its script says batch most 9",
     "limits": {"initial": 128, "most": 4096, "least_local": 32, "most_local": 1024, "accumulation": True},
 }  # fmt: skip
+
+
+def test_show_tells_how_long_ago_things_were_and_an_age_that_ends_with_the_job(plait, fake):
+    began = {"epoch": 1, "started_s": 4.9, "ended_s": 35.0, "state": "finished", "nodes": ["n7"], "exit_code": 0,
+             "reason": None, "gpus": 4, "batch_size": 1024.0}  # fmt: skip
+    fake.answers["GET", "/v1/jobs/j-2"] = {**DONE, "age_s": 100.0, "attempts": [began]}
+    shown = [" ".join(line.split()) for line in plait("show", "j-2").out.splitlines()]
+    for line in ("created 1 min 40 s ago", "started 1 min 37 s ago", "ended 1 min 10 s ago", "age 30.0 s"):
+        assert line in shown
+    assert "1 +0.0 s 30.1 s 4 1,024 finished 0 - n7" in shown
 
 
 def test_adaptive_jobs_show_size_batch_and_goodput(plait, fake):
@@ -255,11 +268,29 @@ def test_explain_an_adaptive_job_by_its_fit(plait, fake):
     fake.answers["GET", "/v1/jobs/j-3/explain"] = found
     told = plait("explain", "j-3", "--no-eta").out
     assert "adapts: 1 GPU of 1 to 8, batch 512" in told
-    assert "of its goodput now: 1: 1 times (batch 128), 2: 1.4 times (batch 256), 4: 2 times (batch 512)" in told
+    assert "each with its best batch, against 1 GPU: 1: 1 times (batch 128), 2: 1.4 times (batch 256), 4: 2" in told
     assert "sizes are chosen anew in 34.0 s" in told
-    assert "at most 2 GPUs for now: it has measured itself on at most 1" in told
+    assert "at most 2 GPUs for now: twice as many as it has measured itself on" in told
     found["sizes"] = {"profiled": 0, "cap": 1, "at": []}
-    assert "has not fitted its own throughput yet" in plait("explain", "j-3", "--no-eta").out
+    told = plait("explain", "j-3", "--no-eta").out
+    assert "has not fitted its own throughput yet" in told
+    assert "at most 1 GPU for now: it is new, and gets more once it has measured itself" in told
+    found["sizes"] = {"profiled": 1, "cap": 3, "at": []}
+    assert "at most 3 GPUs for now: it has measured itself on 1 GPU" in plait("explain", "j-3", "--no-eta").out
+    narrow = {**ADAPTIVE["limits"], "most": 128}
+    found["adaptive"], found["sizes"] = {**ADAPTIVE, "limits": narrow}, {"profiled": 4, "cap": 4, "at": []}
+    assert "at most 4 GPUs: a batch of 128 feeds no more, 32 a GPU" in plait("explain", "j-3", "--no-eta").out
+
+
+def test_explain_an_adaptive_job_that_has_ended_by_the_sizes_it_had(plait, fake):
+    attempts = [
+        {"gpus": 1, "batch_size": 64.0, "started_s": 3.0, "ended_s": 66.0},
+        {"gpus": 4, "batch_size": None, "started_s": 67.0, "ended_s": 70.5},
+    ]
+    ended = {"id": "j-3", "number": 3, "state": "finished", "summary": "", "attempts": attempts}
+    fake.answers["GET", "/v1/jobs/j-3/explain"] = ended
+    lines = ["j-3 is finished", "  it had 1 GPU for 1 min 3 s (batch 64 in the end), 4 GPUs for 3.5 s"]
+    assert plait("explain", "j-3").out.splitlines() == lines
 
 
 def test_names_of_users_are_no_markup(plait, fake):
@@ -428,6 +459,13 @@ def test_explain_says_why_what_would_help_and_when(plait, fake):
     eta = json.loads(plait("explain", "j-1", "--json").out)["eta"]
     assert 70 < eta["start_in_s"][0] < eta["start_in_s"][1] < 130
     assert eta["end_in_s"][0] > eta["start_in_s"][0] + 70
+    fake.answers["GET", "/v1/jobs/j-0/explain"] = {"id": "j-0", "number": 0, "state": "running", "left_s": 200.0}
+    out = plait("explain", "j-0").out
+    assert "to 3 min 20 s; at its pace now in 3 min 20 s" in out
+    assert "left at this pace" not in out  # one statement of the end
+    low, high = json.loads(plait("explain", "j-0", "--json").out)["eta"]["end_in_s"]
+    assert 70 < low < 120
+    assert high == 200.0
 
 
 def test_explain_a_running_job_by_its_stages(plait, fake):

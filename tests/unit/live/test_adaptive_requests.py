@@ -170,7 +170,28 @@ def test_progress_counts_iterations_at_the_first_batch_and_people_see_steps(clus
     c.pass_s(2.2)
     row = c.store.job(0)
     assert row is not None
-    assert (row["state"], row["steps"]) == ("finished", 4.0)
+    assert (row["state"], row["steps"], row["iterations"]) == ("finished", 100.0, 100)  # the unit its share had before
+    assert [attempt["batch_size"] for attempt in row["attempts"]] == [64.0]
+
+
+def test_an_ended_job_shows_the_size_it_ended_on(cluster: Make) -> None:
+    c = cluster((4,), policy="pollux")
+    c.submit({"batch": BATCH, "gpus": 2, "min_gpus": 1, "max_gpus": 4})
+    c.pass_s()
+    c.submit({"gpus": 4})
+    c.pass_s()
+    held = len(c.engine.state.jobs[0].live.gpus)  # type: ignore[union-attr]
+    assert held == 1  # nobody knows yet what more would bring
+    c.nodes[0].report(0, adaptive=said(10.0), steps=4.0)
+    c.pass_s()
+    c.nodes[0].end(0)
+    c.pass_s()
+    row = c.store.job(0)
+    assert row is not None
+    assert (row["state"], row["gpus"], row["steps"], row["iterations"]) == ("finished", held, 10.0, 100.0)
+    waits = c.store.job(1)
+    assert waits is not None
+    assert waits["gpus"] == 4
 
 
 def test_explain_compares_no_larger_batch_with_an_iteration_alone(cluster: Make) -> None:

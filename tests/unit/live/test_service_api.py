@@ -24,7 +24,7 @@ from plait.live.service.limits import LARGEST_BODY
 from plait.live.service.logs import Mailbox
 from plait.live.service.worker import Worker
 from plait.live.store import Store
-from plait.live.wire import ENDED, RUNNING, NodeInfo, Observed, Reply, Seen, to_json
+from plait.live.wire import ENDED, RUNNING, Adaptive, NodeInfo, Observed, Reply, Seen, to_json
 
 
 @dataclass
@@ -322,6 +322,21 @@ def test_a_job_from_submission_to_its_end(service: Service) -> None:
     found = service.ask("GET", "/v1/events?after=2&limit=3").json()["events"]
     assert [e["seq"] for e in found] == [3, 4, 5]
     assert b'plait_jobs{state="finished"} 1.0' in service.ask("GET", "/metrics").content
+
+
+def test_the_sizes_of_an_adaptive_job_are_told_when_it_has_ended(service: Service) -> None:
+    service.sync()
+    service.ask("POST", "/v1/jobs", "ann", json={"command": ["a"], "batch": {"initial": 16, "most": 64}})
+    deadline = time.monotonic() + 20
+    while not service.sync(wait_s=0.2)["attempts"]:
+        assert time.monotonic() < deadline
+    said = {"pid": 7, "steps": 3.0, "adaptive": Adaptive(9.0, 10.0, 48.0)}
+    service.sync(Seen(0, 1, 0, RUNNING, **said))
+    service.sync(Seen(0, 1, 0, ENDED, exit_code=0, **said))
+    told = service.ask("GET", "/v1/jobs/j-0/explain", "ann").json()
+    assert (told["state"], told["summary"]) == ("finished", "")
+    assert [(one["gpus"], one["batch_size"]) for one in told["attempts"]] == [(1, 48.0)]
+    assert told["attempts"] == service.ask("GET", "/v1/jobs/j-0", "ann").json()["attempts"]
 
 
 def test_logs_come_from_the_agent(service: Service) -> None:

@@ -127,6 +127,8 @@ def attempt(row: Mapping[str, Any]) -> dict[str, Any]:
         "started_s": row["began_s"],
         "ended_s": row["ended_s"],
         "nodes": list(dict.fromkeys(r["node"] for r in row["ranks"])),
+        "gpus": len({(r["node"], r["gpu"]) for r in row["ranks"]}),
+        "batch_size": row["batch_size"],
         "reason": row["cause"] or None,
         "exit_code": next((c for c in codes if c), codes[0] if codes else None),
         "ranks": row["ranks"],

@@ -29,7 +29,7 @@ from sqlalchemy import (
     Text,
 )
 
-HEAD = "0003"
+HEAD = "0004"
 
 metadata = MetaData()
 
@@ -101,6 +101,7 @@ attempts = Table(
     Column("outcome", String(32), nullable=False),
     Column("cause", Text, nullable=False),
     Column("ranks", Text, nullable=False),
+    Column("batch_size", Float),
     PrimaryKeyConstraint("job", "epoch"),
 )
 

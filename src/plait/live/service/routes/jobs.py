@@ -97,8 +97,10 @@ async def explain(request: Request, job: str) -> Response:
     try:
         found, question = await api.worker.call(lambda engine, now: api.asker.explain(engine, number, now))
     except LookupError:
-        ended = (await api.row(job))["state"]
-        found = {"id": job, "number": number, "state": ended, "summary": row["reason"] or f"it has {ended}"}
+        row = await api.row(job)
+        found = {"id": job, "number": number, "state": row["state"], "summary": row["reason"]}
+        if row["request"].get("batch"):
+            found["attempts"] = [shapes.attempt(one) for one in row["attempts"]]
         return Json(found)
     answer = None if question is None else api.asker.ask(question)
     if answer is not None:
