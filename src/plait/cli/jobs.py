@@ -259,7 +259,7 @@ def _newest(job: Mapping[str, Any]) -> str:
     """The step of the checkpoint that a running job would go on from."""
     steps, age_s = job.get("checkpoint_steps"), job.get("checkpoint_age_s")
     if steps is None:
-        return "none yet"
+        return "none yet" if job.get("epoch", 1) == 1 else "none yet of this attempt"
     return f"step {steps:,.0f}" + ("" if age_s is None else f", {duration(age_s)} ago")
 
 
@@ -271,6 +271,8 @@ def _shown(key: str, value: Any) -> object:
         return shlex.join(value)
     if key == "stage_s":
         return ", ".join(f"{1000 * v:.1f} ms" for v in value)
+    if key in ("iterations", "iterations_done"):
+        return f"{value:,.0f}"
     if key in ("step_s", "iteration_s"):
         return f"{1000 * value:.1f} ms"
     if key.endswith("_s") and isinstance(value, (int, float)):

@@ -371,7 +371,8 @@ def _write(results: Sequence[RunResult], files: Sequence[tuple[str, int, Path | 
 def stated(results: Sequence[RunResult]) -> dict[str, str]:
     """The settings that the report shows, where they say something."""
     names = {
-        "load": "Offered load", "placement": "Placement", "round_s": "Round (s)", "overheads": "Overheads",
+        "load": "Offered load, by GPUs asked for", "placement": "Placement", "round_s": "Round (s)",
+        "overheads": "Overheads",
         "spread_slowdown": "Spread slow-down", "profile_noise": "Profile noise", "models": "Models",
         "censored": "Censored jobs", "node_failures": "Node failures",
     }  # fmt: skip

@@ -180,7 +180,9 @@ def _assumptions(controller: Controller, runs: int, start_up_s: float) -> tuple[
     ]
     if silent:
         low, high = WORK_FACTORS
-        out.append(f"{silent} jobs did not say how much work they have: {low:g} to {high:g} times what is typical here")
+        who = "1 job" if silent == 1 else f"{silent} jobs"
+        out.append(f"{who} did not say how much work there is: {low:g} to {high:g} times what is typical here")
     if unmeasured:
-        out.append(f"{unmeasured} jobs are not profiled yet: they are taken to go as fast as others")
+        who = "1 job is" if unmeasured == 1 else f"{unmeasured} jobs are"
+        out.append(f"{who} not profiled yet, and taken to go as fast as others")
     return tuple(out)

@@ -49,23 +49,26 @@ def work_of(engine: Engine, job: JobRecord, attempt: Attempt) -> Work:
     """The work of a job by what its processes have said last."""
     lead, limits = attempt.lead, limits_of(job.request)
     if lead is None:
-        return Work(None, None, None)
+        return Work(None, job.total, None)
     if limits is None:
         return Work(attempt.steps, lead.total_steps, lead.step_s)
     said = lead.adaptive
     if said is None:  # it has not begun, or its script does not adapt
-        return Work(None, None, None)
+        return Work(None, job.total, None)
     each_s = None
     if lead.step_s and said.batch_size:
         sqr, var = _noise(row_of(engine, job))
         each_s = lead.step_s / float(gain(sqr, var, _scale(said.batch_size, limits)))
-    return Work(attempt.progress, said.total, each_s)
+    return Work(attempt.progress, job.total, each_s)
 
 
 def hear_estimate(engine: Engine, job: JobRecord, seen: Seen, now: float) -> None:
     """Take what a job estimates of itself into the books, if that is news and the last was long enough ago."""
     said = seen.adaptive
-    if said is None or said.estimate is None or not job.request.get("batch"):
+    if said is None or not job.request.get("batch"):
+        return
+    job.total = said.total or job.total
+    if said.estimate is None:
         return
     if engine.state.controller is None or engine.state.phase(job) > Phase.RUNNING:
         return
@@ -122,13 +125,15 @@ def shown(engine: Engine, job: JobRecord) -> dict[str, Any] | None:
     }
     attempt = job.live
     said = attempt.lead.adaptive if attempt is not None and attempt.lead is not None else None
+    if said is not None or job.total is not None:  # also while it starts again, or waits for that
+        done = (attempt.progress if attempt is not None else None) or _done(engine, job)
+        out.update(progress=done, total_progress=job.request.get("iterations") or job.total)
     if attempt is None or said is None:
         if attempt is not None and (attempt.steps or 0.0) >= MANY_STEPS:
             out["difference"] = "its script does not adapt; load its data by plait.training.adaptive.AdaptiveDataLoader"
         return out
     work = work_of(engine, job, attempt)
-    total = job.request.get("iterations") or work.total
-    out.update(progress=work.done, total_progress=total, batch_size=said.batch_size)
+    out["batch_size"] = said.batch_size
     if said.batch_size:
         sqr, var = _noise(row_of(engine, job))
         out["efficiency"] = float(efficiency(sqr, var, _scale(said.batch_size, limits)))
@@ -169,6 +174,13 @@ def row_of(engine: Engine, job: JobRecord) -> FloatArray:
         return _NOBODY
     row: FloatArray = controller.books.columns["goodput"][job.number]
     return row
+
+
+def _done(engine: Engine, job: JobRecord) -> float | None:
+    """The progress that the books have."""
+    if engine.state.controller is None or not job.admitted:
+        return None
+    return float(engine.state.controller.books.columns["iterations_done"][job.number])
 
 
 def _noise(row: FloatArray) -> tuple[float, float]:

@@ -178,7 +178,8 @@ class JobRecord:
     its next attempt (`ONCE`) or for good (`ALWAYS`), because one that it shared broke down. `first_epoch`: of its first
     attempt, 0 before that. `down_s`: seconds from being told to stop to its end that its last attempt took, if it is to
     go on from there; `restarts` of these were measured until their first step, and cost `restart_s` seconds, an average
-    in which the last one counts most. `estimated_s` (*seen*): when it was last believed what it estimates of itself.
+    in which the last one counts most. Of an adaptive job (*seen*): `estimated_s` is when it was last believed what it
+    estimates of itself, `total` the progress that it said it will make in all.
     """
 
     number: int
@@ -203,6 +204,7 @@ class JobRecord:
     attempt: Attempt | None = None
     shown: str = ""
     estimated_s: float = -math.inf
+    total: float | None = None
 
     @property
     def live(self) -> Attempt | None:
@@ -211,7 +213,8 @@ class JobRecord:
 
     def to_json(self) -> dict[str, Any]:
         """All but what is derived."""
-        out = {name: getattr(self, name) for name in self.__slots__ if name not in ("attempt", "shown", "estimated_s")}
+        derived = ("attempt", "shown", "estimated_s", "total")
+        out = {name: getattr(self, name) for name in self.__slots__ if name not in derived}
         return {**out, "attempt": self.attempt.to_json() if self.attempt else None}
 
     @classmethod

@@ -115,6 +115,13 @@ def check_sizes(request: Mapping[str, Any], where: str, options: Collection[str]
             check_bounds(initial, most_batch, *bounds, bool(given.get("accumulation")), names_)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
+        fed, wanted = most_batch // bounds[0], "max_gpus" if gpus["max_gpus"] else "gpus"
+        if most > fed:
+            option = name(wanted, "--" + wanted.replace("_", "-"))
+            raise InputError(
+                f"{where}: {option} {most}: a batch of {most_batch} ({names_.most}) feeds at most {fed} "
+                f"with {bounds[0]} each ({names_.least_local}); give {option} {fed}, or other bounds of the batch"
+            )
 
 
 def merge_key(request: Mapping[str, Any], owner: str, project: str) -> str:

@@ -129,10 +129,8 @@ def job_row(engine: Engine, job: JobRecord) -> dict[str, Any]:
 
 def _adaptive_work(job: JobRecord, progress: float, *, ended: bool) -> dict[str, Any]:
     """Work of an adaptive job for its row: steps while it runs; in the end progress, as its share was shown before."""
-    lead = job.attempt.lead if job.attempt else None
     if ended and progress > 0:
-        total = job.request.get("iterations") or (lead.adaptive.total if lead and lead.adaptive else None)
-        return {"steps": progress, "iterations": total}
+        return {"steps": progress, "iterations": job.request.get("iterations") or job.total}
     return {"steps": max(job.mark, (job.attempt.steps if job.attempt else None) or 0.0)}
 
 

@@ -142,6 +142,7 @@ def test_submit_several_jobs_at_once(plait, fake, tmp_path):
         ("3", "needs object"),
         ("command: [a]\nbatch: 64", "batch is 64, needs object of initial, most, least_local"),
         ("command: [a]\nbatch: {initial: 64, most: 32}", "needs 1 <= batch.initial <= batch.most"),
+        ("command: [a]\nmax_gpus: 9\nbatch: {initial: 8}", "max_gpus 9: a batch of 8 (batch.most) feeds at most 8"),
         (
             "- command: [a]\n- command: [a]\n  gpus: 3\n  max_gpus: 2",
             "job 2: gpus 3, max_gpus 2: needs gpus <= max_gpus",
@@ -164,6 +165,11 @@ def test_a_wrong_file_is_refused_before_anything_is_sent(plait, fake, tmp_path, 
         (("--min-gpus", 2), "--min-gpus 2, --gpus 1: needs --min-gpus <= --gpus; gpus is 1 if left out"),
         (("--batch-size", 64, "--max-batch-size", 32), "needs 1 <= --batch-size <= --max-batch-size"),
         (("--batch-size", 64, "--max-batch-size", 512, "--local-batch", "256..512"), "smaller least of --local-batch"),
+        (
+            ("--batch-size", 64, "--max-batch-size", 128, "--local-batch", "32..64", "--max-gpus", 80),
+            "--max-gpus 80: a batch of 128 (--max-batch-size) feeds at most 4 with 32 each (least of --local-batch)",
+        ),
+        (("--gpus", 8, "--batch-size", 4), "--gpus 8: a batch of 4 (--max-batch-size) feeds at most 4 with 1 each"),
     ],
 )
 def test_wrong_sizes_are_refused_in_the_words_of_the_options(plait, fake, words, says):
@@ -221,6 +227,8 @@ def test_ls_show_history(plait, fake):
     assert "python train.py" in shown
     assert "77" in shown
     assert "newest checkpoint none yet" in " ".join(shown.split())
+    fake.answers["GET", "/v1/jobs/j-3"]["epoch"] = 2
+    assert "none yet of this attempt" in plait("show", "j-3").out
     assert ["1", "+3.0", "s", "1.5", "s", "2", "-", "preempted", "75", "-", "n7"] in [
         line.split() for line in shown.splitlines()
     ]
@@ -241,10 +249,11 @@ ADAPTIVE = {
 def test_show_tells_how_long_ago_things_were_and_an_age_that_ends_with_the_job(plait, fake):
     began = {"epoch": 1, "started_s": 4.9, "ended_s": 35.0, "state": "finished", "nodes": ["n7"], "exit_code": 0,
              "reason": None, "gpus": 4, "batch_size": 1024.0}  # fmt: skip
-    fake.answers["GET", "/v1/jobs/j-2"] = {**DONE, "age_s": 100.0, "attempts": [began]}
+    fake.answers["GET", "/v1/jobs/j-2"] = {**DONE, "age_s": 100.0, "iterations_done": 1234.56, "attempts": [began]}
     shown = [" ".join(line.split()) for line in plait("show", "j-2").out.splitlines()]
     for line in ("created 1 min 40 s ago", "started 1 min 37 s ago", "ended 1 min 10 s ago", "age 30.0 s"):
         assert line in shown
+    assert "iterations done 1,235" in shown
     assert "1 +0.0 s 30.1 s 4 1,024 finished 0 - n7" in shown
 
 

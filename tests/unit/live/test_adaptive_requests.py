@@ -348,6 +348,25 @@ def stopped_and_begun(c: Cluster, stop_s: float, start_s: float) -> None:
     c.pass_s(0.5)
 
 
+def test_the_share_done_is_known_while_a_job_starts_again(cluster: Make) -> None:
+    c = cluster((4,), policy="live_cases_policies:Breathing", progress_s=0.5)
+    c.submit({"batch": BATCH, "gpus": 2, "min_gpus": 2, "max_gpus": 4})
+    c.pass_s(2.0)
+    c.nodes[0].report(0, adaptive=said(), steps=4.0, step_s=0.5, first_step_s=1.0)
+    c.pass_s(1.0)
+    c.submit({"gpus": 2})
+    stopped_and_begun(c, 2.0, 1.0)
+    attempt = c.engine.state.jobs[0].live
+    assert attempt is not None
+    assert attempt.epoch == 2
+    assert attempt.lead is not None
+    assert attempt.lead.adaptive is None  # it has not said anything yet
+    adaptive = c.engine.fields([0])[0]["adaptive"]
+    assert (adaptive["progress"], adaptive["total_progress"]) == (10.0, 100.0)
+    (pace,) = [p for p in c.engine.state_for_forecast(c.now)()["paces"].values() if p["total_steps"]]
+    assert pace["total_steps"] == 100.0
+
+
 @pytest.mark.parametrize("snapshot_weight", [1.0, 2000.0])
 def test_restarts_are_measured_and_averaged(cluster: Make, snapshot_weight: float) -> None:
     c = cluster(
