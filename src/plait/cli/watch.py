@@ -226,12 +226,10 @@ def events(
     """Print what happened, and what was decided: the event log, which is the truth."""
     with client(home) as service:
         if job is not None:
-            found = service.job_events(job, newest=limit)
             if as_json:
-                print_json(found)
+                print_json(service.job_events(job, newest=limit))
                 return
-            columns = (">at", "what", "")
-            print_table(columns, ([duration(e.get("at_s")), _kind(e), _details(e)] for e in found), "nothing yet")
+            _print_steps([step for step in service.job_events(job) if all_kinds or _telling(step)][-limit:], False)
             return
         steps = [step for step in service.all_events() if all_kinds or _telling(step)]
         after = max((int(step["seq"]) for step in steps), default=0)
@@ -274,6 +272,8 @@ def _describe(message: dict[str, Any]) -> str:
             gate = f" by {group['gate']}" if group.get("gate") else ""
             groups.append(f"{names} on GPU {','.join(map(str, group['gpus']))}{gate}")
         return f"{kind} {'; '.join(groups)}"
+    if "job" in message:
+        return f"{kind} {_about_job(message)}"
     jobs = message.get("jobs")
     about = ", ".join(f"j-{job}" for job in jobs) if isinstance(jobs, list) else ""
     node = message.get("node")
@@ -283,10 +283,17 @@ def _describe(message: dict[str, Any]) -> str:
     return " ".join(part for part in (kind, about, f"({reason})" if reason else "") if part)
 
 
-def _kind(event: dict[str, Any]) -> str:
-    return str(event.get("type") or event.get("kind") or event.get("what") or "")
-
-
-def _details(event: dict[str, Any]) -> str:
-    left = {k: v for k, v in event.items() if k not in ("at_s", "type", "kind", "what", "seq") and v not in (None, "")}
-    return ", ".join(f"{k}={v}" for k, v in left.items())
+def _about_job(note: dict[str, Any]) -> str:
+    """What a note of the service says of one job: which attempt, where or which process, and how it went."""
+    words = [f"j-{note['job']}"]
+    if "epoch" in note:
+        words.append(f"attempt {note['epoch']}")
+    if note["type"] == "AttemptBegan":
+        words.append("on " + ", ".join(f"{node} GPU {gpu}" for node, gpu in note["ranks"]))
+    if "rank" in note:
+        words.append(f"rank {note['rank']}")
+    if note.get("exit_code") is not None:
+        words.append(f"exit code {note['exit_code']}")
+    if note.get("cost_s") is not None:
+        words.append(f"cost {duration(note['cost_s'])}")
+    return " ".join(words + [f"({note[name]})" for name in ("why", "outcome", "reason") if note.get(name)])

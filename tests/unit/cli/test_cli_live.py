@@ -442,6 +442,33 @@ def test_events_in_words(plait, fake):
     assert json.loads(plait("events", "--last", 1, "--json").out)["seq"] == 3
 
 
+def test_events_of_a_job_in_words(plait, fake):
+    notes = [
+        {"type": "AttemptBegan", "epoch": 2, "gpus": [0, 3], "ranks": [["n0", 0], ["n1", 1]], "port": 0},
+        {"type": "StopAsked", "epoch": 2, "why": "moved"},
+        {"type": "RankEnded", "epoch": 2, "rank": 1, "exit_code": -9, "reason": "it was killed", "started": True},
+        {"type": "AttemptOver", "epoch": 2, "outcome": "preempted", "held_s": 3.0, "steps": 9.0},
+        {"type": "Restarted", "epoch": 3, "cost_s": 87.35},
+    ]
+    steps = [
+        {"seq": i, "at_s": 300.0, "event": {**note, "at_s": 300.0, "job": 3}, "commands": []}
+        for i, note in enumerate(notes)
+    ]
+    progress = {"seq": 5, "at_s": 301.0, "event": {"type": "ProgressReported", "jobs": [3]}, "commands": []}
+    fake.answers["GET", "/v1/jobs/j-3/events"] = {"events": [*steps, progress]}
+    lines = [line.split(" s  ")[1] for line in plait("events", "j-3").out.splitlines()]
+    assert lines == [
+        "AttemptBegan j-3 attempt 2 on n0 GPU 0, n1 GPU 1",
+        "StopAsked j-3 attempt 2 (moved)",
+        "RankEnded j-3 attempt 2 rank 1 exit code -9 (it was killed)",
+        "AttemptOver j-3 attempt 2 (preempted)",
+        "Restarted j-3 attempt 3 cost 1 min 27 s",
+    ]
+    assert len(plait("events", "j-3", "--last", 1).out.splitlines()) == 1
+    assert len(plait("events", "j-3", "--all").out.splitlines()) == 6
+    assert len(json.loads(plait("events", "j-3", "--json").out)) == 6
+
+
 def test_explain_says_why_what_would_help_and_when(plait, fake):
     fake.answers["GET", "/v1/jobs/j-1/explain"] = {
         "id": "j-1", "number": 1, "state": "waiting", "policy": "fifo", "summary": "2 GPUs are held", "position": 1,
