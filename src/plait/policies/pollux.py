@@ -10,16 +10,12 @@ import numpy as np
 from plait.core.errors import InputError, MissingExtra
 from plait.core.policy import View, Wanted
 from plait.goodput.knapsack import best_sizes
-from plait.goodput.programs import best_arrangement
 from plait.goodput.solver import HAVE_HIGHS
-from plait.placement.rebuild import place_arranged
 from plait.policies.cluster_size import cluster_size
+from plait.policies.exact import MOST_NODES, best_of_all
 from plait.policies.pools import Pool
 from plait.policies.rounds import ByFitness, Sizes
-from plait.policies.steps import Ladder, every_worth, guaranteed, patterns_apply
-
-#: Branchings of the integer program after which the best found so far is taken: the same on every machine.
-MOST_NODES = 2000
+from plait.policies.steps import Ladder, every_speedup, guaranteed, patterns_apply
 
 #: Up to how many GPUs, and how many pairs of job and size, `exact=auto` looks for the best of all sizes.
 AUTO_GPUS, AUTO_PAIRS = 64, 4000
@@ -100,22 +96,20 @@ class Pollux(ByFitness):
 
     def _best_of_all(self, pool: Pool) -> Sizes | None:
         """Every size and pattern of nodes, by an integer program; None if those who are due cannot be served so."""
-        up = pool.capacity > 0
-        nodes = int(up.sum())
+        up = np.flatnonzero(pool.capacity > 0)
         some = np.flatnonzero(pool.weights > 0)
-        configs, worth = every_worth(pool)
-        worth = worth[some]
-        worth[np.isin(some, guaranteed(pool, pool.least)), 0] = np.nan
+        at = np.ix_(some, up)
+        configs, speedup = every_speedup(pool)
+        speedup = speedup[some]
+        speedup[np.isin(some, guaranteed(pool, pool.least)), 0] = np.nan
         try:
-            found = best_arrangement(
-                worth, configs, pool.per_node, nodes, self.p, floor=self.floor, weights=pool.weights[some],
-                most_nodes=MOST_NODES,
+            found = best_of_all(
+                speedup, configs, pool.held[at], pool.capacity[up], pool.kept[some], self.p, floor=self.floor,
+                weights=pool.weights[some],
             )  # fmt: skip
         except InputError:
             return None
-        arranged = np.zeros((len(pool.rows), nodes), dtype=np.int64)
-        arranged[some] = found.gpus
         matrix = np.zeros_like(pool.held)
-        matrix[:, up] = place_arranged(arranged, pool.held[:, up], pool.capacity[up]).gpus
+        matrix[at] = found.gpus
         best = "the best" if found.optimal else f"the best after {MOST_NODES} branchings"
         return Sizes(matrix, f"{best} of all sizes (integer program)")

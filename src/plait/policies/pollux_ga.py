@@ -11,7 +11,7 @@ from plait.core.policy import View
 from plait.goodput.genetic import GENERATIONS, POPULATION, Search, evolve
 from plait.policies.pools import Pool
 from plait.policies.rounds import ByFitness, Sizes
-from plait.policies.steps import every_worth
+from plait.policies.steps import every_speedup
 
 #: Bounds of options: searches that still end and fit into memory (published: 100 and 100), and 63 bits.
 MOST, MOST_SEED = 10_000, 2**63 - 1
@@ -39,10 +39,9 @@ class PolluxGa(ByFitness):
 
     def allocate(self, pool: Pool, view: View) -> Sizes:
         """The best of the last generation."""
-        configs, worth = every_worth(pool)
-        speedup = pool.goodput(configs[:, 0], np.where(np.isnan(worth), 0, configs[:, 1])) / pool.base[:, None]
+        configs, speedup = every_speedup(pool)
         search = Search(
-            speedup, configs, pool.held, pool.capacity, pool.kept, pool.most, pool.least,
+            np.nan_to_num(speedup), configs, pool.held, pool.capacity, pool.kept, pool.most, pool.least,
             weights=pool.weights, p=self.p, floor=self.floor,
         )  # fmt: skip
         rng = np.random.default_rng((int(self.seed), round(view.now_s * 1000)))

@@ -8,7 +8,7 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.goodput.fitness import after_restart
-from plait.goodput.ladder import column_of, every_size, ladder
+from plait.goodput.ladder import every_size, ladder
 from plait.placement.elastic import place
 from plait.policies.pools import Pool
 
@@ -32,16 +32,15 @@ def guaranteed(pool: Pool, charge: IntArray) -> IntArray:
     return np.concatenate([due, fresh])
 
 
-def every_worth(pool: Pool) -> tuple[IntArray, FloatArray]:
-    """All configurations (C, 2), nothing first, and what they are worth to each job (J, C); NaN where it cannot run."""
+def every_speedup(pool: Pool) -> tuple[IntArray, FloatArray]:
+    """All configurations (C, 2), nothing first, and the speed-ups of each job (J, C); NaN where it cannot run."""
     nodes = int((pool.capacity > 0).sum())
     configs = every_size(pool.per_node, nodes, int(pool.most.max(initial=1)))
     fits = (configs[:, 1] >= pool.least[:, None]) & (configs[:, 1] <= pool.most[:, None])
     speedup = pool.goodput(configs[:, 0], np.where(fits, configs[:, 1], 0)) / pool.base[:, None]
-    worth = after_restart(speedup, pool.kept, column_of(configs, *pool.running))
-    worth[~fits] = np.nan
-    worth[:, 0] = 0.0
-    return configs, worth
+    speedup[~fits] = np.nan
+    speedup[:, 0] = 0.0
+    return configs, speedup
 
 
 class Ladder(NamedTuple):

@@ -14,11 +14,10 @@ from plait.goodput.fitness import after_restart, fitness
 from plait.goodput.genetic import Front, Search, evolve
 from plait.goodput.knapsack import best_sizes
 from plait.goodput.ladder import column_of, every_size, ladder
-from plait.goodput.programs import best_arrangement
 from plait.goodput.speedup import fair_share, restart_factor, speedup
 from plait.goodput.table import goodput_table
 from plait.placement.elastic import place
-from plait.placement.rebuild import place_arranged
+from plait.policies.exact import best_of_all
 from plait.reproduce.pollux.adaptive import AdaptiveJob, table_of
 from plait.reproduce.pollux.clock import GPUS_PER_NODE, Allocation, Shape
 from plait.reproduce.pollux.jobs import RESTART_S, Job
@@ -28,9 +27,6 @@ MOST_GPUS = 64
 
 FLOOR = 4e-3
 """What a job without GPUs counts as: the released 1e-3, which is added to the speed-up over GPUs of a node."""
-
-MOST_BRANCHES = 2000
-"""Branchings of the integer program in a round; a limit in seconds would not give the same numbers again."""
 
 Base = Literal["artifact", "corrected"]
 
@@ -121,11 +117,7 @@ class PolluxExact(Pollux):
     def choose(self, now: Round) -> IntArray:
         """GPUs of each job on each node, (J, N); as now where moving jobs would cost more than it brings."""
         here = self._columns(now.running)
-        worth = after_restart(now.speedup, now.factor, here)
-        best = best_arrangement(
-            worth, self.configs, GPUS_PER_NODE, self.nodes, floor=self.floor, most_nodes=MOST_BRANCHES
-        )
-        gpus = place_arranged(best.gpus, now.running, self.capacity).gpus
+        gpus = best_of_all(now.speedup, self.configs, now.running, self.capacity, now.factor, floor=self.floor).gpus
         rows = np.arange(len(now.jobs))
         stays = (gpus == now.running).all(axis=1)
         placed = now.speedup[rows, self._columns(gpus)] * np.where(stays, 1.0, now.factor)
