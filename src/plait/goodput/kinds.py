@@ -62,30 +62,6 @@ def relative(goodput: FloatArray) -> FloatArray:
     return shares
 
 
-def bootstrapped(goodput: FloatArray, configs: IntArray) -> FloatArray:
-    """Goodputs (J, C) with guesses where they are NaN, from one GPU of that kind: (C, 3) `configs` as `kind_configs`.
-
-    As on another kind, in proportion to one GPU of each: G_A(K) = G_A(1) / G_B(1) * G_B(K); where no kind is known
-    with K GPUs, in proportion to K. A kind not even known with one GPU stays NaN (Sia, section 3.2).
-    """
-    filled = goodput.copy()
-    kinds, sizes = configs[:, 2], configs[:, 1]
-    one = {int(kinds[c]): c for c in np.flatnonzero(sizes == 1)}
-    for column in np.flatnonzero(sizes > 1):
-        kind = int(kinds[column])
-        if kind not in one:
-            continue
-        here = goodput[:, one[kind]]
-        guess = here * sizes[column]
-        like = (sizes == sizes[column]) & (kinds != kind) & ((configs[:, 0] > 1) == (configs[column, 0] > 1))
-        for other in np.flatnonzero(like)[::-1]:  # the first kind that is known decides
-            if int(kinds[other]) in one:
-                known = here / goodput[:, one[int(kinds[other])]] * goodput[:, other]
-                guess = np.where(np.isnan(known), guess, known)
-        filled[:, column] = np.where(np.isnan(goodput[:, column]), guess, goodput[:, column])
-    return filled
-
-
 def best_configurations(
     goodput: FloatArray,
     gpus: IntArray,

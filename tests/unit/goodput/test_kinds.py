@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError
-from plait.goodput.kinds import MOST_POWER, Limit, best_configurations, bootstrapped, kind_configs, relative
+from plait.goodput.kinds import MOST_POWER, Limit, best_configurations, kind_configs, relative
 
 
 def goodputs(seed: int, jobs: int, configs: np.ndarray) -> np.ndarray:
@@ -121,10 +121,3 @@ def test_exponents_of_which_numbers_can_hold_no_power_are_refused():
 
 def test_goodput_is_relative_to_the_least_positive():
     assert np.array_equal(relative(np.array([[0.0, 2.0, 6.0]])), [[np.nan, 1.0, 3.0]], equal_nan=True)
-
-
-def test_a_kind_known_with_one_gpu_is_guessed_from_another_or_in_proportion():
-    configs = kind_configs([4, 4], [1, 1])
-    known = np.array([[10.0, 15.0, 20.0, 5.0, np.nan, np.nan], [1.0, np.nan, np.nan, np.nan, np.nan, np.nan]])
-    expected = [[10.0, 15.0, 20.0, 5.0, 7.5, 10.0], [1.0, 2.0, 4.0, np.nan, np.nan, np.nan]]
-    assert np.array_equal(bootstrapped(known, configs), expected, equal_nan=True)
