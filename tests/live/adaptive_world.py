@@ -21,6 +21,9 @@ from plait.live.store import Store
 from plait.testing import Cluster
 
 SCRIPT = Path(__file__).parent / "scripts" / "adaptive_job.py"
+sys.path.insert(0, str(SCRIPT.parent))
+from line_model import FIXED_BATCH, RATE, examples, new_model  # noqa: E402
+
 ROUND_S = 0.5
 LIMITS = BatchLimits(initial=32, most=512, least_local=8, most_local=128, accumulation=True)
 
@@ -135,6 +138,27 @@ def _look_back(home: Path, result: Outcome) -> None:
     assert verified.state.controller is not None
     result.estimates = verified.state.controller.books.columns["goodput"][: len(result.jobs)].copy()
     result.foretold = fidelity(rows, round_s=ROUND_S)
+
+
+def losses_of_fixed(epochs: int, samples: int, spread: float, orders: int = 16) -> Any:
+    """Losses of the script's model with its fixed batch, by steps of the last pass, in so many orders of its samples.
+
+    A training that adapts ends in the middle of a pass, where a loss varies more than between passes.
+    """
+    x, y = (part.numpy().astype(float) for part in examples(samples, 2, spread))
+    held, truth = (part.numpy().astype(float) for part in examples(2000, 5, 0.0))
+    x, held = (np.column_stack([part, np.ones(len(part))]) for part in (x, held))
+    begin = np.concatenate([part.detach().numpy().ravel() for part in new_model().parameters()])
+    found = []
+    for seed in range(orders):
+        rng, w = np.random.default_rng(seed), begin.astype(float)
+        for epoch in range(epochs):
+            order = rng.permutation(samples)
+            for some in np.split(order, range(FIXED_BATCH, samples, FIXED_BATCH)):
+                w -= RATE * 2 * x[some].T @ (x[some] @ w - y[some, 0]) / len(some)
+                if epoch == epochs - 1:
+                    found.append(float(((held @ w - truth[:, 0]) ** 2).mean()))
+    return np.array(found)
 
 
 def samples_of(out: Path, number: int) -> dict[int, Counter[str]]:

@@ -18,12 +18,12 @@ from pathlib import Path
 import light_torch  # noqa: F401  before torch
 import torch
 import torch.distributed as dist
+from line_model import FIXED_BATCH, RATE, examples, new_model
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from plait.training import attach
 
-FEATURES, FIXED_BATCH, RATE = 16, 32, 0.02
 out, kind, epochs, samples = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 alpha_s, beta_s, interval_s = (float(word) for word in sys.argv[5:8])
 spread = float(sys.argv[8]) if len(sys.argv) > 8 else 1.0
@@ -31,14 +31,6 @@ rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 torch.set_num_threads(1)
 if world > 1:
     dist.init_process_group("gloo")
-
-
-def examples(count: int, seed: int, noise: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and labels of a line through the origin, the labels with noise."""
-    chance = torch.Generator().manual_seed(seed)
-    line = torch.randn(FEATURES, 1, generator=torch.Generator().manual_seed(1))
-    x = torch.randn(count, FEATURES, generator=chance)
-    return x, x @ line + noise * torch.randn(count, 1, generator=chance)
 
 
 class Numbered:
@@ -54,8 +46,7 @@ class Numbered:
         return index, self.x[index], self.y[index]
 
 
-torch.manual_seed(3)
-model = nn.Linear(FEATURES, 1)
+model = new_model()
 net = nn.parallel.DistributedDataParallel(model) if world > 1 else model
 optimizer = torch.optim.SGD(net.parameters(), RATE)
 sampler = None
