@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import compiled_once
 import postgres_server
 
 settings.register_profile(
@@ -18,6 +19,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "plait"))
+compiled_once.compile_once()
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -21,10 +21,8 @@ from plait.traces.load import load_jobs
 
 #: seconds on one core with all checks: las 5 and 18, 2d-las 5 and 18, themis 11 and 84; gandiva 39 without, or more;
 #: muri-l 17 and 120; those that choose sizes decide each minute of months, or more
-SLOW = {("trace1", "las"), ("trace1", "2d-las"), ("trace1", "themis"), ("trace1", "gandiva"), ("trace3", "gandiva"),
-        ("trace1", "muri-l"), ("trace3", "muri-l")}  # fmt: skip
-SIZING = ("pollux", "optimus", "sia", "pollux-ga")
-SLOW |= {(trace, policy) for trace in ("trace1", "trace3") for policy in SIZING}
+OFTEN = ("las", "2d-las", "themis", "gandiva", "muri-l", "pollux", "optimus", "sia", "pollux-ga")
+SLOW = {(trace, policy) for trace in ("trace1", "trace3") for policy in OFTEN}
 #: the same policies, decided less often
 COARSE = {"las": "las:quantum_s=3600", "2d-las": "2d-las:quantum_s=3600", "themis": "themis:lease_s=14400"}
 COARSE |= {"gandiva": "gandiva:slice_s=21600", "muri-l": "muri-l:quantum_s=7200"}
