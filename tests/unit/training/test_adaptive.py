@@ -406,3 +406,69 @@ def test_a_loader_that_nothing_follows_says_so_once() -> None:
     model, followed = net(), AdaptiveDataLoader(data(), 4, max_batch_size=16)
     Adaptive(attach(), model, SGD(model.parameters()), followed)
     list(followed)
+
+
+def test_steps_that_a_scaler_leaves_out_are_no_progress() -> None:
+    model = net()
+    optimizer = SGD(model.parameters())
+    loader = AdaptiveDataLoader(data(), 8)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    adaptive = Adaptive(attach(), model, optimizer, loader, scaler=scaler)
+    for number, (x, y) in enumerate(loader):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        scaler.scale(loss * (math.inf if number == 2 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert adaptive.progress == number  # one less than there were batches
+
+
+def test_a_loop_without_steps_ends_with_an_error() -> None:
+    model = net()
+    loader = AdaptiveDataLoader(data(), 8)
+    Adaptive(attach(), model, SGD(model.parameters()), loader)
+    epochs = loader.remaining_epochs(2)
+    next(epochs)
+    for x, y in loader:
+        torch.nn.functional.mse_loss(model(x), y).backward()
+    with pytest.raises(InputError, match=r"no optimizer step was made .* call optimizer.step\(\) for each batch"):
+        next(epochs)
+
+
+def test_a_second_backward_pass_in_a_batch_is_told_or_refused() -> None:
+    model = net()
+    optimizer = SGD(model.parameters())
+    loader = AdaptiveDataLoader(data(), 8)
+    adaptive = Adaptive(attach(), model, optimizer, loader)
+
+    def both() -> None:
+        for x, y in loader:
+            optimizer.zero_grad()
+            for part in (model(x) - y)[:, 0].square().split(4):
+                (part.sum() / 8).backward(retain_graph=True)
+            optimizer.step()
+
+    with pytest.warns(RuntimeWarning, match="two backward passes in one batch") as told:
+        both()
+    assert len(told) == 1
+    assert not adaptive.statistics.known
+    model = net()
+    loader = AdaptiveDataLoader(data(), 8, local_batch=(1, 4), accumulation=True)
+    Adaptive(attach(), model, SGD(model.parameters()), loader)
+    batches = iter(loader)
+    x, y = next(batches)
+    loss = torch.nn.functional.mse_loss(model(x), y)
+    loss.backward(retain_graph=True)
+    with pytest.raises(InputError, match="this step accumulates gradients over 2 batches"):
+        loss.backward()
+
+
+def test_one_loader_for_two_is_refused() -> None:
+    loader = AdaptiveDataLoader(data(), 8)
+    for first in (True, False):
+        model = net()
+        if first:
+            Adaptive(attach(), model, SGD(model.parameters()), loader)
+        else:
+            with pytest.raises(InputError, match="feeds another Adaptive already"):
+                Adaptive(attach(), model, SGD(model.parameters()), loader)

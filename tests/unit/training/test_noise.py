@@ -134,7 +134,7 @@ def test_before_any_estimate_every_batch_size_looks_efficient_and_no_learning_ra
     assert statistics.noise_scale(M0) == math.inf
     assert statistics.group_sqr == (1.0,) * 3
     assert statistics.group_var == (0.0,) * 3
-    assert statistics.gain(8.0) == 1.0
+    assert statistics.gain(8.0) == 8.0
 
 
 def test_groups_have_floors_of_their_own() -> None:

@@ -54,6 +54,7 @@ class AdaptiveLoader(ABC):
         self.decisions = Decisions(self.limits, self.plan, self.timings, interval_s)
         self._begin: Callable[[Turn], None] | None = None
         self._end: Callable[[], None] | None = None
+        self._made: Callable[[], bool] | None = None
         self._job: AttachedJob | None = None
         self._ranks: Ranks | None = None
         self._epoch, self._done, self._active, self._resume = 0, 0, False, False
@@ -122,13 +123,24 @@ class AdaptiveLoader(ABC):
             job.kept.add(job.kept.free_name("loader"), self)
 
     def follow(
-        self, noise: Noise, begin: Callable[[Turn], None] | None = None, end: Callable[[], None] | None = None
+        self,
+        noise: Noise,
+        begin: Callable[[Turn], None] | None = None,
+        end: Callable[[], None] | None = None,
+        made: Callable[[], bool] | None = None,
     ) -> None:
         """Choose the batch, and count progress, by this gradient noise; without any the batch stays as it was given.
 
-        `begin` is called before each batch with what it is, `end` when a pass over the data is over or was left.
+        `begin` is called before each batch with what it is, `end` when a pass over the data is over or was left; `made`
+        after the last batch of each step tells whether the optimizer made it: one that it did not is no progress.
+        Raises `InputError` where another noise is followed already.
         """
-        self.decisions.noise, self._begin, self._end = noise, begin, end
+        if self.decisions.noise is not None:
+            raise InputError(
+                "this loader feeds another Adaptive already, and one gradient noise decides its batch; "
+                "give each Adaptive a loader of its own"
+            )
+        self.decisions.noise, self._begin, self._end, self._made = noise, begin, end, made
 
     def remaining_epochs(self, epochs: float) -> Iterator[int]:
         """Passes over the data until progress is that of so many epochs at the initial batch; the last one ends there.
@@ -149,7 +161,7 @@ class AdaptiveLoader(ABC):
                     if self.progress.iterations == before and (self._resume or not resumed):
                         raise InputError(
                             "remaining_epochs: no optimizer step was made in this turn, so there is no end; "
-                            "iterate over the loader inside the loop"
+                            "iterate over the loader inside the loop, and call optimizer.step() for each batch"
                         )
                     if job is not None:
                         job.safe_point("epochs")
@@ -198,8 +210,7 @@ class AdaptiveLoader(ABC):
             try:
                 while (batch := next(batches, _END)) is not _END:
                     turn = self._turn = self.plan.turn()
-                    if turn.is_sync:
-                        self._count(turn)
+                    gained = self._count(turn) if turn.is_sync else 0.0
                     if job is not None:
                         job.compute.begin()
                     if self._begin is not None:
@@ -211,6 +222,8 @@ class AdaptiveLoader(ABC):
                     self.timings.end()
                     if job is not None:
                         job.compute.end()
+                    if turn.is_sync and self._made is not None and not self._made():
+                        self.progress.iterations -= gained
                     over = turn.is_sync and (self._done >= self.size or self.progress.reached)
                     if turn.is_sync:
                         self._stepped()
@@ -231,13 +244,15 @@ class AdaptiveLoader(ABC):
         if self._end is not None:
             self._end()
 
-    def _count(self, turn: Turn) -> None:
-        """A step is about to be made: a checkpoint from here on has it."""
+    def _count(self, turn: Turn) -> float:
+        """A step is about to be made, and a checkpoint from here on has it; the progress that it is worth."""
         step = turn.step
         self._done = step.first + step.examples
         # Never less than an iteration: the last step of an epoch has what is left, also at the initial batch.
         scale = max(step.examples / self.batch_size, 1.0)
-        self.progress.iterations += self.decisions.worth(scale)
+        gained = self.decisions.worth(scale)
+        self.progress.iterations += gained
+        return gained
 
     def _stepped(self) -> None:
         """Between two steps."""

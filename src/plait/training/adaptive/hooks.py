@@ -17,6 +17,7 @@ None then, so that what a loop does after each backward pass (clipping, zeroing)
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from plait.core.errors import InputError
 from plait.training.adaptive.passes import Pass, Squares
 from plait.training.adaptive.preconditioner import Preconditioner
 from plait.training.adaptive.timing import SyncClock
@@ -54,6 +56,7 @@ class GradientHooks:
         self._groups = len(optimizer.param_groups)
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # parameters, the last step's gradients
         self._before_batch = 0
+        self._told = False
         self._forget()
         if self._ranks == 1:
             self._kinds["register_post_accumulate_grad_hook"] = self._accumulated, set()
@@ -88,6 +91,7 @@ class GradientHooks:
     def begin(self, now: Pass, loss_scale: torch.Tensor | None = None) -> None:
         """The next backward pass is this one; its loss is multiplied by `loss_scale` (a scalar tensor)."""
         self._now = now
+        self._made.clear()
         if now.index == 0:
             self._await_reduced()  # of a step that was skipped
             self._forget()
@@ -137,6 +141,7 @@ class GradientHooks:
         self._reducing: tuple[torch.Tensor, Any] | None = None
         self._seen: dict[int, torch.Tensor] = {}  # parameters with a gradient in some pass that is not divided yet
         self._compared: set[int] = set()  # parameters with a gradient in the only pass
+        self._made: set[int] = set()  # parameters, or buckets of DDP, with a gradient in this pass
         self._kept.clear()
         self._odd = False  # something in it gives no estimate
 
@@ -169,12 +174,26 @@ class GradientHooks:
         if group is not None:
             into[group].append(self.precondition.squared(parameter, gradient))
 
+    def _once(self, what: int, passes: int) -> None:
+        """A pass makes each gradient once. Twice is no sample of the noise; means over passes would be wrong."""
+        if what not in self._made:
+            self._made.add(what)
+            return
+        self._odd = True
+        said = "two backward passes in one batch of an adaptive job: add up their losses, and call backward() once"
+        if passes > 1:
+            raise InputError(f"{said}; this step accumulates gradients over {passes} batches")
+        if not self._told:
+            self._told = True
+            warnings.warn(f"plait: {said}; until then no gradient noise is estimated", RuntimeWarning, stacklevel=2)
+
     # -- hooks of parameters --------------------------------------------------------------------------------------
 
     def _passed(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """The gradient of this pass alone, of this rank alone, before it is added to those of the passes before."""
         if self._now.passes == 1 or gradient is None:
             return None
+        self._once(id(parameter), self._now.passes)
         if self._now.last:
             self._put_back()
         elif id(parameter) in self._kept:
@@ -202,6 +221,7 @@ class GradientHooks:
             parameter.grad.div_(now.passes)
             self._square(parameter, parameter.grad.detach(), self._total)
         else:
+            self._once(id(parameter), 1)
             self._compare(parameter, parameter.grad.detach())
 
     def _compare(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -269,6 +289,7 @@ class GradientHooks:
         buffer, now, total = bucket.buffer(), self._now, self._total  # of this step, whenever the future completes
         parts = self._parts(bucket)
         if now.passes == 1:
+            self._once(bucket.index(), 1)
             for parameter, gradient in parts:
                 self._square(parameter, gradient, self._local)
         if (factor := now.weight if now.passes == 1 else 1 / now.passes) != 1:

@@ -116,7 +116,7 @@ class Statistics:
         return float(noise_scale(self.sqr, self.var, initial_batch))
 
     def gain(self, scale: float) -> float:
-        """What an optimizer step at S = `scale` is worth in steps at M0, from 1 to S; 1 before any estimate.
+        """What an optimizer step at S = `scale` is worth in steps at M0, from 1 to S; S before any estimate.
 
         >>> statistics = Statistics()
         >>> statistics.update(Estimate((1.0,), (3.0,), 3.0))
@@ -124,8 +124,6 @@ class Statistics:
         >>> statistics.gain(3.0)
         2.0
         """
-        if not self.known:
-            return 1.0
         return (self.var + self.sqr) / (self.var / scale + self.sqr)
 
     def update(self, estimate: Estimate) -> bool:

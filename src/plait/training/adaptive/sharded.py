@@ -64,6 +64,7 @@ class ShardedHooks(GradientHooks):
         """A shard of the mean over all ranks is complete, which is the sum over all passes."""
         if parameter.grad is None or self._now is self._idle:
             return
+        self._once(id(parameter), self._passes)
         gradient = local(parameter.grad.detach())
         if self._passes > 1:
             gradient.div_(self._passes)

@@ -89,6 +89,7 @@ class Adaptive:
         self._moments: float | None = None  # about that of the gradients that Adam's moments are of
         self._scheduled = 0
         self._now: Pass | None = None
+        self._stepped = False  # since the batch in hand came
         self._hooks = self._make_hooks(comm_hook)
         self._register()
         hold_optimizer(optimizer, self._gate, self._rate.restore)
@@ -97,7 +98,7 @@ class Adaptive:
         # Of this instance, so before the hooks of the whole process, by which plait counts steps and saves.
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
-        loader.follow(self.statistics, self._begin, self._end)
+        loader.follow(self.statistics, self._begin, self._end, lambda: self._stepped)
 
     def _make_hooks(self, comm_hook: Hook | None) -> GradientHooks:
         if self.kind == "fsdp2":
@@ -181,7 +182,7 @@ class Adaptive:
         """The loader hands out a batch."""
         step = turn.step
         now = self._now = Pass(step.ranks, step.passes, turn.index, turn.local, step.examples, step.full)
-        self._gate.stepping = now.last
+        self._gate.stepping, self._stepped = now.last, False
         self._accumulating.close()
         if not now.last:
             self._accumulating.enter_context(self._hooks.no_sync(self.model))
@@ -206,6 +207,7 @@ class Adaptive:
         now = self._now
         if now is None:  # not for a batch of the loader
             return
+        self._stepped = True
         squares = self._hooks.collect()
         estimate = self._reading.take(squares, self.loader.batch_size)
         if estimate is not None:
