@@ -184,13 +184,13 @@ OPTIONS = (
 
 
 #: a search that takes seconds a decision, made short
-CHEAP = {"pollux-ga": "pollux-ga:generations=3,population=20"}
+CHEAP = {"pollux-ga": "pollux-ga:generations=3,population=20", "sia": "sia:interval_s=240"}
 
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("policy", [*CATALOG, *OPTIONS])
 def test_every_policy_through_a_view_made_by_hand(policy: str, world: str) -> None:
-    try_out(world, WORLDS[world], range(12), CHEAP.get(policy, policy), None, uneven=True)
+    try_out(world, WORLDS[world], range(6 if policy in CHEAP else 12), CHEAP.get(policy, policy), None, uneven=True)
 
 
 OWN: dict[str, Callable[[], Callable[[Naive], Choice]]] = {
