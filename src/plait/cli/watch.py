@@ -265,6 +265,9 @@ def _describe(message: dict[str, Any]) -> str:
     kind = str(message.get("type"))
     if kind == "JobSubmitted":
         return f"{kind} " + ", ".join(str(job.get("id")) for job in message["jobs"])
+    if kind == "Requested":
+        numbers = range(message["first"], message["first"] + len(message["requests"]))
+        return f"{kind} {', '.join(f'j-{number}' for number in numbers)} by {message['owner']}"
     if kind in ("Launch", "Adjust"):
         groups = []
         for group in message["groups"]:

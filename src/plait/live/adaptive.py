@@ -67,7 +67,8 @@ def hear_estimate(engine: Engine, job: JobRecord, seen: Seen, now: float) -> Non
     said = seen.adaptive
     if said is None or not job.request.get("batch"):
         return
-    job.total = said.total or job.total
+    if said.batch_size:  # it has made a step, and says with each how many there will be, or that it does not know
+        job.total = said.total or None
     if said.estimate is None:
         return
     if engine.state.controller is None or engine.state.phase(job) > Phase.RUNNING:

@@ -115,12 +115,11 @@ def check_sizes(request: Mapping[str, Any], where: str, options: Collection[str]
             check_bounds(initial, most_batch, *bounds, bool(given.get("accumulation")), names_)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
-        fed, wanted = most_batch // bounds[0], "max_gpus" if gpus["max_gpus"] else "gpus"
-        if most > fed:
-            option = name(wanted, "--" + wanted.replace("_", "-"))
+        fed = most_batch // bounds[0]
+        if many := [f"{name(f, '--' + f.replace('_', '-'))} {gpus[f]}" for f in gpus if gpus[f] > fed]:
             raise InputError(
-                f"{where}: {option} {most}: a batch of {most_batch} ({names_.most}) feeds at most {fed} "
-                f"with {bounds[0]} each ({names_.least_local}); give {option} {fed}, or other bounds of the batch"
+                f"{where}: {', '.join(many)}: a batch of {most_batch} ({names_.most}) feeds at most {fed} "
+                f"with {bounds[0]} each ({names_.least_local}); give at most {fed}, or other bounds of the batch"
             )
 
 

@@ -169,6 +169,10 @@ def test_a_wrong_file_is_refused_before_anything_is_sent(plait, fake, tmp_path, 
             ("--batch-size", 64, "--max-batch-size", 128, "--local-batch", "32..64", "--max-gpus", 80),
             "--max-gpus 80: a batch of 128 (--max-batch-size) feeds at most 4 with 32 each (least of --local-batch)",
         ),
+        (
+            ("--gpus", 8, "--max-gpus", 16, "--batch-size", 4),
+            "--gpus 8, --max-gpus 16: a batch of 4 (--max-batch-size) feeds at most 4 with 1 each (least of",
+        ),
         (("--gpus", 8, "--batch-size", 4), "--gpus 8: a batch of 4 (--max-batch-size) feeds at most 4 with 1 each"),
     ],
 )

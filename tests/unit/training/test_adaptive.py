@@ -394,7 +394,7 @@ def test_an_optimizer_of_another_model_or_of_another_adaptive_is_refused() -> No
     optimizer = SGD(model.parameters())
     Adaptive(attach(), model, optimizer, loader)
     with pytest.raises(InputError, match="this SGD is in another Adaptive already"):
-        Adaptive(attach(), model, optimizer, loader)
+        Adaptive(attach(), model, optimizer, AdaptiveDataLoader(data(), 4))
 
 
 def test_a_loader_that_nothing_follows_says_so_once() -> None:
@@ -408,9 +408,14 @@ def test_a_loader_that_nothing_follows_says_so_once() -> None:
     list(followed)
 
 
-def test_steps_that_a_scaler_leaves_out_are_no_progress() -> None:
+def fused(p):
+    return torch.optim.Adam(p, lr=0.01, fused=True)
+
+
+@pytest.mark.parametrize("make", [SGD, fused])
+def test_steps_that_a_scaler_leaves_out_are_no_progress(make) -> None:
     model = net()
-    optimizer = SGD(model.parameters())
+    optimizer = make(model.parameters())
     loader = AdaptiveDataLoader(data(), 8)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     adaptive = Adaptive(attach(), model, optimizer, loader, scaler=scaler)
@@ -418,9 +423,65 @@ def test_steps_that_a_scaler_leaves_out_are_no_progress() -> None:
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(x), y)
         scaler.scale(loss * (math.inf if number == 2 else 1.0)).backward()
+        assert loader.state_dict()["progress"]["iterations"] == adaptive.progress == number - (number > 2)
         scaler.step(optimizer)
         scaler.update()
     assert adaptive.progress == number  # one less than there were batches
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_passes_in_which_a_scaler_leaves_out_every_step(always: bool) -> None:
+    """At the start of half precision they are usual; where they never end a loop of epochs does."""
+    model = net()
+    optimizer = SGD(model.parameters())
+    loader = AdaptiveDataLoader(data(16), 16)
+    scaler = torch.amp.GradScaler("cpu")
+    adaptive = Adaptive(attach(), model, optimizer, loader, scaler=scaler)
+    passes = 0
+
+    def loop() -> None:
+        nonlocal passes
+        for passes in loader.remaining_epochs(2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                loss = torch.nn.functional.mse_loss(model(x), y)
+                scaler.scale(loss * (math.inf if always or passes < 3 else 1.0)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+
+    if always:
+        with pytest.raises(InputError, match="left out every step of 50 passes"):
+            loop()
+    else:
+        loop()
+        assert passes == 4
+        assert adaptive.progress == 2
+
+
+def test_a_script_that_accumulates_by_itself_makes_as_many_passes_as_it_asked_for() -> None:
+    model = net()
+    optimizer = SGD(model.parameters())
+    loader = AdaptiveDataLoader(data(64), 8)
+    adaptive = Adaptive(attach(), model, optimizer, loader)
+    passes = 0
+    for _ in loader.remaining_epochs(2):
+        passes += 1
+        for number, (x, y) in enumerate(loader):
+            (torch.nn.functional.mse_loss(model(x), y) / 4).backward()
+            if number % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert passes == 2
+    assert adaptive.progress == 16
+
+
+def test_a_pass_that_is_left_before_its_step_is_no_progress() -> None:
+    model = net()
+    loader = AdaptiveDataLoader(data(), 8)
+    adaptive = Adaptive(attach(), model, SGD(model.parameters()), loader)
+    for _ in loader:
+        break
+    assert adaptive.progress == 0
 
 
 def test_a_loop_without_steps_ends_with_an_error() -> None:
@@ -463,12 +524,11 @@ def test_a_second_backward_pass_in_a_batch_is_told_or_refused() -> None:
         loss.backward()
 
 
-def test_one_loader_for_two_is_refused() -> None:
-    loader = AdaptiveDataLoader(data(), 8)
-    for first in (True, False):
-        model = net()
-        if first:
-            Adaptive(attach(), model, SGD(model.parameters()), loader)
-        else:
-            with pytest.raises(InputError, match="feeds another Adaptive already"):
-                Adaptive(attach(), model, SGD(model.parameters()), loader)
+def test_one_loader_for_two_is_refused_and_another_one_is_taken() -> None:
+    model, loader = net(), AdaptiveDataLoader(data(), 8)
+    Adaptive(attach(), model, SGD(model.parameters()), loader)
+    other = net()
+    optimizer = SGD(other.parameters())
+    with pytest.raises(InputError, match="feeds another Adaptive already"):
+        Adaptive(attach(), other, optimizer, loader)
+    Adaptive(attach(), other, optimizer, AdaptiveDataLoader(data(), 8))

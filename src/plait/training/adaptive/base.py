@@ -15,7 +15,7 @@ from plait.core.resources import Resource
 from plait.training.adaptive.bounds import bounds, warn_alone
 from plait.training.adaptive.choosing import Noise, first_batch
 from plait.training.adaptive.deciding import Decisions
-from plait.training.adaptive.epochs import Progress
+from plait.training.adaptive.epochs import Progress, Watch
 from plait.training.adaptive.plan import Plan, Turn
 from plait.training.adaptive.profile import Timings
 from plait.training.adaptive.ranks import Ranks, ranks, world_size
@@ -54,7 +54,7 @@ class AdaptiveLoader(ABC):
         self.decisions = Decisions(self.limits, self.plan, self.timings, interval_s)
         self._begin: Callable[[Turn], None] | None = None
         self._end: Callable[[], None] | None = None
-        self._made: Callable[[], bool] | None = None
+        self._counted = False  # whether somebody says of each step that it was made
         self._job: AttachedJob | None = None
         self._ranks: Ranks | None = None
         self._epoch, self._done, self._active, self._resume = 0, 0, False, False
@@ -122,25 +122,25 @@ class AdaptiveLoader(ABC):
             self.decisions.page = job.page
             job.kept.add(job.kept.free_name("loader"), self)
 
+    @property
+    def followed(self) -> bool:
+        """Whether its batch follows some gradient noise."""
+        return self.decisions.noise is not None
+
     def follow(
         self,
         noise: Noise,
         begin: Callable[[Turn], None] | None = None,
         end: Callable[[], None] | None = None,
-        made: Callable[[], bool] | None = None,
+        *,
+        counted: bool = False,
     ) -> None:
         """Choose the batch, and count progress, by this gradient noise; without any the batch stays as it was given.
 
-        `begin` is called before each batch with what it is, `end` when a pass over the data is over or was left; `made`
-        after the last batch of each step tells whether the optimizer made it: one that it did not is no progress.
-        Raises `InputError` where another noise is followed already.
+        `begin` is called before each batch with what it is, `end` when a pass over the data is over or was left.
+        `counted`: a step is progress only when `progress.made` is called; else as soon as its last batch is handed out.
         """
-        if self.decisions.noise is not None:
-            raise InputError(
-                "this loader feeds another Adaptive already, and one gradient noise decides its batch; "
-                "give each Adaptive a loader of its own"
-            )
-        self.decisions.noise, self._begin, self._end, self._made = noise, begin, end, made
+        self.decisions.noise, self._begin, self._end, self._counted = noise, begin, end, counted
 
     def remaining_epochs(self, epochs: float) -> Iterator[int]:
         """Passes over the data until progress is that of so many epochs at the initial batch; the last one ends there.
@@ -154,15 +154,12 @@ class AdaptiveLoader(ABC):
         self._in_epochs = True
         try:
             with contextlib.nullcontext() if job is None else job.in_loop("epochs"):
+                watch = Watch(self.progress)
                 while self._resume or not self.progress.reached:
-                    before = self.progress.iterations
                     resumed = self._resume
+                    watch.begin()
                     yield self._epoch
-                    if self.progress.iterations == before and (self._resume or not resumed):
-                        raise InputError(
-                            "remaining_epochs: no optimizer step was made in this turn, so there is no end; "
-                            "iterate over the loader inside the loop, and call optimizer.step() for each batch"
-                        )
+                    watch.end(trained=self._resume or not resumed)
                     if job is not None:
                         job.safe_point("epochs")
         finally:
@@ -210,7 +207,8 @@ class AdaptiveLoader(ABC):
             try:
                 while (batch := next(batches, _END)) is not _END:
                     turn = self._turn = self.plan.turn()
-                    gained = self._count(turn) if turn.is_sync else 0.0
+                    if turn.is_sync:
+                        self._count(turn)
                     if job is not None:
                         job.compute.begin()
                     if self._begin is not None:
@@ -222,8 +220,6 @@ class AdaptiveLoader(ABC):
                     self.timings.end()
                     if job is not None:
                         job.compute.end()
-                    if turn.is_sync and self._made is not None and not self._made():
-                        self.progress.iterations -= gained
                     over = turn.is_sync and (self._done >= self.size or self.progress.reached)
                     if turn.is_sync:
                         self._stepped()
@@ -240,19 +236,20 @@ class AdaptiveLoader(ABC):
 
     def _finish(self) -> None:
         """The pass is over, or was left: the next one is another."""
+        if self._done < self.size:
+            self.progress.abandon()
         self._epoch, self._done, self._active, self._turn, self._running = self._epoch + 1, 0, False, None, None
         if self._end is not None:
             self._end()
 
-    def _count(self, turn: Turn) -> float:
-        """A step is about to be made, and a checkpoint from here on has it; the progress that it is worth."""
+    def _count(self, turn: Turn) -> None:
+        """A step is about to be made."""
         step = turn.step
         self._done = step.first + step.examples
         # Never less than an iteration: the last step of an epoch has what is left, also at the initial batch.
-        scale = max(step.examples / self.batch_size, 1.0)
-        gained = self.decisions.worth(scale)
-        self.progress.iterations += gained
-        return gained
+        self.progress.begin_step(self.decisions.worth(max(step.examples / self.batch_size, 1.0)))
+        if not self._counted:
+            self.progress.made()
 
     def _stepped(self) -> None:
         """Between two steps."""

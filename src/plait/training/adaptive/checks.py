@@ -70,11 +70,16 @@ def check(kind: Kind, model: Any, optimizer: Any, scheduler: Any) -> None:
 
 
 def check_loader(loader: Any) -> None:
-    """Raise `InputError` for a loader whose batch cannot follow anything."""
+    """Raise `InputError` for a loader whose batch cannot follow anything, or follows something already."""
     if not isinstance(loader, AdaptiveLoader):
         raise InputError(
             f"Adaptive(loader={type(loader).__name__}): its batch cannot change; give an "
             "AdaptiveDataLoader(dataset, batch_size, max_batch_size=...), which takes DataLoader's other options too"
+        )
+    if loader.followed:
+        raise InputError(
+            "this loader feeds another Adaptive already, and one gradient noise decides its batch; "
+            "give each Adaptive a loader of its own"
         )
 
 

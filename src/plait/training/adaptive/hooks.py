@@ -180,7 +180,10 @@ class GradientHooks:
             self._made.add(what)
             return
         self._odd = True
-        said = "two backward passes in one batch of an adaptive job: add up their losses, and call backward() once"
+        said = (
+            "two backward passes in one batch of an adaptive job: add up their losses and call backward() once; or a "
+            "layer in several segments of reentrant checkpoints: give checkpoint(use_reentrant=False)"
+        )
         if passes > 1:
             raise InputError(f"{said}; this step accumulates gradients over {passes} batches")
         if not self._told:

@@ -56,8 +56,11 @@ def hold_optimizer(optimizer: Any, gate: Turnstile, after: Callable[[], None]) -
     optimizer.step = types.MethodType(held_step, optimizer)  # a bound method: schedulers take it apart
 
 
-def hold_scaler(scaler: Any, gate: Turnstile) -> None:
-    """Let `unscale_`, `step` and `update` through where `gate` says so: without gradients they would complain."""
+def hold_scaler(scaler: Any, gate: Turnstile, after: Callable[[Any], None]) -> None:
+    """Let `unscale_`, `step` and `update` through where `gate` says so: without gradients they would complain.
+
+    `after` is called with the optimizer when a `step` is over, in which the optimizer's own was called or was not.
+    """
 
     def held(inner: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
@@ -65,4 +68,12 @@ def hold_scaler(scaler: Any, gate: Turnstile) -> None:
 
         return call
 
+    step = scaler.step
+
+    def step_and_tell(optimizer: Any, *args: Any, **options: Any) -> Any:
+        result = step(optimizer, *args, **options)
+        after(optimizer)
+        return result
+
+    scaler.step = step_and_tell
     scaler.unscale_, scaler.step, scaler.update = held(scaler.unscale_), held(scaler.step), held(scaler.update)

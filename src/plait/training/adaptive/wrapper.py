@@ -94,11 +94,11 @@ class Adaptive:
         self._register()
         hold_optimizer(optimizer, self._gate, self._rate.restore)
         if scaler is not None:
-            hold_scaler(scaler, self._gate)
+            hold_scaler(scaler, self._gate, self._after_scaler)
         # Of this instance, so before the hooks of the whole process, by which plait counts steps and saves.
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
-        loader.follow(self.statistics, self._begin, self._end, lambda: self._stepped)
+        loader.follow(self.statistics, self._begin, self._end, counted=True)
 
     def _make_hooks(self, comm_hook: Hook | None) -> GradientHooks:
         if self.kind == "fsdp2":
@@ -208,6 +208,10 @@ class Adaptive:
         if now is None:  # not for a batch of the loader
             return
         self._stepped = True
+        if _overflowed(self.optimizer):  # a fused one finds out by itself
+            self.loader.progress.left_out()
+            return
+        self.loader.progress.made()
         squares = self._hooks.collect()
         estimate = self._reading.take(squares, self.loader.batch_size)
         if estimate is not None:
@@ -234,6 +238,11 @@ class Adaptive:
                 " ".join(f"{factor:.4g}" for factor in self.lr_factors),
             )
 
+    def _after_scaler(self, optimizer: Any) -> None:
+        """A scaler's step is over: gradients that are not finite make none."""
+        if optimizer is self.optimizer and self._now is not None and not self._stepped:
+            self.loader.progress.left_out()
+
     def _after_step(self, *_: object) -> None:
         """The step is made: the script's learning rate is back before anybody saves it."""
         self._rate.restore()
@@ -259,3 +268,9 @@ class Adaptive:
         self._scale = self._moments = None if state["scale"] is None else float(state["scale"])
         self._rate.factors = [float(factor) for factor in state["factors"]]
         self._scheduled = int(state["scheduled"])
+
+
+def _overflowed(optimizer: Any) -> bool:
+    """Whether a gradient scaler has told the optimizer that gradients are not finite, for it to leave out the step."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)

@@ -45,10 +45,11 @@ def main() -> None:
     loader = AdaptiveDataLoader(TensorDataset(x, y), M0, local_batch=(1, 4), accumulation=True, shuffle=True)
     adaptive = Adaptive(job, used, optimizer, loader)
     if ranks > 1:
+        other = AdaptiveDataLoader(TensorDataset(x, y), M0)
         with pytest.raises(InputError, match="comm_hook"):
-            Adaptive(job, used, torch.optim.SGD(model.parameters()), loader)
+            Adaptive(job, used, torch.optim.SGD(model.parameters()), other)
         with pytest.raises(InputError, match=r"DistributedDataParallel\(model\)"):
-            Adaptive(job, model, torch.optim.SGD(model.parameters()), loader)
+            Adaptive(job, model, torch.optim.SGD(model.parameters()), other)
     for _ in job.epochs(EPOCHS):
         for inputs, targets in loader:
             optimizer.zero_grad()
