@@ -34,7 +34,7 @@ class Pollux(ByFitness):
     Either sizes are powers of two within a node and whole nodes, chosen by dynamic programming: all that fit in number
     find a place, and no two jobs that span nodes meet on one (Sia, section 3.4). Or they are chosen among all sizes and
     patterns of nodes, by an integer program (`exact=on`). `auto` asks the program too where it can matter and is quick,
-    on up to 64 GPUs of equal nodes with more than two a job, and takes its sizes if they are better by 10 % once placed:
+    on up to 64 GPUs of equal nodes with more than two a job, and takes its sizes if they gain 10 % once placed:
     they change more often, and with that jobs restart more. Jobs that wait are told which method was used.
 
     `autoscale`: whether backends whose nodes come and go ask for as many as jobs that adapt are worth (section 4.2.3).
