@@ -33,19 +33,21 @@ def merit(c: object) -> float:
 
 @needs_highs
 def test_among_all_sizes_there_is_a_better_one_than_on_the_ladder() -> None:
-    specs = [adaptive(f"j{i}", most=8) for i in range(5)]
-    fits = {i: estimate(var=500.0) for i in range(5)}
-    ladder, every = (controlled(Pollux(exact=exact), "4x4", specs, fits) for exact in (False, True))
-    assert merit(every) > merit(ladder)
-    assert {3, 6} & set(sizes(every).values())
-    auto = controlled(Pollux(exact="auto"), "4x4", specs, fits)
-    assert sizes(auto) == sizes(every)
+    """By more than a tenth on nodes of 5, where it is worth its restarts, and by less on nodes of 4."""
+    for nodes, jobs, taken in (("2x5", 4, True), ("4x4", 5, False)):
+        specs = [adaptive(f"j{i}", most=8) for i in range(jobs)]
+        fits = {i: estimate(var=500.0) for i in range(jobs)}
+        ladder, every = (controlled(Pollux(exact=exact), nodes, specs, fits) for exact in (False, True))
+        assert merit(every) > merit(ladder) * (1.1 if taken else 1.0)
+        assert {3, 6} & set(sizes(every).values())
+        auto = controlled(Pollux(exact="auto"), nodes, specs, fits)
+        assert sizes(auto) == sizes(every if taken else ladder)
 
 
 METHODS = (
     ("off", "(dynamic programming)"),
     ("on", "(integer program)"),
-    ("auto", "(dynamic programming; an integer program over all sizes gains less than 5%)"),
+    ("auto", "(dynamic programming; an integer program over all sizes gains less than 10%)"),
 )
 
 

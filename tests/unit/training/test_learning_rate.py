@@ -170,7 +170,8 @@ def test_a_scaler_waits_too() -> None:
     optimizer = torch.optim.SGD([p], lr=1.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
     hold_optimizer(optimizer, gate, lambda: None)
-    hold_scaler(scaler, gate)
+    told = []
+    hold_scaler(scaler, gate, told.append)
     for last in (False, True):
         gate.stepping = last
         scaler.scale(p.sum()).backward()
@@ -179,6 +180,7 @@ def test_a_scaler_waits_too() -> None:
         scaler.update()
     assert torch.equal(p.detach(), torch.full((2,), -1.0))
     assert scaler.get_scale() == 8.0
+    assert told == [optimizer]
 
 
 def test_what_cannot_adapt_is_refused() -> None:
