@@ -126,7 +126,10 @@ def test_events(published: Path, trace: str, what: str, events: int) -> None:
     assert simulate(published, trace, what).events == events
 
 
-@pytest.mark.parametrize("what", ["muri-s", "muri-s unpack=off", "muri-l", "muri-l unpack=off"])
+@pytest.mark.parametrize(
+    "what",
+    ["muri-s", pytest.param("muri-s unpack=off", marks=slow), "muri-l", pytest.param("muri-l unpack=off", marks=slow)],
+)
 def test_another_exact_matching_stays_close(published: Path, what: str) -> None:
     """Equal optima are many and lead elsewhere: 2.5 % in the mean and the end, 5 % in the tail."""
     ours = simulate(published, "trace3", what, matching="exact")
