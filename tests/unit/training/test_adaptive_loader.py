@@ -149,6 +149,25 @@ def test_a_larger_batch_takes_more_passes_for_the_same_progress_and_the_last_one
     assert loader.progress.iterations == pytest.approx(steps * 16 / 7)
 
 
+def test_a_pass_of_larger_batches_is_never_worth_more_than_its_samples() -> None:
+    class Unknown(Noise):
+        def gain(self, scale: float) -> float:
+            return scale
+
+    loader = numbers(size=1000, max_batch_size=40, accumulation=True, local_batch=(1, 20))
+    loader.follow(Unknown())
+    loader.plan.change(18, 1, 0)  # 27 steps of 36, and one of 28
+    loader.decisions._of = (1, 1)
+    for _ in loader:
+        pass
+    assert loader.progress.iterations == pytest.approx(100)
+    loader = numbers(size=1004, max_batch_size=40)
+    loader.follow(Unknown())
+    for _ in loader:
+        pass
+    assert loader.progress.iterations == 101  # at the initial batch each step is one, the last one too
+
+
 def test_a_turn_without_a_step_is_refused() -> None:
     with pytest.raises(InputError, match="iterate over the loader inside the loop"):
         list(numbers().remaining_epochs(1))

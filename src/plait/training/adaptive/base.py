@@ -26,6 +26,8 @@ from plait.training.job import AttachedJob, current
 _END = object()
 #: Seconds between two looks at whether another batch size would do better.
 INTERVAL_S = 30.0
+#: By what part two batches may differ and count as one: ranks that do not divide a batch change it a bit.
+ALIKE = 0.05
 
 
 class AdaptiveLoader(ABC):
@@ -246,8 +248,10 @@ class AdaptiveLoader(ABC):
         """A step is about to be made."""
         step = turn.step
         self._done = step.first + step.examples
-        # Never less than an iteration: the last step of an epoch has what is left, also at the initial batch.
-        self.progress.begin_step(self.decisions.worth(max(step.examples / self.batch_size, 1.0)))
+        scale = step.examples / self.batch_size
+        if self._planned_batch() <= (1 + ALIKE) * self.batch_size:
+            scale = max(scale, 1.0)  # the last step of an epoch has what is left, and is an iteration all the same
+        self.progress.begin_step(self.decisions.worth(scale))
         if not self._counted:
             self.progress.made()
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from plait.core.errors import InputError
+from plait.training.adaptive.base import ALIKE
 from plait.training.adaptive.checks import check, check_graph, check_loader, parallel_kind, warn_unknown
 from plait.training.adaptive.hooks import GradientHooks, Hook
 from plait.training.adaptive.noise import Statistics
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
     from plait.training.adaptive.base import AdaptiveLoader
     from plait.training.adaptive.plan import Turn
     from plait.training.outside import Job
-
-#: By what part a batch may change before Adam begins anew: a number of ranks that does not divide it changes it a bit.
-ALIKE = 0.05
 
 log = logging.getLogger("plait.adaptive")
 
