@@ -88,7 +88,8 @@ def best_positions(
     made = model.decode(found.values)
     old = float(fitness(reached, p, **mean))  # type: ignore[arg-type]
     new = float(fitness(realised(made, speedup, configs, running, factor), p, **mean))  # type: ignore[arg-type]
-    return Positions(made, found.optimal) if new >= old else Positions(known, found.optimal)
+    # Of losses told coarsely the small ones were not seen.
+    return Positions(made if new >= old else known, found.optimal and model.coarse == 1)
 
 
 class _Model:
@@ -127,7 +128,8 @@ class _Model:
         ]
         self.y0 = len(self.job)
         self.z0 = self.y0 + len(self.spread) * self.room
-        self.program = self._program(losses(gain, usable, self.single & (self.size == 1))[0])
+        costs, self.coarse = losses(gain, usable, self.single & (self.size == 1))
+        self.program = self._program(costs)
 
     def _program(self, costs: FloatArray) -> Program:
         nodes, shapes, room = len(self.capacity), len(self.shapes), self.room

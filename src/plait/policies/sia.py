@@ -14,13 +14,11 @@ from plait.core.policy import View
 from plait.goodput.kinds import MOST_POWER, PENALTY, POWER, best_configurations, relative
 from plait.goodput.solver import HAVE_HIGHS
 from plait.placement.packing import allowed_kinds
+from plait.policies.exact import MOST_NODES
 from plait.policies.pools import Pool, every_pool, pools
 from plait.policies.rounds import InRounds, Seated, Sizes
 from plait.policies.seats import Seats
 from plait.policies.steps import Ladder
-
-#: Branchings after which the best found so far is taken: a limit that is the same on every machine.
-MOST_NODES = 2000
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,8 @@ class Progress:
     def made(self) -> None:
         """The optimizer makes the step: a checkpoint from here on has it."""
         self.iterations += self._due
-        self.left_out()
+        self.tried += 1
+        self._due = 0.0
 
     def left_out(self) -> None:
         """It was not made, as its gradients were not finite, and will not be."""
