@@ -36,20 +36,31 @@ def explain(
         found = service.explain(job)
         state = service.state() if eta and found.get("state") not in FINAL else None
     number = found.get("number", job_number(str(found.get("id", job))))
-    foreseen = None if state is None else foresee(state, seed)
+    foreseen, unforeseen = (None, None) if state is None else try_to_foresee(state, seed)
     mine = None if foreseen is None or number is None else foreseen.etas.get(int(number))
     # At its own pace, which a job that is about to stop will not keep.
     left_s = found.get("left_s") if found["state"] == "running" else None
     mine = mine and _with_pace(mine, left_s)
     if as_json:
-        print_json({**found, "eta": _eta_json(foreseen, mine)})
+        print_json({**found, "eta": _eta_json(foreseen, mine), "no_eta": unforeseen})
         return
     if foreseen is None or mine is None:
-        for line in explanation_lines(found):
+        for line in explanation_lines(found) + ([f"  no estimate of times: {unforeseen}"] if unforeseen else []):
             typer.echo(line)
         return
     for line in explanation_lines({**found, "left_s": None}) + eta_lines(foreseen, mine, left_s):
         typer.echo(line)
+
+
+def try_to_foresee(state: dict[str, Any], seed: int = 0) -> tuple[Forecast | None, str | None]:
+    """The forecast of `foresee`, or why there is none: this process need not be able to load the service's policy."""
+    from plait.core.errors import PlaitError
+
+    try:
+        return foresee(state, seed), None
+    except Exception as error:  # whatever a user's module does when it is imported here
+        why = str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
+        return None, f"the queue cannot be played forward here: {why}"
 
 
 def foresee(state: dict[str, Any], seed: int = 0) -> Forecast | None:

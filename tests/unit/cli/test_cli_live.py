@@ -508,6 +508,27 @@ def test_explain_says_why_what_would_help_and_when(plait, fake):
     assert high == 200.0
 
 
+def test_explain_works_where_the_policy_of_the_service_cannot_be_imported(plait, fake):
+    fake.answers["GET", "/v1/jobs/j-1/explain"] = {
+        "id": "j-1", "number": 1, "state": "waiting", "policy": "nowhere:Mine", "summary": "2 GPUs are held",
+        "position": 1, "waiting": 3, "would_start": [{"change": "gpus", "text": "with 1 GPU it would start now"}],
+    }  # fmt: skip
+    state = State()
+    state.apply({"type": "PolicySet", "at_s": 0.0, "policy": "fifo"})
+    state.apply(NodeJoined(0.0, Node("n0", 2)))
+    fake.answers["GET", "/v1/state"] = {
+        **state.to_json(), "policy": "nowhere:Mine", "asked_s": 4.0, "round_s": 0.0, "paces": {},
+    }  # fmt: skip
+    answer = plait("explain", "j-1")
+    assert answer.code == 0
+    assert "place 1 of 3 in the queue: 2 GPUs are held" in answer.out
+    assert "with 1 GPU it would start now" in answer.out
+    assert "no estimate of times: the queue cannot be played forward here: policy nowhere:Mine" in answer.out
+    told = json.loads(plait("explain", "j-1", "--json").out)
+    assert told["eta"] is None
+    assert "No module named 'nowhere'" in told["no_eta"]
+
+
 def test_explain_a_running_job_by_its_stages(plait, fake):
     stages = {
         "gpu": {"now_s": 0.03, "alone_s": 0.02},
