@@ -23,6 +23,10 @@ CertOption = Annotated[str | None, typer.Option(help="Certificate file; with --t
 StoreOption = Annotated[
     str | None, typer.Option(envvar="PLAIT_DB", help="postgresql://host/name; default: SQLite in the home folder.")
 ]
+AllowOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="MODULE", help="Policies of this module may be set while it runs; may be repeated."),
+]
 StandbyFlag = Annotated[
     bool, typer.Option("--standby", help="Start another service, that takes over when the first one dies.")
 ]
@@ -47,6 +51,7 @@ def up(
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without TLS.")] = False,
     lost: Annotated[float | None, typer.Option(min=0.1, help="A node silent for so many seconds is lost: 15.")] = None,
     lease: Annotated[float | None, typer.Option(min=1, help="Seconds that agents work without a service: 600.")] = None,
+    allow_policy: AllowOption = None,
     standby: StandbyFlag = False,
     name: Annotated[str | None, typer.Option(help="With --standby: what to call it; default: 2.")] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay here until Ctrl-C, then stop.")] = False,
@@ -70,7 +75,7 @@ def up(
         "nodes": nodes, "gpus-per-node": gpus_per_node, "policy": policy, "round": round_s, "port": port,
         "fake": fake or None, "db": db, "user-jobs": user_jobs, "project-jobs": project_jobs, "backend": backend,
         "address": address, "host": host, "tls-cert": tls_cert, "tls-key": tls_key, "insecure": insecure or None,
-        "lost": lost, "lease": lease, **pairs(option or []),
+        "lost": lost, "lease": lease, "allow-policy": allow_policy or None, **pairs(option or []),
     }  # fmt: skip
     given = {key: value for key, value in given.items() if value is not None}
     given |= {key: os.path.abspath(given[key]) for key in ("tls-cert", "tls-key") if key in given}

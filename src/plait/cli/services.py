@@ -27,7 +27,7 @@ LOOK_S = 0.02
 #: Options of `plait up` that are the service's own.
 SERVICE_OPTIONS = (
     "policy", "round", "port", "db", "user-jobs", "project-jobs", "host", "tls-cert", "tls-key", "insecure", "lost",
-    "lease", "backend", "standby", "name", "most-gpus",
+    "lease", "backend", "standby", "name", "most-gpus", "allow-policy",
 )  # fmt: skip
 
 
@@ -150,6 +150,8 @@ def _spawn(layout: Layout, options: dict[str, Any], log_file: Path) -> subproces
 
 
 def _words(name: str, value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [word for one in value for word in _words(name, one)]
     return [f"--{name}"] if value is True else [f"--{name}", str(value)]
 
 

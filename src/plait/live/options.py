@@ -32,6 +32,7 @@ class Options:
     launch_tries    failed starts in a row, before they count as failures
     user_jobs       jobs that have not ended a user may have, and
     project_jobs    ... a project; 0 = any number. Each costs memory and time in every decision
+    policy_modules  modules whose policies may be named over HTTP; all others only by whoever starts the service
     snapshot_weight entries of the log between snapshots; decisions count more, as they take longer to repeat
     """
 
@@ -53,4 +54,5 @@ class Options:
     launch_tries: int = 3
     user_jobs: int = 10_000
     project_jobs: int = 50_000
+    policy_modules: tuple[str, ...] = ()
     snapshot_weight: float = 2000.0

@@ -10,10 +10,11 @@ import dataclasses
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from plait.core.errors import InputError, suggest
@@ -187,6 +188,8 @@ _MURI_ORDERS: dict[str, tuple[Any, Mapping[str, Any]]] = {
     "discretised": (Queues(thresholds=(3250.0, 7200.0), within="running_first"), {}),
     "themis": (Themis().ranking, {}),
 }
+#: Options that name a file.
+_FILES = ("sizes",)
 _INTERLEAVE = {
     "placement": _COMPOSED["placement"],
     "quantum_s": _COMPOSED["quantum_s"],
@@ -298,6 +301,49 @@ def make_policy(text: str) -> Policy:
         attribute, _, rest = rest.partition(":")
         return _named(_user_policy(name, attribute, rest), text)
     raise InputError(f"unknown policy {name!r}; {suggest(name, known)}; or name your own as module:Class")
+
+
+def check_named(text: str, modules: Collection[str], folder: Path) -> None:
+    """Refuse a policy that somebody elsewhere named, before anything of it is imported, called or read.
+
+    Fine are names of the catalog and of installed packages, and what the allowed `modules` define themselves. Options
+    that name files may name those in `folder`. Raises `InputError` that says what would work.
+    """
+    name, _, rest = text.partition(":")
+    known = rows()
+    if name in known:
+        _check_files(text, rest, folder)
+        return
+    if not rest:
+        raise InputError(f"unknown policy {name!r}; {suggest(name, known)}")
+    if name not in modules:
+        there = f" (allowed: {', '.join(sorted(modules))})" if modules else ""
+        raise InputError(
+            f"policy {text[:100]!r}: the service does not load module {name[:100]!r} because somebody names it{there}; "
+            f"allow it on the service's machine with: plait up --allow-policy MODULE; or take one of `plait policies`"
+        )
+    attribute = rest.partition(":")[0]
+    try:
+        found = getattr(importlib.import_module(name), attribute, None)
+    except ModuleNotFoundError:
+        return  # which making it will say
+    own = inspect.isfunction(found) and found.__module__ == name
+    if found is not None and not own and not hasattr(found, "decide"):
+        raise InputError(
+            f"policy {text[:100]!r}: {name}.{attribute} is no policy, and no function of {name} that makes one"
+        )
+
+
+def _check_files(policy: str, options: str, folder: Path) -> None:
+    for part in options.split(","):
+        key, _, value = part.partition("=")
+        if key in _FILES and value:
+            file = (folder / value).resolve()
+            if not (file.is_relative_to(folder.resolve()) and file.is_file()):
+                raise InputError(
+                    f"policy {policy[:100]!r}: {key} names a file on the service's machine, and only files in {folder} "
+                    "are read because somebody names them; put it there, or give it with: plait up --policy"
+                )
 
 
 def _named(policy: Policy, text: str) -> Policy:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from plait.live.wire import ENDED, RUNNING, Adaptive, NodeInfo, Observed, Reply,
 class Service:
     http: TestClient
     store: Store
+    engine: Engine
     tokens: dict[str, str]
 
     def ask(self, method: str, path: str, who: str | None = "admin", **more: Any) -> Any:
@@ -76,7 +78,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
         assert http.portal is not None
         http.portal.call(note)
         worker.start()
-        yield Service(http, store, made)
+        yield Service(http, store, engine, made)
         worker.stop()
         worker.join()
     store.close()
@@ -134,6 +136,62 @@ def test_every_path_is_in_the_matrix(service: Service) -> None:
     listed |= {"/v1/projects/{name}", "/v1/nodes/{node}/{action}", "/v1/nodes/{node}/gone", "/v1/nodes/{node}"}
     schema = service.http.get("/openapi.json").json()
     assert set(schema["paths"]) <= listed
+
+
+def test_a_policy_named_over_http_runs_nothing(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused before anything is imported, called or read; the module that the machine allows is loaded."""
+    monkeypatch.syspath_prepend(tmp_path)
+    effect = tmp_path / "effect"
+    module = f"""
+        from os import system
+        from plait.policies.compose import Composed
+        from plait.policies.orders import by_arrival
+        with open({str(effect)!r}, "a") as file:
+            file.write("imported ")
+        class Mine(Composed):
+            pass
+        def made(quantum_s=1.0):
+            return Composed("mine", by_arrival, quantum_s=quantum_s)
+    """
+    for name in ("named_elsewhere", "named_here"):
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(module))
+
+    def put(policy: str) -> tuple[int, str]:
+        answer = service.ask("PUT", "/v1/policy", json={"policy": policy})
+        return answer.status_code, answer.text
+
+    for policy in (
+        f"os:system:command=touch {effect}", f"subprocess:getoutput:cmd=touch {effect}", "named_elsewhere:made",
+        f"builtins:open:file={effect},mode=w", "os.path:join", "named_here:Mine:x=1",
+    ):  # fmt: skip
+        status, text = put(policy)
+        assert status == 422, text
+        assert "plait up --allow-policy" in text
+    assert not effect.exists()
+    engine = service.engine
+    engine.options = replace(engine.options, policy_modules=("named_here",))
+    assert put(f"named_here:system:command=touch {effect}2")[0] == 422
+    assert put("named_elsewhere:made")[0] == 422
+    assert not Path(f"{effect}2").exists()
+    assert put("named_here:made:quantum_s=7")[0] == 200
+    assert effect.read_text() == "imported "
+
+
+def test_options_of_a_policy_named_over_http_read_only_files_of_the_home(service: Service, tmp_path: Path) -> None:
+    outside = tmp_path.parent / f"{tmp_path.name}-sizes.txt"
+    for file in (outside, tmp_path / "sizes.txt"):
+        file.write_text("100\n200\n")
+    for path in (str(outside), "/etc/passwd", "../" + outside.name, "missing.txt", "/dev/zero"):
+        answer = service.ask("PUT", "/v1/policy", json={"policy": f"tiresias-g:sizes={path}"})
+        assert answer.status_code == 422
+        assert "plait up --policy" in answer.text
+        assert "root:" not in answer.text
+    path = tmp_path / "sizes.txt"
+    assert service.ask("PUT", "/v1/policy", json={"policy": f"tiresias-g:sizes={path}"}).status_code == 200
+    for wrong in ("fifo:", "las:quantum_s=abc", "muri-s:max_jobs=1e308", f"las:quantum_s={'9' * 4400}", "pollux:p=off"):
+        assert service.ask("PUT", "/v1/policy", json={"policy": wrong}).status_code in (200, 422), wrong
 
 
 def test_tokens_are_stored_as_hashes_and_can_be_revoked(service: Service, tmp_path: Path) -> None:

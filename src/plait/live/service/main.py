@@ -87,6 +87,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="larger jobs are refused, others wait for nodes; default: as many as there are, "
         "or, with a backend other than local, any number",
     )
+    parser.add_argument(
+        "--allow-policy", action="append", default=[], metavar="MODULE",
+        help="policies of this Python module may be named over HTTP; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--standby", action="store_true", help="wait until no other service leads, then lead")
     parser.add_argument("--name", help="of this service, where a home has several; default: 1, with --standby 2")
     args = parser.parse_args(argv)

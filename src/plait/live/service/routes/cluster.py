@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from plait import __version__
+from plait.core.errors import InputError, PlaitError
 from plait.live.engine import Engine
 from plait.live.service import shapes
 from plait.live.service.api import Api, Json, api_of
 from plait.live.service.models import GoneIn, PolicyIn, parse
-from plait.policies.catalog import make_policy
+from plait.policies.catalog import check_named, make_policy
 
 _LOG = logging.getLogger("plait.service")
 
@@ -112,7 +115,8 @@ async def set_policy(request: Request) -> Response:
     api = api_of(request)
     api.who(request, "admin")
     wanted = parse(PolicyIn, await api.body(request)).policy
-    await asyncio.to_thread(_try_out, wanted)
+    engine = api.worker.engine
+    await asyncio.to_thread(_try_out, wanted, engine.options.policy_modules, engine.layout.home)
     await api.worker.call(lambda engine, now: engine.set_policy(wanted, now))
     return Json(await api.worker.call(_policy))
 
@@ -130,11 +134,20 @@ async def events(request: Request, after: int = Query(0, ge=0), limit: int = Que
     return await asyncio.to_thread(read)
 
 
-def _try_out(policy: str) -> None:
-    """Load and compile what a policy needs: in the engine's thread all users and agents would wait for that."""
+def _try_out(policy: str, modules: Collection[str], folder: Path) -> None:
+    """Load and compile what a policy needs: in the engine's thread all users and agents would wait for that.
+
+    Raises `InputError` for one that there is not, that may not be named over HTTP, or whose options it does not take.
+    """
     from plait.live.service.warm import warm_up
 
-    make_policy(policy)  # raises InputError for one that there is not
+    try:
+        check_named(policy, modules, folder)
+        make_policy(policy)
+    except PlaitError:
+        raise
+    except Exception as error:
+        raise InputError(f"policy {policy[:100]!r} cannot be made: {type(error).__name__}: {error}") from error
     try:
         warm_up(policy)
     except Exception:  # on a cluster of its own; the status will tell how it does on the real one
