@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,11 +52,14 @@ def submit(
     gpu_memory: Annotated[str | None, typer.Option(help="GPU memory of a process, e.g. 4G.")] = None,
     cpus: Annotated[float | None, typer.Option(help="CPU cores of the whole job.")] = None,
     memory: Annotated[str | None, typer.Option(help="Memory of the whole job, e.g. 16G.")] = None,
-    deadline_s: Annotated[float | None, typer.Option("--deadline", help="Seconds until it should be done.")] = None,
+    deadline_s: Annotated[
+        float | None,
+        typer.Option("--deadline", help="Seconds until it should be done, for policies with deadlines=on."),
+    ] = None,
     checkpoint_s: Annotated[float | None, typer.Option("--checkpoint", help="Seconds between checkpoints.")] = None,
     merge: MergeFlag = False,
     project: Annotated[str | None, typer.Option(help="Whose quota it counts against.")] = None,
-    priority: Annotated[float | None, typer.Option(help="Higher goes first, where the policy looks at it.")] = None,
+    priority: Annotated[float | None, typer.Option(help="Higher goes first; default 0.")] = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for the end; exit code 1 if it fails.")] = False,
     show_schema: SchemaFlag = False,
     home: HomeOption = None,
@@ -89,13 +93,17 @@ def submit(
         _wait([answer["id"] for answer in answers], None, home)
 
 
-def _tell(answers: Sequence[Mapping[str, object]], as_json: bool) -> None:
+def _tell(answers: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     """What became of a submission."""
     if as_json:
         print_json(answers)
         return
+    said: Counter[str] = Counter()
     for answer in answers:
         typer.echo(answer["id"])
+        said.update(answer.get("remarks", ()))
+    for remark, jobs in said.items():
+        note(f"warning: {remark}" + (f" (of {jobs} jobs)" if len(answers) > 1 else ""))
     note(f"submitted; follow it with: plait logs -f {answers[0]['id']}")
 
 

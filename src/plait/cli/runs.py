@@ -21,6 +21,7 @@ from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch
 from plait.policies.catalog import make_policy, split_policies
+from plait.policies.unheeded import remarks
 from plait.sim.cases import Case, has_placement, over_processes, parse_range, policy_text, run_case
 from plait.sim.failures import read_failures
 from plait.sim.overheads import Overheads
@@ -141,6 +142,7 @@ def make_cases(request: Request) -> list[Case]:
         drawn = request.assign_models is not None or request.censored == "extend"
         loads = {seed: _workload(table, path, request, seed, cluster) for seed in (seeds if drawn else seeds[:1])}
         for policy in policies:
+            _say_ignored(path, policy, loads[seeds[0]][0])
             for world in worlds:
                 for seed in seeds:
                     jobs, about = loads.get(seed) or loads[seeds[0]]
@@ -150,6 +152,14 @@ def make_cases(request: Request) -> list[Case]:
                              request.check, None, labels)
                     )  # fmt: skip
     return cases
+
+
+def _say_ignored(path: Path, policy: str, jobs: JobBatch) -> None:
+    """Priorities and deadlines that a trace has and a policy does not look at."""
+    priority = next((p for p in jobs.column("priority").tolist() if p), 0.0)
+    deadline_s = next((d for d in jobs.column("deadline_s").tolist() if not math.isnan(d)), None)
+    for remark in remarks(policy, make_policy(policy), priority, deadline_s):
+        note(f"warning: {path}: {remark}")
 
 
 def make_asked_world(name: str, request: Request) -> World:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -31,6 +32,30 @@ class Policy(Protocol):
     def decide(self, view: View) -> Plan:
         """The complete plan from now on."""
         ...
+
+
+#: What jobs may ask for beside GPUs and a policy may take into account, as `Heeding.heeds` names it.
+PRIORITY, DEADLINE = "priority", "deadline"
+
+
+@runtime_checkable
+class Heeding(Protocol):
+    """What a policy has that looks at more than the jobs' work. Optional: others take neither into account."""
+
+    @property
+    def heeds(self) -> frozenset[str]:
+        """Those of `PRIORITY` and `DEADLINE` by which the policy orders jobs."""
+        ...
+
+
+def unheeded(policy: Policy, priority: float, deadline_s: float | None) -> list[str]:
+    """Those of `PRIORITY` and `DEADLINE` that a job asks for and the policy does not look at.
+
+    `priority` 0 and `deadline_s` None (or NaN) ask for nothing.
+    """
+    heeds = policy.heeds if isinstance(policy, Heeding) else frozenset()
+    asked = {PRIORITY: priority != 0, DEADLINE: deadline_s is not None and not math.isnan(deadline_s)}
+    return [name for name, is_asked in asked.items() if is_asked and name not in heeds]
 
 
 class Wanted(NamedTuple):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from plait.live import calling
 from plait.live.calling import (
@@ -49,10 +49,11 @@ PAGE = 1000
 
 
 class Submitted(TypedDict):
-    """What a submission answers: the job is stored."""
+    """What a submission answers: the job is stored. `remarks`: what it asks for and the policy ignores."""
 
     id: str
     number: int
+    remarks: NotRequired[list[str]]
 
 
 class Client(Caller):

@@ -54,6 +54,7 @@ from plait.live.store import Store
 from plait.live.wanted import Wants
 from plait.live.wire import Assignment, Observed
 from plait.policies.catalog import make_policy
+from plait.policies.unheeded import remarks
 
 DEFAULT_POLICY = "muri-l"
 _QUIET = (ProgressReported, JobSubmitted, JobProfiled, GoodputReported)
@@ -284,6 +285,12 @@ class Engine:
             number, request, owner=owner, project=project, submit_s=submit_s, weight=weight, kinds=kinds,
             learnt=state.learnt,
         )  # fmt: skip
+
+    def remarks(self, request: Mapping[str, Any]) -> list[str]:
+        """What a request asks for and the policy of now ignores, a sentence each."""
+        policy = self.state.policy
+        priority, deadline_s = float(request.get("priority") or 0.0), request.get("deadline_s")
+        return [] if policy is None else remarks(self.state.policy_text, policy, priority, deadline_s)
 
     def cancel(self, number: int, now: float) -> None:
         """Take a job back; what runs of it is stopped. `Conflict` if it has ended, `LookupError` if it never was."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from plait.core.jobs import JobTable
 from plait.core.plan import Plan
-from plait.core.policy import Policy, View
+from plait.core.policy import Heeding, Policy, View
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,11 @@ class Quotas:
     def name(self) -> str:
         """The name of the policy inside."""
         return str(getattr(self.policy, "name", "") or type(self.policy).__name__)
+
+    @property
+    def heeds(self) -> frozenset[str]:
+        """What the policy inside takes into account."""
+        return self.policy.heeds if isinstance(self.policy, Heeding) else frozenset()
 
     def decide(self, view: View) -> Plan:
         """The inner policy's plan for the jobs that may run."""

@@ -36,6 +36,7 @@ from plait.policies.sharing import PolluxInterleaved
 from plait.policies.sia import Sia
 from plait.policies.themis import Themis
 from plait.policies.tiresias import Queues
+from plait.policies.urgency import Urgency
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,10 @@ _COMPOSED = {
     "min_run_s": "a started job is not preempted before it ran this long, seconds",
     "reserve_after_s": "a job that waited this long blocks those behind it, seconds",
     "seed": "for random placement",
+    "age_s": "a job rises one priority class for each so many seconds of waiting; inf = never",
+    "deadlines": "on, off: inside a priority class, jobs that can meet their deadline first, by least slack",
 }
+_URGENCY = ("age_s", "deadlines")
 _QUEUES = {
     **_COMPOSED,
     "thresholds": "queue bounds in GPU-seconds, e.g. 3250/7200",
@@ -85,13 +89,14 @@ def _composed(name: str, order: Any, defaults: Mapping[str, Any], **options: Any
     values = {**defaults, **options}
     if "placement" in values:
         values["place"] = placement(str(values.pop("placement")))
-    return Composed(name, order, **values)
+    urgency = {option: values.pop(option) for option in _URGENCY if option in values}
+    return Composed(name, order, urgency=Urgency(**urgency), **values)
 
 
 def _ordered(summary: str, name: str, order: Any, knows: str, *cites: str, **defaults: Any) -> tuple[str, Row]:
-    names = [f for f in _COMPOSED if f in ("placement", "min_run_s", "seed") or f in defaults]
+    names = [f for f in _COMPOSED if f in ("placement", "min_run_s", "seed", *_URGENCY) or f in defaults]
     if not defaults.get("preempt", True):
-        names = ["placement", "reserve_after_s", "seed"]
+        names = ["placement", "reserve_after_s", "seed", *_URGENCY]
         if defaults.get("strict"):
             names.remove("reserve_after_s")
     else:
@@ -193,6 +198,7 @@ _FILES = ("sizes",)
 _INTERLEAVE = {
     "placement": _COMPOSED["placement"],
     "quantum_s": _COMPOSED["quantum_s"],
+    **{option: _COMPOSED[option] for option in _URGENCY},
     "order": "remaining, attained (continuous), discretised (Tiresias queues), themis",
     "max_jobs": "jobs a group at most, 1 to 4",
     "objective": "efficiency (the paper's gamma), speedup (sum of normalised throughput)",

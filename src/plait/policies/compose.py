@@ -20,6 +20,7 @@ from plait.core.policy import View
 from plait.placement import Scheme, place
 from plait.placement.packing import Placement
 from plait.policies.interleave import Units
+from plait.policies.urgency import Urgency
 
 #: Times closer than this are the same time, seconds.
 CLOCK_S = 1e-6
@@ -48,6 +49,7 @@ class Ranking:
         return soonest
 
 
+_PLAIN = Urgency()
 Order = Callable[[View], "Ranking | FloatArray | IntArray"]
 Grouping = Callable[[View, IntArray], Units]
 
@@ -64,6 +66,7 @@ class Composed:
     reserve_after_s  a job that waited this long becomes strict, so that narrow jobs cannot starve it
     quantum_s      how often to decide while jobs wait, for orders that change all the time
     min_run_s      a started job is not preempted before it ran this long
+    urgency        priority classes, and deadlines if asked to, go before `order`
 
     Raises `InputError` for a combination that cannot work.
     """
@@ -78,6 +81,7 @@ class Composed:
     quantum_s: float = math.inf
     min_run_s: float = 0.0
     seed: int = 0
+    urgency: Urgency = _PLAIN
 
     def __post_init__(self) -> None:
         """Refuse combinations that cannot work."""
@@ -94,6 +98,11 @@ class Composed:
         if self.strict and self.preempt:
             raise InputError(f"policy {self.name}: strict head of line makes sense only without preemption")
 
+    @property
+    def heeds(self) -> frozenset[str]:
+        """What users ask for that this policy takes into account."""
+        return self.urgency.heeds
+
     def decide(self, view: View) -> Plan:
         """Rank, protect, place."""
         jobs = view.jobs
@@ -101,7 +110,9 @@ class Composed:
         if not isinstance(ranking, Ranking):
             ranking = Ranking((ranking,))
         until = view.now_s + self.quantum_s
-        keys: tuple[FloatArray | IntArray | BoolArray, ...] = ranking.keys
+        urgent, changes_in_s = self.urgency(jobs)
+        until = min(until, view.now_s + changes_in_s)
+        keys: tuple[FloatArray | IntArray | BoolArray, ...] = (*urgent, *ranking.keys)
         if not self.preempt:
             keys = (~jobs.running, *keys)
         elif self.min_run_s > 0:

@@ -68,6 +68,14 @@ def test_submit_sends_the_command_as_it_is_written(plait, fake, tmp_path):
     ]
 
 
+def test_submit_passes_on_what_the_policy_ignores(plait, fake):
+    remark = "policy drf ignores priorities; policies that order by them: fifo"
+    fake.answers["POST", "/v1/jobs"] = {"id": "j-1", "number": 1, "remarks": [remark]}
+    answer = plait("submit", "--priority", 3, "--", "train")
+    assert answer.out == "j-1\n"
+    assert f"warning: {remark}\n" in answer.err
+
+
 def test_submit_says_between_which_bounds_a_batch_adapts(plait, fake, tmp_path):
     fake.answers["POST", "/v1/jobs"] = {"id": "j-1", "number": 1}
     options = ("--batch-size", 128, "--max-batch-size", 4096, "--local-batch", "32..1024", "--accumulation")

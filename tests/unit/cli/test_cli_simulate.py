@@ -109,6 +109,16 @@ def test_placement_replaces_that_of_every_policy(plait, small):
     assert {r["placement"] for r in json.loads(answer.out)} == {"random"}
 
 
+def test_priorities_that_a_policy_ignores_are_named(plait, tmp_path):
+    rows = ["job_id,submit_s,gpus,duration_s,duration_kind,state,priority", "a,0,1,50,exact,completed,0"]
+    path = tmp_path / "urgent.csv"
+    path.write_text("\n".join([*rows, "b,1,1,50,exact,completed,2"]) + "\n")
+    answer = plait("simulate", path, "-p", "drf,fifo", "-c", "1x1")
+    assert answer.code == 0, answer.err
+    assert answer.err.count("ignores priorities") == 1
+    assert "policy drf ignores priorities; policies that order by them: fifo, " in answer.err
+
+
 def test_a_policy_in_the_current_folder(plait, small, tmp_path):
     (tmp_path / "mine_for_cli.py").write_text(
         "from plait import Plan, View, place\n"

@@ -397,6 +397,20 @@ def test_the_sizes_of_an_adaptive_job_are_told_when_it_has_ended(service: Servic
     assert told["attempts"] == service.ask("GET", "/v1/jobs/j-0", "ann").json()["attempts"]
 
 
+def test_a_submission_says_what_the_policy_ignores(service: Service) -> None:
+    job = {"command": ["true"], "priority": 5, "deadline_s": 60}
+    answer = service.ask("POST", "/v1/jobs", "ann", json=job).json()
+    assert answer["remarks"] == ["policy fifo-backfill ignores deadlines; fifo-backfill:deadlines=on orders by them"]
+    both = service.ask("POST", "/v1/jobs", "ann", json={"jobs": [job, {"command": ["true"]}]}).json()
+    assert ["remarks" in one for one in both] == [True, False]
+    assert service.ask("PUT", "/v1/policy", json={"policy": "drf"}).status_code == 200
+    remarks = service.ask("POST", "/v1/jobs", "ann", json=job).json()["remarks"]
+    assert [remark.partition(";")[0] for remark in remarks] == [
+        "policy drf ignores priorities",
+        "policy drf ignores deadlines",
+    ]
+
+
 def test_logs_come_from_the_agent(service: Service) -> None:
     service.sync()
     service.submit()

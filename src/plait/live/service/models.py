@@ -130,6 +130,7 @@ class JobOut(BaseModel):
 
     id: str
     number: int
+    remarks: list[str] = []
 
 
 class PolicyIn(Model):

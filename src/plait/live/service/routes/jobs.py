@@ -31,8 +31,16 @@ async def submit(request: Request) -> Response:
     several = isinstance(data, dict) and "jobs" in data
     jobs = parse(JobsIn, data).jobs if several else [parse(JobIn, data)]
     requests = [_in_project(job.request(), token) for job in jobs]
-    numbers = await api.worker.call(lambda engine, now: engine.submit(requests, owner=token.user, now=now))
-    answer = [{"id": job_name(n), "number": n} for n in numbers]
+    numbers, remarks = await api.worker.call(
+        lambda engine, now: (
+            engine.submit(requests, owner=token.user, now=now),
+            [engine.remarks(request) for request in requests],
+        )
+    )
+    answer: list[dict[str, Any]] = [{"id": job_name(n), "number": n} for n in numbers]
+    for job, said in zip(answer, remarks, strict=True):
+        if said:
+            job["remarks"] = said
     return Json(answer if several else answer[0])
 
 
