@@ -27,6 +27,10 @@ AllowOption = Annotated[
     list[str] | None,
     typer.Option(metavar="MODULE", help="Policies of this module may be set while it runs; may be repeated."),
 ]
+PassOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Jobs get this variable of their node, too; SLURM_* names all such."),
+]
 StandbyFlag = Annotated[
     bool, typer.Option("--standby", help="Start another service, that takes over when the first one dies.")
 ]
@@ -52,6 +56,7 @@ def up(
     lost: Annotated[float | None, typer.Option(min=0.1, help="A node silent for so many seconds is lost: 15.")] = None,
     lease: Annotated[float | None, typer.Option(min=1, help="Seconds that agents work without a service: 600.")] = None,
     allow_policy: AllowOption = None,
+    pass_env: PassOption = None,
     standby: StandbyFlag = False,
     name: Annotated[str | None, typer.Option(help="With --standby: what to call it; default: 2.")] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay here until Ctrl-C, then stop.")] = False,
@@ -78,6 +83,8 @@ def up(
         "lost": lost, "lease": lease, "allow-policy": allow_policy or None, **pairs(option or []),
     }  # fmt: skip
     given = {key: value for key, value in given.items() if value is not None}
+    if pass_env:
+        _pass_on(layout, pass_env)
     given |= {key: os.path.abspath(given[key]) for key in ("tls-cert", "tls-key") if key in given}
     if standby:
         _stand_by(layout, given, name)
@@ -89,6 +96,17 @@ def up(
             typer.echo(line)
     if foreground:
         _stay(layout)
+
+
+def _pass_on(layout: Layout, names: list[str]) -> None:
+    """Note which variables of their nodes jobs get; agents look each time they start a process."""
+    from plait.core.errors import InputError
+    from plait.live.agent.node_environment import FILE, NAME
+
+    for name in names:
+        if not NAME.fullmatch(name):
+            raise InputError(f"--pass-env {name!r}: write the NAME of a variable, or a pattern such as SLURM_*")
+    (layout.home / FILE).write_text("\n".join(names) + "\n", encoding="utf-8")
 
 
 def _stand_by(layout: Layout, given: dict[str, Any], name: str | None) -> None:

@@ -189,7 +189,7 @@ class Run:
     """One process that should run (`stop`: should end, after a checkpoint, within `grace_s`).
 
     `gpus` are the node's numbers of those given to it; `world` processes in all, `local_rank` among those of the node.
-    `memory_bytes` 0 = no limit. `env` comes on top of the agent's. Runs of one group on the same GPUs that are started
+    `memory_bytes` 0 = no limit. `env` comes on top of the node's. Runs of one group on the same GPUs that are started
     at once and have the same `merge` (not "") may share a process.
     """
 

@@ -98,6 +98,7 @@ def test_jobs_do_not_get_it(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PLAIT_DB", "postgresql://u:secret@h/d")
     monkeypatch.setenv("PGPASSWORD", "secret")
     monkeypatch.setenv("PGHOST", "h")
+    monkeypatch.setenv("PLAIT_PASS_ENV", "PG*")
     run = Run(job=1, epoch=1, rank=0, world=1, argv=["true"], gpus=[0], group=GroupInfo("g"))
     found = environment(run, layout, None, 1)
     assert found["PGHOST"] == "h"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.live.agent import procs
+from plait.live.agent.node_environment import node_environment, passed
 from plait.live.agent.runner import HELD_BACK
 from plait.live.layout import Layout, job_name, make_private
 from plait.live.wire import Run
@@ -33,15 +34,15 @@ def mark_of(layout: Layout, run: Run) -> str:
 
 
 def environment(run: Run, layout: Layout, cuda: list[int] | None, threads: int) -> dict[str, str]:
-    """All variables of the job's process: the agent's, then the user's, then those nobody may change.
+    """All variables of the job's process: the node's (`node_environment`), the user's, then those nobody may change.
 
     `cuda` maps the node's GPU numbers to the machine's; None = CPU slots, of `threads` threads each unless the user
     says otherwise.
     """
-    env = {name: value for name, value in os.environ.items() if name not in procs.PRIVATE}
+    env = node_environment(os.environ, passed(layout.home, os.environ))
     env |= {"PYTHONUNBUFFERED": "1"} | ({"OMP_NUM_THREADS": str(threads)} if cuda is None else {}) | run.env
     # `python` is found where nobody activated an environment, and nothing of the user's is hidden by it.
-    env["PATH"] = os.pathsep.join([env.get("PATH", os.defpath), str(Path(sys.executable).parent)])
+    env["PATH"] = os.pathsep.join([env["PATH"], str(Path(sys.executable).parent)])
     paths = [str(HOOK), *filter(None, [env.get("PYTHONPATH")])]
     visible = "" if cuda is None else ",".join(str(cuda[gpu]) for gpu in run.gpus)
     port = run.master_port or (_free_port() if run.world == 1 else 0)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from plait.live.agent import procs
 from plait.live.agent.agent import HELD_BACK
+from plait.live.agent.node_environment import VARIABLE
 from plait.live.layout import Layout, make_private, write_secret
 
 #: Kept of Slurm's variables. The others describe a job of one task, which libraries of training believe at once.
@@ -113,6 +114,7 @@ def main() -> None:
     os.dup2(log, 2)
     for variable in [key for key in os.environ if key.startswith("SLURM") and key not in _KEPT]:
         del os.environ[variable]
+    os.environ[VARIABLE] = " ".join([os.environ.get(VARIABLE, ""), *_KEPT])  # jobs may ask Slurm for their allocation
     command = [sys.executable, "-m", "plait.live.agent", "--home", str(layout.home), "--node", name]
     command += [
         "--gpus" if options.slots else "--cuda",
