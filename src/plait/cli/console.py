@@ -33,12 +33,19 @@ class Printer:
         """Columns there are."""
         return self._terminal.width if self._terminal.is_terminal else WIDTH
 
-    def print(self, what: RenderableType) -> None:
-        """Print it."""
+    @property
+    def limit(self) -> int | None:
+        """Columns that a table may have; None in a file or a pipe."""
+        return self._terminal.width if self._terminal.is_terminal else None
+
+    def print(self, what: RenderableType, *, whole: bool = False) -> None:
+        """Print it; `whole`: never squeezed, lines longer than the terminal are folded by it."""
+        wide = self._terminal.options.update(max_width=10**6)
+        needed = Measurement.get(self._terminal, wide, what).maximum if whole else 0
         if self._terminal.is_terminal:
-            self._terminal.print(what)
+            self._terminal.print(what, width=max(needed, self._terminal.width), crop=False)
             return
-        plain = Console(file=self._file, width=WIDTH, no_color=True)
+        plain = Console(file=self._file, width=max(WIDTH, needed), no_color=True)
         with plain.capture() as captured:
             plain.print(what)
         for line in captured.get().splitlines():

@@ -13,6 +13,7 @@ import typer
 from plait.cli.adapting import batch_text, gpus_cell, pace_text
 from plait.cli.adapting import rows as adaptive_rows
 from plait.cli.live import HomeOption, JsonFlag, client, duration, note, print_json, print_table, progress
+from plait.cli.tables import plain
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The name it got when it was submitted, e.g. j-12.")]
 JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="Names of jobs, e.g. j-12.")]
@@ -28,6 +29,8 @@ SchemaFlag = Annotated[bool, typer.Option("--schema", help="Print the JSON Schem
 
 #: Of a job, points in time by the service's clock; all its other seconds are durations.
 _POINTS = ("created_s", "started_s", "ended_s")
+#: Of the list of jobs; see `job_row`.
+JOB_COLUMNS = ("job", "?name", "?user", "state", "?>gpus", "?progress", "?>age", "?>held", "~where or why")
 #: Seconds between two looks of `plait wait`.
 LOOK_S = 0.3
 
@@ -196,17 +199,34 @@ def ls(
 
 def print_jobs(jobs: list[dict[str, Any]]) -> None:
     """A line a job."""
-    columns = ("job", "name", "user", "state", ">gpus", "progress", ">age", ">held", "where or why")
-    print_table(columns, (job_row(job) for job in jobs), "no jobs; submit one with: plait submit -- python train.py")
+    print_table(
+        JOB_COLUMNS, (job_row(job) for job in jobs), "no jobs; submit one with: plait submit -- python train.py"
+    )
 
 
 def job_row(job: dict[str, Any]) -> list[object]:
     """What the list says of a job; its age ends when it does."""
-    name = job.get("name") or " ".join(job.get("command") or ())
     return [
-        job["id"], name if len(name) <= 28 else name[:27] + "…", job["user"], job["state"], gpus_cell(job),
-        progress(job), duration(_age_s(job)), duration(job.get("run_s")), _where(job) or job.get("reason"),
+        job["id"], short_name(job), job["user"], job["state"], gpus_cell(job),
+        progress(job), duration(_age_s(job)), duration(job.get("run_s")),
+        _where(job) or brief(str(job.get("reason") or "")),
     ]  # fmt: skip
+
+
+def short_name(job: Mapping[str, Any]) -> str:
+    """Its name, else its command, in 28 characters."""
+    name = plain(str(job.get("name") or " ".join(job.get("command") or ())))
+    return name if len(name) <= 28 else name[:27] + "…"
+
+
+def brief(reason: str) -> str:
+    """A reason with the last of the lines that it quotes, which is the one that says what went wrong.
+
+    >>> brief("its process ended with exit code 1; last lines of the log: Traceback: | line 1 | KeyError: 'a'")
+    "its process ended with exit code 1: KeyError: 'a'"
+    """
+    head, quoted, lines = reason.partition("; last lines of the log: ")
+    return f"{head}: {lines.rpartition(' | ')[2]}" if quoted else reason
 
 
 def _age_s(job: Mapping[str, Any]) -> float:
@@ -247,14 +267,16 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonFlag = False) -
             rows.append((key.removesuffix("_s"), f"{duration(_ago_s(found, value))} ago"))
         else:
             rows.append((key.removesuffix("_s").replace("_", " "), _shown(key, value)))
-    print_table(("", ""), rows, "")
+    print_table(("", "~"), rows, "", most_lines=1000)
     if found.get("places"):
         typer.echo("")
-        columns = (">rank", "node", ">gpu", "state", ">pid")
-        print_table(columns, ([p.get(c.removeprefix(">")) for c in columns] for p in found["places"]), "")
+        names = ("rank", "node", "gpu", "state", "pid")
+        print_table(
+            (">rank", "node", ">gpu", "state", "?>pid"), ([p.get(c) for c in names] for p in found["places"]), ""
+        )
     if found.get("attempts"):
         typer.echo("")
-        heads = (">attempt", ">began", ">lasted", ">gpus", ">batch", "state", ">exit", "why", "nodes")
+        heads = (">attempt", "?>began", "?>lasted", "?>gpus", "?>batch", "state", "?>exit", "~why", "?nodes")
         print_table(heads, (_attempt_row(a, found["created_s"]) for a in found["attempts"]), "")
 
 
@@ -360,7 +382,7 @@ def _wait(jobs: list[str], timeout: float | None, home: str | None) -> None:
             if found["state"] != "finished":
                 bad.append(job)
             reason = found.get("reason")
-            typer.echo(f"{job} {found['state']}" + (f": {reason}" if reason and job in bad else ""))
+            typer.echo(f"{job} {found['state']}" + (f": {plain(reason)}" if reason and job in bad else ""))
     if bad:
         note(f"what it wrote: plait logs {bad[0]}")
         raise typer.Exit(1)
@@ -404,18 +426,9 @@ def history(
         print_json(jobs)
         return
     columns = (
-        "job",
-        "name",
-        "user",
-        "state",
-        ">gpus",
-        ">completion",
-        ">waited",
-        ">held",
-        ">starts",
-        ">moved",
-        ">failed",
-    )
+        "job", "?name", "?user", "state", "?>gpus", "?>completion", "?>waited", "?>held", "?>starts", "?>moved",
+        "?>failed",
+    )  # fmt: skip
     print_table(columns, (_history_row(job) for job in jobs), "no job has ended yet; `plait ls` shows all")
 
 
@@ -423,6 +436,6 @@ def _history_row(job: dict[str, Any]) -> list[object]:
     jct, held = job.get("jct_s"), job.get("run_s")
     waited = None if jct is None or held is None else max(0.0, jct - held)
     return [
-        job["id"], job.get("name"), job["user"], job["state"], job["gpus"], duration(jct), duration(waited),
+        job["id"], short_name(job), job["user"], job["state"], job["gpus"], duration(jct), duration(waited),
         duration(held), job.get("starts"), job.get("preemptions"), job.get("failures"),
     ]  # fmt: skip

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from plait.core.words import counted
+
 if TYPE_CHECKING:
     from plait.live.client import Client
 
@@ -82,27 +84,20 @@ def progress(job: dict[str, Any]) -> str:
     if math.isfinite(total) and total > 0:
         share = min(done / total, 1.0) if math.isfinite(done) else 0.0
         return f"{share:4.0%} of {total:,.0f}"
-    return f"{done:,.0f} steps" if math.isfinite(done) and done > 0 else "-"
+    return counted(int(done), "step") if math.isfinite(done) and done > 0 else "-"
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], nothing: str) -> None:
-    """A table, or a sentence if there is nothing in it; columns that begin with `>` are right-aligned."""
-    from rich.table import Table
-
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], nothing: str, most_lines: int = 3) -> None:
+    """A table, or a sentence if there is nothing in it; for the marks of headings see `plait.cli.tables`."""
     from plait.cli.console import console
+    from plait.cli.tables import table
 
-    lines = [["-" if cell is None or cell == "" else str(cell) for cell in row] for row in rows]
+    lines = list(rows)
     if not lines:
         typer.echo(nothing)
         return
-    grid = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        grid.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", no_wrap=True)
-    from rich.text import Text
-
-    for line in lines:
-        grid.add_row(*(Text(cell) for cell in line))  # what users wrote is no markup
-    console().print(grid)
+    printer = console()
+    printer.print(table(columns, lines, printer.limit, most_lines), whole=True)
 
 
 def note(text: str) -> None:

@@ -25,6 +25,7 @@ from plait.cli.services import (
 )
 from plait.cli.stopping import stop
 from plait.core.errors import InputError, MissingExtra, PlaitError
+from plait.core.words import counted
 from plait.live.backends.base import Backend, open_backend
 from plait.live.client import Client
 from plait.live.layout import Layout, make_private
@@ -149,7 +150,7 @@ def _await_nodes(service: Client, layout: Layout, process: subprocess.Popen[byte
             raise InputError(f"the service stopped: {last_line(log)}; all of it: {log}")
         if time.monotonic() > until:
             logs = layout.home / "nodes" / "*" / "agent.log"
-            raise InputError(f"{there} of {wanted} nodes joined in {PATIENCE_S:g} s; look at {logs}")
+            raise InputError(f"{there} of {counted(wanted, 'node')} joined in {PATIENCE_S:g} s; look at {logs}")
         time.sleep(LOOK_S)
 
 
@@ -157,7 +158,7 @@ def welcome(service: Client, layout: Layout, home: str | None, took_s: float) ->
     """What somebody needs who has just started a cluster: URL, token, the next command."""
     found = service.status()
     nodes, gpus = sum(found["nodes"].values()), found["gpus"]["total"]
-    size = f"{nodes} node{'s' * (nodes != 1)}, {gpus} slot{'s' * (gpus != 1)}"
+    size = f"{counted(nodes, 'node')}, {counted(gpus, 'slot')}"
     with_home = "" if home is None else f" --home {home}"
     lines = [f"plait is up at {service.url} ({duration(took_s)}): {size}, policy {found['policy']}"]
     lines.append(f"token of the administrator: {layout.token_file}")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from plait.core.words import counted
+
 if TYPE_CHECKING:
     from plait.sim.tune import Fit
 
@@ -66,7 +68,7 @@ def _show(fit: Fit) -> None:
     title = "Average completion time (s), no overheads, GPU counting"
     grid = Table("", "policy", title=title, title_justify="left")
     for name, count in (("first half", fit.jobs_first), ("second half", fit.jobs_second)):
-        grid.add_column(f"{name} ({count} jobs)", justify="right")
+        grid.add_column(f"{name} ({counted(count, 'job')})", justify="right")
     policies = {"fitted": fit.policy, "default": fit.default, "fifo": "fifo", "srsf": "srsf"}
     for name, policy in policies.items():
         label = {"default": "as given", "srsf": "knows the future"}.get(name, "" if name == policy else name)
@@ -74,6 +76,6 @@ def _show(fit: Fit) -> None:
     out = console()
     out.print(grid)
     queues = f"{fit.queues} queue{'s' if fit.queues > 1 else ''}, {len(fit.tried)} sets of thresholds tried"
-    left = f"; {fit.left_out} jobs wider than the cluster left out" if fit.left_out else ""
+    left = f"; {counted(fit.left_out, 'job')} wider than the cluster left out" if fit.left_out else ""
     typer.echo(f"{queues}{left}; {fit.verdict}.")
     typer.echo(f"--policy {fit.policy if fit.worth_it else fit.default}")

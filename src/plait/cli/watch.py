@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plait.cli.jobs import job_row, print_jobs
+from plait.cli.jobs import JOB_COLUMNS, job_row, print_jobs
 from plait.cli.live import HomeOption, JsonFlag, client, duration, note, number, print_json, print_table, seconds
+from plait.cli.tables import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -72,7 +73,7 @@ def list_nodes(context: typer.Context, home: HomeOption = None, as_json: JsonFla
     if as_json:
         print_json(found)
         return
-    columns = ("node", "state", ">GPUs", "kind", ">used", ">CPU", ">memory", ">heard of", "jobs")
+    columns = ("node", "state", ">GPUs", "?kind", ">used", "?>CPU", "?>memory", "?>heard of", "~jobs")
     print_table(columns, (_node_row(node) for node in found), "no nodes yet; an agent joins within seconds of plait up")
 
 
@@ -178,14 +179,19 @@ def top(
             typer.echo("")
             print_jobs(service.jobs(limit=30))
             return
+        from shutil import get_terminal_size
+
         from rich.live import Live
 
-        with Live(_screen(service), screen=True, auto_refresh=False) as live:
+        def look() -> RenderableType:
+            return _screen(service, get_terminal_size().columns)
+
+        with Live(look(), screen=True, auto_refresh=False) as live:
             try:
                 while True:
                     time.sleep(every)
                     try:
-                        live.update(_screen(service), refresh=True)
+                        live.update(look(), refresh=True)
                     except NotRunning:
                         from rich.text import Text
 
@@ -194,24 +200,23 @@ def top(
                 return
 
 
-def _screen(service: Any) -> RenderableType:
+def _screen(service: Any, width: int) -> RenderableType:
+    """One look: each node and job in a line of so many columns, so that ids and states keep their place."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
+
+    from plait.cli.tables import table
 
     status = service.status()
     lines = Text("\n".join(status_lines({"url": service.url, **status})) + "\n")
-    machines = Table("node", "state", "GPUs", "used", "CPU", "memory", "jobs", box=None, header_style="bold")
-    for node in service.nodes():
-        row = _node_row(node)
-        cells = [row[0], row[1], row[2], row[4], row[5], row[6], row[8]]
-        machines.add_row(*(Text("-" if c in (None, "") else str(c)) for c in cells))
-    jobs = Table("job", "name", "user", "state", "gpus", "progress", "age", "held", "where or why", box=None)
+    seen = [_node_row(node) for node in service.nodes()]
+    heads = ("node", "state", ">GPUs", "?>used", "?>CPU", "?>memory", "~jobs")
+    machines = table(heads, ([*row[:3], *row[4:7], row[8]] for row in seen), width, most_lines=1)
     order = {"running": 0, "starting": 1, "stopping": 1, "unreachable": 1, "waiting": 2}
-    found = sorted(service.jobs(limit=100), key=lambda job: order.get(job["state"], 3))
-    for job in found[:40]:
-        style = {0: "green", 1: "yellow", 3: "dim"}.get(order.get(job["state"], 3), "")
-        jobs.add_row(*(Text("-" if c in (None, "") else str(c)) for c in job_row(job)), style=style)
+    found = sorted(service.jobs(limit=100), key=lambda job: order.get(job["state"], 3))[:40]
+    jobs = table(JOB_COLUMNS, (job_row(job) for job in found), width, most_lines=1)
+    for row, job in zip(jobs.rows, found, strict=True):
+        row.style = {0: "green", 1: "yellow", 3: "dim"}.get(order.get(job["state"], 3), "")
     return Group(lines, machines, Text(), jobs)
 
 
@@ -255,9 +260,8 @@ def _print_steps(steps: list[dict[str, Any]], as_json: bool) -> None:
             continue
         event, commands = step["event"], step.get("commands") or []
         caused = "; ".join(_describe(c) for c in commands)
-        typer.echo(
-            f"{step['seq']:>6}  {step['at_s']:>10.2f} s  {_describe(event)}" + (f"  ->  {caused}" if caused else "")
-        )
+        said = plain(_describe(event) + (f"  ->  {caused}" if caused else ""))
+        typer.echo(f"{step['seq']:>6}  {step['at_s']:>10.2f} s  {said}")
 
 
 def _describe(message: dict[str, Any]) -> str:

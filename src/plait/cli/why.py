@@ -12,6 +12,8 @@ import typer
 from plait.cli import adapting
 from plait.cli.jobs import JobArgument
 from plait.cli.live import HomeOption, JsonFlag, client, duration, print_json, print_table
+from plait.cli.tables import plain_lines
+from plait.core.words import counted
 
 if TYPE_CHECKING:
     from plait.forecast.eta import Eta, Forecast, Interval
@@ -46,10 +48,10 @@ def explain(
         return
     if foreseen is None or mine is None:
         for line in explanation_lines(found) + ([f"  no estimate of times: {unforeseen}"] if unforeseen else []):
-            typer.echo(line)
+            typer.echo(plain_lines(line))
         return
     for line in explanation_lines({**found, "left_s": None}) + eta_lines(foreseen, mine, left_s):
-        typer.echo(line)
+        typer.echo(plain_lines(line))
 
 
 def try_to_foresee(state: dict[str, Any], seed: int = 0) -> tuple[Forecast | None, str | None]:
@@ -218,9 +220,9 @@ def fidelity_lines(found: Fidelity) -> list[str]:
     if any(job.own_pace for job in found.jobs):
         lines.append("* never profiled alone: its pace is that of this very run, so it is no proof")
     if found.failures:
-        lines.append(f"{found.failures} attempts failed, which the simulator does not foresee")
+        lines.append(f"{counted(found.failures, 'attempt')} failed, which the simulator does not foresee")
     if found.left_out:
-        lines.append(f"{found.left_out} jobs are left out: they did not finish")
+        lines.append(f"left out, as they did not finish: {counted(found.left_out, 'job')}")
     return lines
 
 

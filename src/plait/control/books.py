@@ -19,6 +19,7 @@ from plait.core.cluster import Cluster
 from plait.core.goodput import Estimate
 from plait.core.jobs import FLOAT_ROW, WHOLE_ROW, JobBatch, JobSpec, Phase
 from plait.core.resources import Resource
+from plait.core.words import counted
 
 _LAST_OPEN = int(Phase.RUNNING)
 
@@ -336,8 +337,8 @@ def refusal(spec: JobSpec, cluster: Cluster, room: int = 0) -> str | None:
         )
         best = max(best, sum(fits))
     if best < spec.min_gpus:
-        what = "GPUs" if not (spec.cpus or spec.memory_bytes) else "GPUs with its CPUs and memory"
-        return f"needs {spec.min_gpus} {what} of one kind; the largest gang that fits this cluster is {best}"
+        what = counted(spec.min_gpus, "GPU") + (" with its CPUs and memory" if spec.cpus or spec.memory_bytes else "")
+        return f"needs {what} of one kind; the largest gang that fits this cluster is {best}"
     return None
 
 

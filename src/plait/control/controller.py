@@ -234,7 +234,8 @@ class Controller:
         lost = event.jobs[~again]
         if not len(lost):
             return ()
-        reasons = tuple(f"{event.reason}, {n} times" for n in columns["failures"][lost].tolist())
+        counts = columns["failures"][lost].tolist()
+        reasons = tuple(event.reason if n == 1 else f"failed {n} times, last: {event.reason}" for n in counts)
         columns["reason"][lost] = list(reasons)
         self._end(lost, Phase.FAILED, event.at_s)
         return (Refuse(self.events, lost, reasons),)

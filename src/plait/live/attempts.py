@@ -151,21 +151,26 @@ def describe_end(rank: int, world: int, exit_code: int | None, reason: str | Non
 
     >>> describe_end(1, 2, -9, None, True)
     'rank 1 was killed by SIGKILL'
+    >>> describe_end(0, 1, 3, "exit code 3; it printed nothing", True)
+    'its process ended with exit code 3; it printed nothing'
     """
-    who = f"rank {rank}" if world > 1 else "its process"
+    who, said = f"rank {rank}" if world > 1 else "its process", ""
     if not started and exit_code in NOT_STARTED:
         what = f"{who} could not be started"
     elif exit_code is None:
         what = f"{who} vanished"
     elif exit_code < 0:
         try:
-            what = f"{who} was killed by {signal.Signals(-exit_code).name}"
+            name = signal.Signals(-exit_code).name
         except ValueError:
-            what = f"{who} was killed by signal {-exit_code}"
+            name = f"signal {-exit_code}"
+        what, said = f"{who} was killed by {name}", f"killed by {name}"
     elif exit_code == PREEMPTED:
         what = f"{who} asked to be started again (exit code {PREEMPTED})"
     else:
-        what = f"{who} ended with exit code {exit_code}"
+        what, said = f"{who} ended with exit code {exit_code}", f"exit code {exit_code}"
+    if said and reason and reason.startswith(said):  # the runner's words, which are not said twice
+        return what + reason.removeprefix(said)
     return f"{what}: {reason}" if reason else what
 
 

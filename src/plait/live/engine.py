@@ -36,6 +36,7 @@ from plait.control.messages import (
 )
 from plait.core.errors import InputError, PlaitError
 from plait.core.jobs import JobSpec, Phase
+from plait.core.words import counted
 from plait.live import views
 from plait.live.assign import Assigner
 from plait.live.attempts import Attempt, JobRecord, NodeRecord
@@ -268,7 +269,7 @@ class Engine:
             spec = self.spec(first + i, request, owner, project, now)
             quota = state.projects.get(project, {}).get("gpu_quota")
             if quota is not None and spec.gpus > quota:
-                raise InputError(f"needs {spec.gpus} GPUs; the quota of project {project} is {quota}")
+                raise InputError(f"needs {counted(spec.gpus, 'GPU')}; the quota of project {project} is {quota}")
         if requests:
             rows = [dict(r) for r in requests]
             self.do({"type": "Requested", "at_s": now, "first": first, "owner": owner, "requests": rows})

@@ -15,6 +15,7 @@ import numpy as np
 from plait.core.jobs import JobTable
 from plait.core.plan import Plan
 from plait.core.policy import Heeding, Policy, View
+from plait.core.words import counted
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,14 @@ class Quotas:
                 continue
             taken = used.get(project, 0)
             if gpus[row] > limit:
-                held[numbers[row]] = f"needs {gpus[row]} GPUs; the quota of project {project} is {limit}"
+                held[numbers[row]] = (
+                    f"needs {counted(int(gpus[row]), 'GPU')}; the quota of project {project} is {limit}"
+                )
             elif project in full or taken + gpus[row] > limit:
                 full.add(project)
-                held[numbers[row]] = f"the quota of project {project}, {limit} GPUs, is used up ({taken} in use)"
+                held[numbers[row]] = (
+                    f"the quota of project {project}, {counted(limit, 'GPU')}, is used up ({taken} in use)"
+                )
             else:
                 used[project] = taken + gpus[row]
         return held

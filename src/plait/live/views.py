@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from plait.control.books import refusal
 from plait.control.snapshot import of_active, snapshot
 from plait.core.jobs import Phase
+from plait.core.words import counted
 from plait.live.adaptive import shown, work_of
 from plait.live.attempts import NODE_STATES, Attempt, JobRecord, NodeRecord
 from plait.live.layout import job_name
@@ -66,7 +67,7 @@ def _too_large(engine: Engine, controller: Controller, job: JobRecord) -> str | 
     columns, most = controller.books.columns, engine.options.most_gpus
     needs, up = int(columns["min_gpus"][job.number]), controller.cluster.gpus_up
     if needs > up:
-        why = f"needs {needs} GPUs; the nodes that are there have {up}"
+        why = f"needs {counted(needs, 'GPU')}; the nodes that are there have {up}"
     elif most and (columns["has_demands"][0] or len(controller.cluster.kinds) > 1):
         why = refusal(controller.books.spec(job.number), controller.cluster) or ""
     else:

@@ -20,6 +20,7 @@ from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.jobs import JobTable
 from plait.core.plan import TURN, Gate, Groups, Plan, plain_details
 from plait.core.policy import View
+from plait.core.words import counted
 from plait.placement import kernels
 
 A = TypeVar("A", bound="np.ndarray[Any, Any]")
@@ -69,8 +70,8 @@ class WaitReasons(Mapping[int, str]):
         if status == kernels.BLOCKED:
             return f"waits behind a job ahead of it that does not fit yet (place {ahead + 1} in the order)"
         if status == kernels.FRAGMENTED:
-            return f"needs {gpus} GPUs together; enough are free, but not on few enough nodes"
-        return f"needs {gpus} GPUs; too few are left after the {ahead} jobs ahead of it"
+            return f"needs {counted(gpus, 'GPU')} together; enough are free, but not on few enough nodes"
+        return f"needs {counted(gpus, 'GPU')}; too few are left after the {counted(ahead, 'job')} ahead of it"
 
     def __iter__(self) -> Iterator[int]:
         """Job numbers that wait."""

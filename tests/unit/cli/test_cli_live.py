@@ -355,10 +355,10 @@ def test_wait_has_the_exit_code_of_the_job(plait, fake):
     answer = plait("wait", "j-2")
     assert answer.code == 0
     assert answer.out == "j-2 finished\n"
-    fake.answers["GET", "/v1/jobs/j-4"] = {**DONE, "state": "failed", "reason": "exit code 3, 4 times"}
+    fake.answers["GET", "/v1/jobs/j-4"] = {**DONE, "state": "failed", "reason": "failed 4 times, last: exit code 3"}
     answer = plait("wait", "j-2", "j-4")
     assert answer.code == 1
-    assert "j-4 failed: exit code 3, 4 times" in answer.out
+    assert "j-4 failed: failed 4 times, last: exit code 3" in answer.out
     assert "plait logs j-4" in answer.err
     fake.answers["GET", "/v1/jobs/j-5"] = JOB
     answer = plait("wait", "j-5", "--timeout", 0)

@@ -94,7 +94,7 @@ def test_jobs_of_one_resource_are_split_by_the_guard_and_wait_their_turn():
     jobs = [job(f"g{i}", GPU, work_s=100.0 * (i + 1)) for i in range(3)]
     made, _ = plan(jobs, make_policy("muri-s"))
     assert members(made) == [[0]]
-    assert made.reasons[1].startswith("needs 1 GPUs")
+    assert made.reasons[1].startswith("needs 1 GPU;")
     assert len(members(plan(jobs, make_policy("muri-s:guard=off"))[0])[0]) == 3
 
 

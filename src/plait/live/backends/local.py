@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from plait.core.errors import InputError
+from plait.core.words import counted
 from plait.live.agent import procs
 from plait.live.agent.monitor import Gpu, Nvml, cores
 from plait.live.agent.procs import Process
@@ -79,7 +80,8 @@ def divide(machine: Machine, nodes: int | None, gpus_per_node: int | None, cuda:
     each = gpus_per_node or there // nodes
     if each < 1 or nodes * each > there:
         raise InputError(
-            f"{nodes} nodes of {max(each, 1)} GPUs; this machine has {there}. Give fewer, or --fake for slots of CPU"
+            f"{counted(nodes, 'node')} of {counted(max(each, 1), 'GPU')}; this machine has {there}. Give fewer, or "
+            "--fake for slots of CPU"
         )
     numbers = [gpu.index for gpu in machine.gpus]
     return [LocalNode(f"n{i}", each, tuple(numbers[i * each : (i + 1) * each])) for i in range(nodes)]

@@ -1,0 +1,145 @@
+"""Tables in a terminal: identifiers and states are always whole, free text wraps or is cut, extra columns give way.
+
+    table(["job", "?user", "state", ">gpus", "~reason"], rows, width=80)
+
+A heading may begin with marks: `>` right-aligned, `~` free text that takes the room that is left, `?` left out of a
+narrow terminal (the last one first).
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+#: Columns of free text are not made narrower than this while others can be left out.
+LEAST = 24
+#: Lines of one cell of free text, where the caller does not say otherwise; and characters of one in a file or a pipe.
+MOST_LINES, MOST_CHARACTERS = 3, 160
+#: Columns between two columns.
+GAP = 2
+
+_ESCAPES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
+    r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)"  # OSC and other strings: titles, links
+    r"|\x1b[ -/]*[0-~]?"
+    r"|\x9b[0-?]*[ -/]*[@-~]",
+    re.DOTALL,
+)
+
+
+def plain(text: str) -> str:
+    r"""One line of text without anything that a terminal would obey.
+
+    >>> plain("\x1b[31mred\x1b[0m\nand \x07more")
+    'red and more'
+    """
+    return _printable(_ESCAPES.sub("", text)).strip()
+
+
+def plain_lines(text: str) -> str:
+    """The same for several lines: line feeds and tabs stay."""
+    return _printable(_ESCAPES.sub("", text), keep="\n\t")
+
+
+def _printable(text: str, keep: str = "") -> str:
+    """Controls and marks of direction become a space (those of one run: one space)."""
+    if text.isprintable():
+        return text
+    out = "".join(c if c.isprintable() or c in keep else _instead(c) for c in text)
+    return re.sub(" *\1+ *", " ", out.replace("\0", ""))
+
+
+def _instead(character: str) -> str:
+    """A control becomes a space; what is invisible (category Cf: directions, joiners) nothing; others stay."""
+    category = unicodedata.category(character)
+    return "\1" if category in ("Cc", "Zl", "Zp") else "\0" if category in ("Cf", "Cs") else character
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading and how its column gives way."""
+
+    name: str
+    right: bool
+    text: bool
+    spare: bool
+
+    @staticmethod
+    def of(heading: str) -> Column:
+        """Read the marks of a heading."""
+        name = heading.lstrip(">~?")
+        marks = heading[: len(heading) - len(name)]
+        return Column(name, ">" in marks, "~" in marks, "?" in marks)
+
+
+def table(
+    headings: Sequence[str], rows: Iterable[Sequence[object]], width: int | None, most_lines: int = MOST_LINES
+) -> Table:
+    """The rows as a `rich` table that fits `width` columns; None: a file or a pipe, one line a row."""
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = [Column.of(heading) for heading in headings]
+    lines = [[cell_text(cell) for cell in row] for row in rows]
+    chosen = list(range(len(columns)))
+    widths = [_natural(column, [line[i] for line in lines]) for i, column in enumerate(columns)]
+    if width is None:
+        widths = [min(w, MOST_CHARACTERS) if c.text else w for w, c in zip(widths, columns, strict=True)]
+        most_lines = 1
+    else:
+        chosen, widths = _fit(columns, widths, width)
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for i in chosen:
+        column = columns[i]
+        grid.add_column(
+            column.name, justify="right" if column.right else "left", no_wrap=not column.text, overflow="fold",
+            min_width=widths[i], max_width=widths[i],
+        )  # fmt: skip
+    for line in lines:
+        cells = [_cut(line[i], most_lines * widths[i]) if columns[i].text else line[i] for i in chosen]
+        grid.add_row(*(Text(cell) for cell in cells))  # what users wrote is no markup
+    return grid
+
+
+def cell_text(cell: object) -> str:
+    """What a cell shows: one printable line, a dash for nothing."""
+    return "-" if cell is None or cell == "" else plain(str(cell)) or "-"
+
+
+def _natural(column: Column, cells: Sequence[str]) -> int:
+    from rich.cells import cell_len
+
+    return max(cell_len(column.name), *(cell_len(cell) for cell in cells), 1)
+
+
+def _fit(columns: Sequence[Column], natural: Sequence[int], width: int) -> tuple[list[int], list[int]]:
+    """Which columns are shown, and how wide all are."""
+
+    def needed(chosen: Sequence[int]) -> int:
+        least = (min(natural[i], LEAST) if columns[i].text else natural[i] for i in chosen)
+        return sum(least) + GAP * (len(chosen) - 1)
+
+    chosen = list(range(len(columns)))
+    for i in reversed(range(len(columns))):
+        if needed(chosen) <= width:
+            break
+        if columns[i].spare:
+            chosen.remove(i)
+    texts = sorted((i for i in chosen if columns[i].text), key=lambda i: natural[i])
+    left = width - GAP * (len(chosen) - 1) - sum(natural[i] for i in chosen if not columns[i].text)
+    widths = list(natural)
+    for count, i in zip(range(len(texts), 0, -1), texts, strict=True):  # short ones leave room to long ones
+        widths[i] = max(min(natural[i], left // count), min(natural[i], 12))
+        left -= widths[i]
+    return chosen, widths
+
+
+def _cut(text: str, most: int) -> str:
+    """At most so many characters, with a mark where some are missing."""
+    return text if len(text) <= most else text[: max(most - 1, 1)] + "…"

@@ -1,0 +1,74 @@
+"""Tables: ids and states stay whole at every width, whatever a job wrote."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from plait.cli.jobs import JOB_COLUMNS, brief, job_row
+from plait.cli.tables import plain, plain_lines, table
+
+WRITTEN = "\x1b[2J\x1b]0;title\x07" + "very long failure message " * 200 + "x" * 900 + "\nnext\x1b[31m"
+JOB = {
+    "id": "j-12345", "name": "a name of some length that goes on", "user": "somebody@example.org", "gpus": 16,
+    "command": ["python"], "state": "unreachable", "age_s": 5000.0, "jct_s": None, "run_s": 4000.0,
+    "iterations_done": 123456.0,
+    "reason": f"failed 4 times, last: its process ended with exit code 1; last lines of the log: {WRITTEN}",
+}  # fmt: skip
+
+
+def drawn(headings, rows, width, **more):
+    out = io.StringIO()
+    Console(file=out, width=max(width or 0, 400) if width is None else width).print(
+        table(headings, rows, width, **more), crop=False
+    )
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [24, 40, 60, 80, 120, 200])
+def test_ids_and_states_are_whole_whatever_a_job_wrote(width):
+    lines = drawn(JOB_COLUMNS, [job_row(JOB), job_row({**JOB, "id": "j-2", "state": "failed"})], width)
+    ids = [line for line in lines if line.startswith("j-")]
+    assert [line.split()[0] for line in ids] == ["j-12345", "j-2"]
+    assert "unreachable" in ids[0]
+    assert "failed" in ids[1]
+    assert len(lines) <= 2 + 2 * 4
+    assert "\x1b" not in "".join(lines)
+    if width >= 40:
+        assert max(map(len, lines)) <= width
+        assert "very" in "".join(lines) or "failed" in "".join(lines)
+
+
+def test_extra_columns_give_way_from_the_right():
+    rows = [["j-1", "ada", "running", "9 min", "where it is"]]
+    heads = ("job", "?user", "state", "?>age", "~why")
+    assert drawn(heads, rows, 60)[0].split() == ["job", "user", "state", "age", "why"]
+    assert drawn(heads, rows, 34)[0].split() == ["job", "user", "state", "why"]
+    assert drawn(heads, rows, 26)[0].split() == ["job", "state", "why"]
+
+
+def test_a_file_has_one_line_a_row():
+    lines = drawn(JOB_COLUMNS, [job_row(JOB)], None)
+    assert len(lines) == 2
+    assert lines[1].endswith("…")
+    assert "somebody@example.org" in lines[1]
+
+
+def test_values_of_show_wrap_and_nothing_is_left_out():
+    text = "word " * 100 + "end"
+    lines = drawn(("", "~"), [("reason", text), ("id", "j-1")], 60, most_lines=1000)
+    assert "".join(" ".join(lines).split()) == "".join(("reason" + text + "id" + "j-1").split())
+    assert max(map(len, lines)) <= 60
+
+
+def test_nothing_that_a_terminal_would_obey_is_printed():
+    assert plain("a\x1b[31mb\x1b[0m\r\n\tc") == "ab c"
+    assert plain("a\u202eb\x00c\x7f") == "ab c"
+    assert plain("größer 中文 ρ") == "größer 中文 ρ"
+    assert plain_lines("a\x1b[1m\n\tb\x08") == "a\n\tb "
+
+
+def test_a_brief_reason_has_the_line_that_says_what_went_wrong():
+    reason = "its process ended with exit code 1; last lines of the log: Traceback | File x | ValueError: no"
+    assert brief(reason) == "its process ended with exit code 1: ValueError: no"
+    assert brief("out of memory") == "out of memory"
