@@ -183,8 +183,9 @@ class JobRecord:
     its next attempt (`ONCE`) or for good (`ALWAYS`), because one that it shared broke down. `first_epoch`: of its first
     attempt, 0 before that. `down_s`: seconds from being told to stop to its end that its last attempt took, if it is to
     go on from there; `restarts` of these were measured until their first step, and cost `restart_s` seconds, an average
-    in which the last one counts most. Of an adaptive job (*seen*): `estimated_s` is when it was last believed what it
-    estimates of itself, `total` the progress that it said it will make in all.
+    in which the last one counts most. `profiled`: its profile is its own, measured alone. Of an
+    adaptive job (*seen*): `estimated_s` is when it was last believed what it estimates of itself, `total` the progress
+    that it said it will make in all.
     """
 
     number: int
@@ -206,6 +207,7 @@ class JobRecord:
     down_s: float | None = None
     restarts: int = 0
     restart_s: float | None = None
+    profiled: bool = False
     attempt: Attempt | None = None
     shown: str = ""
     estimated_s: float = -math.inf

@@ -21,8 +21,9 @@ from plait.live.adaptive import hear_estimate, hear_restart
 from plait.live.attempts import NOT_STARTED, JobRecord, NodeRecord, Rank
 from plait.live.errors import Conflict
 from plait.live.layout import NODE_NAME
+from plait.live.profiles import like_keys, pass_on, profile_key
 from plait.live.reconcile import ask_stop
-from plait.live.requests import limits_of, profile_key
+from plait.live.requests import limits_of
 from plait.live.sane import check_node, sane_notice, sane_profile, sane_seen
 from plait.live.wire import ENDED, STARTING, STATES, Observed, Profile, Seen
 
@@ -222,11 +223,14 @@ def _learn(engine: Engine, job: JobRecord, rank: Rank, seen: Seen, now: float) -
     if profile is None or not sane_profile(profile) or engine.state.phase(job) > Phase.RUNNING:
         return
     columns = engine.state.controller.books.columns
-    if _differs(profile, columns["stage_s"][job.number].tolist(), float(columns["iteration_s"][job.number])):
+    books = columns["stage_s"][job.number].tolist(), float(columns["iteration_s"][job.number])
+    if "stage_s" not in known or _differs(profile, *books):
         learnt_s["profile"] = now
         stage_s, iteration_s = [float(x) for x in profile.stage_s], float(profile.iteration_s)
         engine.do(JobProfiled(now, np.array([job.number]), np.array([iteration_s]), np.array([stage_s])))
-        engine.do({"type": "Learnt", "at_s": now, "key": key, "stage_s": stage_s, "iteration_s": iteration_s})
+        learnt = {"stage_s": stage_s, "iteration_s": iteration_s, "like": like_keys(job.request)}
+        engine.do({"type": "Learnt", "at_s": now, "job": job.number, "key": key, **learnt})
+        pass_on(engine, job, now)
         engine.state.touched.add(job.number)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from plait.control.messages import JobFailed, JobFinished, LaunchFailed
 from plait.core.jobs import Phase
 from plait.live.attempts import FAILED, REQUEUE, START, Attempt, JobRecord
-from plait.live.requests import processes_per_gpu
+from plait.live.profiles import processes_per_gpu
 from plait.live.wire import RUNNING
 
 if TYPE_CHECKING:

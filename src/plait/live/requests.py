@@ -13,43 +13,18 @@ from plait.core.goodput import BatchLimits, BoundNames, check_bounds
 from plait.core.jobs import JobClass, JobSpec
 from plait.core.resources import Resource, StageProfile
 from plait.live.layout import job_name
+from plait.live.profiles import Learnt, known_profile, processes_per_gpu
 from plait.training.command import parse_script
 
-#: measured once, used for later jobs of the same kind: key -> {"stage_s", "iteration_s", "skew"}
-Learnt = Mapping[str, Mapping[str, Any]]
 #: Options of `plait submit` for fields that are bounds of the batch.
 OPTIONS = BoundNames(
     "--batch-size", "--max-batch-size", "least of --local-batch", "most of --local-batch", "--accumulation"
 )
 
 
-def profile_key(request: Mapping[str, Any], kind: str) -> str:
-    """What jobs must have in common to share a profile: model (or command and folder), processes, GPU kind."""
-    model = request.get("model")
-    if not model:
-        same = json.dumps([request.get("workdir"), request["command"]])
-        model = "command-" + hashlib.sha256(same.encode()).hexdigest()[:16]
-    per_gpu = processes_per_gpu(request)
-    return f"{model}|{request.get('gpus', 1)}{f'x{per_gpu}' if per_gpu > 1 else ''}|{kind}"
-
-
-def processes_per_gpu(request: Mapping[str, Any]) -> int:
-    """Processes of the job on each of its GPUs."""
-    return int(request.get("processes_per_gpu") or 1)
-
-
 def most_gpus(request: Mapping[str, Any]) -> int:
     """The size of the job, of an elastic one the largest."""
     return max(int(request.get("gpus") or 1), int(request.get("max_gpus") or 1))
-
-
-def known_profile(request: Mapping[str, Any], kinds: Iterable[str], learnt: Learnt) -> Mapping[str, Any]:
-    """What earlier jobs of this kind taught; empty if nothing."""
-    for kind in kinds:
-        found = learnt.get(profile_key(request, kind))
-        if found is not None:
-            return found
-    return {}
 
 
 def given_profile(request: Mapping[str, Any]) -> StageProfile | None:

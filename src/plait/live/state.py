@@ -46,8 +46,8 @@ from plait.core.jobs import Phase
 from plait.core.policy import Policy
 from plait.live.attempts import ALWAYS, BYSTANDER, ONCE, Attempt, JobRecord, NodeRecord, Rank
 from plait.live.groups import GroupBook
+from plait.live.profiles import processes_per_gpu
 from plait.live.quota import Quotas
-from plait.live.requests import processes_per_gpu
 from plait.live.wire import NodeInfo
 from plait.policies.catalog import make_policy
 
@@ -273,9 +273,12 @@ class State:
 
     def _learnt(self, note: Note) -> None:
         new = {name: note[name] for name in ("stage_s", "iteration_s", "skew") if note.get(name) is not None}
-        self.learnt[note["key"]] = {**self.learnt.pop(note["key"], {}), **new}  # what was learnt last comes last
-        if len(self.learnt) > MOST_LEARNT:
+        for key in (*note.get("like", ()), note["key"]):
+            self.learnt[key] = {**self.learnt.pop(key, {}), **new}  # what was learnt last comes last
+        while len(self.learnt) > MOST_LEARNT:
             del self.learnt[next(iter(self.learnt))]
+        if "job" in note:
+            self.jobs[note["job"]].profiled = True
 
     # -- looking --------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from plait.core.words import counted
 from plait.live.adaptive import shown, work_of
 from plait.live.attempts import NODE_STATES, Attempt, JobRecord, NodeRecord
 from plait.live.layout import job_name
+from plait.live.profiles import profile_source
 from plait.live.state import RECENT, State
 from plait.live.store.schema import Views
 from plait.live.wire import RUNNING
@@ -189,6 +190,8 @@ def live_fields(engine: Engine, number: int) -> dict[str, Any]:
     attempt = job.live
     if adaptive := shown(engine, job):
         out["adaptive"] = adaptive
+    if source := profile_source(engine, job):
+        out["profile_source"] = source
     if attempt is None:
         return out
     out["run_s"] = job.held_s + attempt.held_s

@@ -513,8 +513,30 @@ def test_profiles_are_learnt_and_given_to_later_jobs_of_the_kind(cluster: Make) 
     assert columns["stage_s"][1].tolist() == [0.1, 0.2, 0.3, 0.0]
     assert columns["skew"][1] == 0.8
     assert columns["skew"][4] == 0.1
-    assert math.isnan(columns["iteration_s"][2])
-    assert math.isnan(columns["iteration_s"][3])
+    assert columns["stage_s"][3].tolist() == [0.1, 0.2, 0.3, 0.0], "provisional: of its model at another size"
+
+
+def test_jobs_like_one_that_was_measured_get_a_provisional_profile(cluster: Make) -> None:
+    c = cluster((1,))
+    sweep = [["python", "train.py", "--lr", lr] for lr in ("1", "2", "3")]
+    c.submit({"command": sweep[0], "workdir": "/a"}, {"command": sweep[1], "workdir": "/a"}, {"command": ["other"]})
+    c.pass_s()
+    c.nodes[0].report(0, profile=Profile([0.1, 0.2, 0.3, 0.0], 0.5, 20))
+    c.pass_s(0.6)
+    c.submit({"command": sweep[2], "workdir": "/a"}, {"command": sweep[2], "workdir": "/b"})
+    controller = c.engine.state.controller
+    assert controller is not None
+    known = [not math.isnan(t) for t in controller.books.columns["iteration_s"][:5].tolist()]
+    assert known == [True, True, False, True, False], "also the one that waited when it was measured"
+    sources = {n: c.engine.fields([n])[n].get("profile_source") for n in range(5)}
+    assert sources == {0: "measured", 1: (like := "provisional, from jobs like it"), 2: None, 3: like, 4: None}
+    c.nodes[0].end(0)
+    c.pass_s(2.2)
+    c.nodes[0].report(1, profile=Profile([0.1, 0.2, 0.3, 0.0], 0.5, 20))
+    c.pass_s(0.6)
+    assert c.engine.fields([1])[1]["profile_source"] == "measured", "its own, though it is the same"
+    c.restart()
+    assert c.engine.fields([1])[1]["profile_source"] == "measured"
 
 
 def test_a_process_that_keeps_changing_its_profile_is_not_believed_each_time(cluster: Make) -> None:

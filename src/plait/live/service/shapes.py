@@ -88,7 +88,7 @@ def table(
         live = fields.get(number)
         if live is None:
             continue
-        if len(live) <= 2:  # a job that waits, as most of a long listing do
+        if not live.keys() - {"state", "reason", "profile_source"}:  # a job that waits, as most of a long listing do
             columns["state"][i] = live["state"]
             columns["reason"][i] = live.get("reason", columns["reason"][i])
             continue
@@ -112,6 +112,8 @@ def whole_job(row: Mapping[str, Any], live: dict[str, Any], now_s: float, *, sec
     for name in ("min_gpus", "max_gpus", "batch", "profile", "skew", "merge"):
         if request.get(name) is not None:
             out[name] = request[name]
+    if live.get("profile_source"):
+        out["profile_source"] = live["profile_source"]
     if secrets and request.get("env"):
         out["env"] = request["env"]
     out["attempts"] = [attempt(a) for a in row["attempts"]]

@@ -13,7 +13,8 @@ from fastapi.responses import Response, StreamingResponse
 
 from plait.live.agent.logs import MOST_BYTES, read_part
 from plait.live.layout import job_name
-from plait.live.requests import most_gpus, processes_per_gpu
+from plait.live.profiles import processes_per_gpu
+from plait.live.requests import most_gpus
 from plait.live.service import shapes
 from plait.live.service.api import Api, Json, api_of
 from plait.live.service.auth import Denied, owns

@@ -1,0 +1,103 @@
+"""Profiles for jobs that have not been measured yet: those of earlier jobs of the kind, else of jobs like them.
+
+A profile is measured while a job has its GPUs for itself, and a job without one stays out of groups. Until it has been
+measured, a job is treated like the newest job of its model, or of its script with other arguments: a provisional
+profile, which its own replaces as soon as there is one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from plait.control.messages import JobProfiled
+from plait.core.errors import InputError
+from plait.core.jobs import Phase
+from plait.training.command import parse_script
+
+if TYPE_CHECKING:
+    from plait.live.attempts import JobRecord
+    from plait.live.engine import Engine
+
+#: measured once, used for later jobs: key -> {"stage_s", "iteration_s", "skew"}
+Learnt = Mapping[str, Mapping[str, Any]]
+
+
+def profile_key(request: Mapping[str, Any], kind: str) -> str:
+    """What jobs must have in common to share a profile: model (or command and folder), processes, GPU kind."""
+    model = request.get("model")
+    if not model:
+        model = "command-" + _hash(request.get("workdir"), request["command"])
+    per_gpu = processes_per_gpu(request)
+    return f"{model}|{request.get('gpus', 1)}{f'x{per_gpu}' if per_gpu > 1 else ''}|{kind}"
+
+
+def processes_per_gpu(request: Mapping[str, Any]) -> int:
+    """Processes of the job on each of its GPUs."""
+    return int(request.get("processes_per_gpu") or 1)
+
+
+def like_keys(request: Mapping[str, Any]) -> list[str]:
+    """What a job has in common with jobs like it, the best first: its model at any size, its script with any arguments.
+
+    >>> like_keys({"command": ["python", "a.py", "--lr", "1"], "model": "vgg"})[0]
+    'like|model|vgg'
+    """
+    try:
+        script = parse_script(request["command"])
+        start = ["-m", script.target] if script.module else [script.target]
+    except InputError:
+        start = list(request["command"][:2])
+    keys = ["like|script|" + _hash(request.get("workdir"), start)]
+    return [f"like|model|{request['model']}", *keys] if request.get("model") else keys
+
+
+def _hash(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def known_profile(request: Mapping[str, Any], kinds: Iterable[str], learnt: Learnt) -> Mapping[str, Any]:
+    """What earlier jobs of this kind taught, else what jobs like it did; empty if nothing."""
+    for key in (*(profile_key(request, kind) for kind in kinds), *like_keys(request)):
+        found = learnt.get(key)
+        if found is not None:
+            return found
+    return {}
+
+
+def pass_on(engine: Engine, learnt_from: JobRecord, now: float) -> None:
+    """Give waiting jobs that have no profile what has just been learnt from one like them."""
+    state = engine.state
+    if state.controller is None:
+        return
+    columns, active = state.controller.books.columns, state.controller.active
+    unknown = np.isnan(columns["stage_s"][active, 0]) & (columns["phase"][active] == int(Phase.WAITING))
+    keys = set(like_keys(learnt_from.request))
+    found = {}
+    for number in active[unknown].tolist():
+        request = state.jobs[number].request
+        if request.get("profile") or keys.isdisjoint(like_keys(request)):
+            continue
+        known = known_profile(request, state.controller.cluster.kinds, state.learnt)
+        if known.get("stage_s"):
+            found[number] = known
+    if found:
+        iteration_s = np.array([known["iteration_s"] for known in found.values()])
+        stage_s = np.array([known["stage_s"] for known in found.values()])
+        engine.do(JobProfiled(now, np.array(list(found)), iteration_s, stage_s))
+
+
+def profile_source(engine: Engine, job: JobRecord) -> str | None:
+    """Where the profile of an unfinished job is from, in words; None if there is none yet."""
+    if job.profiled:
+        return "measured"
+    if job.request.get("profile"):
+        return "given"
+    if not job.admitted or engine.state.controller is None:
+        return None
+    known = not np.isnan(engine.state.controller.books.columns["stage_s"][job.number, 0])
+    return "provisional, from jobs like it" if known else None
