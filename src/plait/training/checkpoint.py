@@ -157,6 +157,7 @@ class Checkpointer:
         """
         for commit in self.commits.choose(rank=self.rank, world=self.world):
             try:
+                self.commits.verify(commit, self.rank)
                 return commit, self._states(commit)
             except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
                 if self.world > 1:  # the other ranks may have read theirs

@@ -4,27 +4,32 @@
       tmp-0000000120-e3/          being written
       step-0000000100-e3/         complete once its marker is there
         rank0.pt rank1.pt
-        COMMITTED                 {"step", "epoch", "world", "files": {name: bytes}}, written last
+        COMMITTED                 {"step", "epoch", "world", "files": {name: [bytes, crc32]}, "crc32"}, written last
 
 A name has the step and the epoch of the attempt that wrote it. Files are flushed to the disk, then the folder is
-renamed, then the marker is written; whatever has no marker does not count. Before the marker the writer compares its
-epoch with the file EPOCH beside the folder: an attempt that was given up, but whose process lives on, commits nothing.
+renamed, then the marker is written; whatever has no marker does not count. What is no longer what was written, by the
+checksums in the marker, is never loaded: the marker is renamed to DAMAGED, and the checkpoint before it counts.
+Before the marker the writer compares its epoch with the file EPOCH beside the folder: an attempt that was given up, but
+whose process lives on, commits nothing.
 No torch here: adapters use it for the checkpoints of other libraries.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 from plait.core.errors import PlaitError
+from plait.training.checksums import Damaged, check_file, marker_text, read_marker
 
-MARKER = "COMMITTED"
+MARKER, DAMAGED = "COMMITTED", "DAMAGED"
 NAME = re.compile(r"step-(\d+)-e(\d+)")
 POLL_S = 0.01
 
@@ -49,6 +54,8 @@ class Commits:
     def __init__(self, folder: Path, *, epoch: int = 0, epoch_file: Path | None = None, keep: int = 2) -> None:
         """`folder` need not exist. `keep` >= 1 complete checkpoints stay."""
         self.folder, self.epoch, self.epoch_file, self.keep = folder, epoch, epoch_file, max(keep, 1)
+        #: Files that were compared with their checksums.
+        self._verified: set[Path] = set()
 
     def check_epoch(self) -> None:
         """Raise `StaleEpoch` if a later attempt has begun; without an EPOCH file there is only one."""
@@ -74,16 +81,13 @@ class Commits:
         if final.exists():  # the same step of the same attempt, saved again
             (final / MARKER).unlink(missing_ok=True)
             shutil.rmtree(final)
-        files = {
-            str(file.relative_to(making)): file.stat().st_size for file in sorted(making.rglob("*")) if file.is_file()
-        }
+        marker = marker_text(step, self.epoch, world, making)
         _flush_folders(making)
         making.rename(final)
         flush(self.folder)
-        marker = {"step": step, "epoch": self.epoch, "world": world, "files": files}
         try:
             self.check_epoch()  # as late as can be
-            write_whole(final / MARKER, json.dumps(marker))
+            write_whole(final / MARKER, marker)
         except (OSError, StaleEpoch):
             shutil.rmtree(final, ignore_errors=True)
             raise
@@ -95,9 +99,48 @@ class Commits:
         found = []
         for path in self._folders():
             name = NAME.fullmatch(path.name)
-            if name and (commit := _read(path, int(name[1]), int(name[2]))):
-                found.append(commit)
+            try:
+                if name and (commit := _read(path, int(name[1]), int(name[2]))):
+                    found.append(commit)
+            except Damaged:
+                continue
         return sorted(found, key=lambda c: (c.epoch, c.step), reverse=True)
+
+    def verify(self, commit: Commit, rank: int | None = None) -> None:
+        """Compare files with their checksums: all, or those that one rank loads. Raises `Damaged`, and says so loudly.
+
+        A damaged checkpoint does not count from then on, for any attempt; its files stay until the next one begins.
+        """
+        wanted = None if rank is None else ("rank0.", f"rank{rank}.")
+        try:
+            _, files = read_marker((commit.path / MARKER).read_text(encoding="utf-8"))
+            for name, (_, crc) in files.items():
+                file = commit.path / name
+                if file not in self._verified and (wanted is None or name.startswith(wanted)):
+                    check_file(file, crc)
+                    self._verified.add(file)
+        except Damaged as error:
+            _retire(commit.path, str(error))
+            raise
+        except OSError as error:  # it may be read again one day, so it keeps its marker
+            _tell(commit.path, str(error))
+            raise Damaged(f"{commit.path} cannot be read: {error}") from error
+
+    def _sound(self) -> list[Commit]:
+        """Complete checkpoints from the newest on that is what was written; newer ones do not count any more."""
+        for path in self._folders():
+            try:
+                _read(path, 0, 0)
+            except Damaged as error:
+                _retire(path, str(error))
+        found = self.complete()
+        while found:
+            try:
+                self.verify(found[0])
+                break
+            except Damaged:
+                found = found[1:]
+        return found
 
     def choose(self, *, rank: int = 0, world: int = 1, timeout_s: float = 120.0) -> list[Commit]:
         """What this attempt resumes from, best first; all ranks get the same.
@@ -108,7 +151,7 @@ class Commits:
         agreed = self.folder / f"resume-e{self.epoch}.json"
         if rank == 0:
             self.sweep(self.epoch)
-            found = self.complete()
+            found = self._sound()
             if world > 1:
                 self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
                 write_whole(agreed, json.dumps({"names": [c.path.name for c in found]}))
@@ -178,10 +221,38 @@ def _flush_folders(folder: Path) -> None:
 
 
 def _read(path: Path, step: int, epoch: int) -> Commit | None:
-    """The checkpoint in `path`; None if it is not complete."""
+    """The checkpoint in `path`; None where there is no marker. Raises `Damaged` if it is not whole."""
     try:
-        marker = json.loads((path / MARKER).read_text())
-        whole = all((path / name).stat().st_size == size for name, size in marker["files"].items())
-        return Commit(path, step, epoch, int(marker["world"])) if whole and marker["files"] else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        text = (path / MARKER).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise Damaged(f"the marker cannot be read: {error}") from error
+    except OSError:
         return None
+    world, files = read_marker(text)
+    for name, (size, _) in files.items():
+        try:
+            there = (path / name).stat().st_size
+        except OSError as error:
+            if not (path / MARKER).exists():  # it is being removed
+                return None
+            raise Damaged(f"{path / name} cannot be found: {error.strerror or error}") from error
+        if there != size:
+            raise Damaged(f"{path / name} has {there} bytes, not {size}")
+    return Commit(path, step, epoch, world) if files else None
+
+
+def _tell(path: Path, why: str) -> None:
+    """Loudly: everybody who reads the job's log sees which checkpoint is not loaded, and why."""
+    warnings.warn(
+        f"plait: DAMAGED CHECKPOINT {path.name} is not loaded, an older one is: {why}. Look at the disk and the memory "
+        "of this machine",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+def _retire(path: Path, why: str) -> None:
+    """A damaged checkpoint counts no more."""
+    with contextlib.suppress(OSError):
+        (path / MARKER).replace(path / DAMAGED)
+    _tell(path, why)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from plait.core.errors import PlaitError
 from plait.training import commits
+from plait.training.checksums import Damaged
 from plait.training.commits import MARKER, Commits, StaleEpoch
 
 
@@ -42,6 +45,49 @@ def test_what_is_not_whole_does_not_count(tmp_path, harm):
     else:
         (newest / "rank0.pt").unlink()
     assert [c.step for c in commits.complete()] == [5]
+
+
+def flip(path, bit):
+    data = bytearray(path.read_bytes())
+    data[bit // 8 % len(data)] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("file", ["rank0.pt", "rank1.pt", MARKER])
+def test_any_flipped_bit_is_found_told_and_the_checkpoint_before_it_counts(tmp_path, file):
+    draw = random.Random(file)
+    for trial in range(8):
+        commits = Commits(tmp_path / f"c{trial}")
+        for step in (5, 10):
+            for rank in (0, 1):
+                (commits.begin(step) / f"rank{rank}.pt").write_bytes(draw.randbytes(500))
+            newest = commits.commit(commits.begin(step), step, world=2).path
+        flip(newest / file, draw.randrange(8 * (newest / file).stat().st_size))
+        with pytest.warns(RuntimeWarning, match="DAMAGED CHECKPOINT step-0000000010-e0 is not loaded"):
+            assert [c.step for c in commits.choose(rank=0, world=2)] == [5]
+        assert [c.step for c in commits.choose(rank=1, world=2)] == [5]  # what rank 0 wrote down
+        assert [c.step for c in Commits(tmp_path / f"c{trial}").complete()] == [5]
+
+
+def test_a_rank_that_reads_something_else_than_rank_0_stops_and_the_next_attempt_goes_back(tmp_path):
+    commits = Commits(tmp_path / "c")
+    for step in (5, 10):
+        (commits.begin(step) / "rank1.pt").write_bytes(b"state")
+        made(commits, step)
+    chosen = commits.choose(rank=0, world=2)
+    flip(chosen[0].path / "rank1.pt", 9)
+    other = Commits(tmp_path / "c")
+    other.verify(chosen[0], rank=0)
+    with pytest.warns(RuntimeWarning), pytest.raises(Damaged, match=r"rank1\.pt is not what was written"):
+        other.verify(chosen[0], rank=1)
+    assert [c.step for c in Commits(tmp_path / "c", epoch=1).choose(rank=0, world=2)] == [5]
+
+
+def test_a_checkpoint_of_before_there_were_checksums_is_loaded(tmp_path):
+    commits = Commits(tmp_path / "c")
+    path = made(commits, 5).path
+    (path / MARKER).write_text('{"step": 5, "epoch": 0, "world": 1, "files": {"rank0.pt": 5}}')
+    assert [c.step for c in commits.choose()] == [5]
 
 
 def test_a_stale_attempt_commits_nothing(tmp_path):

@@ -58,6 +58,24 @@ def test_a_polite_stop_loses_no_step(forker: Forker, tmp_path: Path) -> None:
     assert f"steps {48 - done}\n" in output
 
 
+def test_a_flipped_bit_is_told_and_costs_steps_but_not_the_result(forker: Forker, tmp_path: Path) -> None:
+    job, weights = tmp_path / "j-1", tmp_path / "weights"
+    assert forker.start(tmp_path / "j-0", 1, "tiny.py", str(tmp_path / "plain")).end()[0] == 0
+    attempt = forker.start(job, 1, "tiny.py", str(weights), PLAIT_CHECKPOINT_S="0.02")
+    attempt.until(12)
+    attempt.send(signal.SIGTERM)
+    assert attempt.end()[0] == PREEMPTED
+    newest = max(job.glob("checkpoints/step-*/rank0.pt"))
+    assert len(list(job.glob("checkpoints/step-*/COMMITTED"))) == 2
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    code, output = forker.start(job, 2, "tiny.py", str(weights)).end()
+    assert code == 0, output
+    assert f"DAMAGED CHECKPOINT {newest.parent.name} is not loaded" in output
+    assert same_weights(tmp_path / "plain", weights)
+
+
 def test_the_agents_word_stops_it_too_and_at_once_without_a_checkpoint(forker: Forker, tmp_path: Path) -> None:
     for job, stop, saved in ((tmp_path / "j-1", 1, 1), (tmp_path / "j-2", 2, 0)):
         attempt = forker.start(job, 1, "tiny.py", str(tmp_path / "w"), "--delay", "0.01")
