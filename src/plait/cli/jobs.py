@@ -259,7 +259,7 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonFlag = False) -
             rows.append(("checkpoint every", duration(value)))
             if found.get("state") == "running":
                 rows.append(("newest checkpoint", _newest(found)))
-        elif key in ("checkpoint_steps", "checkpoint_age_s", "jct_s"):
+        elif key in ("checkpoint_steps", "checkpoint_age_s", "jct_s", "saves"):
             continue
         elif key == "age_s":
             rows.append(("age", duration(_age_s(found))))
@@ -285,9 +285,18 @@ def _ago_s(job: Mapping[str, Any], at_s: float) -> float:
     return max(0.0, float(job["created_s"]) + float(job["age_s"]) - at_s)
 
 
+#: Why a job that runs would not go on from a checkpoint, by what its process says.
+_NOT_SAVED = {
+    "nothing": "its work cannot be saved: the script registers nothing; its log says what to add",
+    "not_resumed": "its loop begins at step 0 whatever was saved; its log says what to add",
+}
+
+
 def _newest(job: Mapping[str, Any]) -> str:
     """The step of the checkpoint that a running job would go on from."""
     steps, age_s = job.get("checkpoint_steps"), job.get("checkpoint_age_s")
+    if (why := _NOT_SAVED.get(job.get("saves") or "")) is not None:
+        return why
     if steps is None:
         return "none yet" if job.get("epoch", 1) == 1 else "none yet of this attempt"
     return f"step {steps:,.0f}" + ("" if age_s is None else f", {duration(age_s)} ago")

@@ -47,6 +47,7 @@ def sane_seen(seen: Seen) -> Seen:
         reason=None if seen.reason is None else sane_text(seen.reason),
         gate=sane_text(seen.gate)[:20],
         merged=sane_text(seen.merged)[:20],
+        saves=sane_text(seen.saves)[:20],
         steps=_or_none(seen.steps, MOST_STEPS) or 0.0,
         held_s=_or_none(seen.held_s, math.inf) or 0.0,
         ended_s_ago=_or_none(seen.ended_s_ago, math.inf) or 0.0,

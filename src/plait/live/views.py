@@ -202,7 +202,7 @@ def live_fields(engine: Engine, number: int) -> dict[str, Any]:
     lead = attempt.lead
     if lead is not None:
         out.update(step_s=lead.step_s, total_steps=lead.total_steps, gate=lead.gate, stage_s=lead.stage_s)
-        out.update(checkpoint_steps=lead.checkpoint_steps, checkpoint_age_s=lead.checkpoint_age_s)
+        out.update(checkpoint_steps=lead.checkpoint_steps, checkpoint_age_s=lead.checkpoint_age_s, saves=lead.saves)
     out["places"] = [
         {
             "rank": i, "node": r.node, "gpu": r.gpu, "state": r.seen.state if r.seen else "assigned",

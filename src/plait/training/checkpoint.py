@@ -2,7 +2,8 @@
 
 The blocking part is a copy of all tensors into host memory, into the same buffers each time. The rest happens beside
 training; whatever goes wrong there (a full disk, a folder that cannot be written, a newer attempt) is a warning, the
-older checkpoint stays, and training goes on. Torch is imported when there is something to save.
+older checkpoint stays, and training goes on. A rank's file is torch's (`rank0.pt`) where the job uses torch, else a
+pickle (`rank0.pkl`): a loop without torch never imports it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import pickle
 import shutil
+import sys
 import threading
 import time
 import warnings
@@ -19,11 +22,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from plait.core.errors import InputError, PlaitError
+from plait.core.errors import PlaitError
 from plait.training.commits import Commit, Commits
 
 GATHER_S = 120.0
 PLAIN = (int, float, str, bytes, type(None))
+#: Ends of the names of a rank's file: of a job that uses torch, of any other.
+TORCH, PICKLE = ".pt", ".pkl"
+#: What goes wrong with state that cannot be copied or pickled.
+_NOT_PICKLED = (pickle.PicklingError, TypeError, AttributeError)
 
 
 class CheckpointHandle:
@@ -66,8 +73,7 @@ class Staging:
 
     def copy(self, state: Any) -> Any:
         """A copy that later changes of `state` do not reach: tensors into buffers, containers anew, others deep."""
-        import torch
-
+        torch = _torch()
         waiting: list[Any] = []
         made = self._copy(state, (), torch, waiting)
         for device in set(waiting):
@@ -75,7 +81,7 @@ class Staging:
         return made
 
     def _copy(self, state: Any, path: tuple[object, ...], torch: Any, waiting: list[Any]) -> Any:
-        if isinstance(state, torch.Tensor):
+        if torch is not None and isinstance(state, torch.Tensor):
             return self._tensor(state.detach(), path, torch, waiting)
         if isinstance(state, dict):
             made = {key: self._copy(value, (*path, key), torch, waiting) for key, value in state.items()}
@@ -132,7 +138,7 @@ class Checkpointer:
         self.drain()
         try:
             state = self._staging.copy(collect())
-        except MemoryError as error:
+        except (MemoryError, *_NOT_PICKLED) as error:
             handle.end(None, good=False)
             _warn(step, error)
             return handle
@@ -159,20 +165,17 @@ class Checkpointer:
             try:
                 self.commits.verify(commit, self.rank)
                 return commit, self._states(commit)
-            except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+            except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
                 if self.world > 1:  # the other ranks may have read theirs
                     raise PlaitError(f"{commit.path}: this checkpoint cannot be read: {error}") from error
                 warnings.warn(f"plait: {commit.path} cannot be read, trying an older one: {error}", stacklevel=2)
         return None
 
     def _states(self, commit: Commit) -> dict[str, Any]:
-        import torch
-
         states: dict[str, Any] = {}
-        for name in ("rank0.pt", f"rank{self.rank}.pt"):
-            if (commit.path / name).exists():
-                # Everything, not only weights: the folder is the user's own, and so is the state they registered.
-                own = torch.load(commit.path / name, map_location="cpu", weights_only=False)
+        for rank in (0, self.rank):
+            if (path := _file_of(commit.path, rank)) is not None:
+                own = _load(path)
                 states = states | own | {"states": states.get("states", {}) | own["states"]}
         return states
 
@@ -181,14 +184,14 @@ class Checkpointer:
         try:
             self.commits.check_epoch()
             making = self.commits.begin(handle.step)
-            _save(state, making / f"rank{self.rank}.pt")
+            _save(state, making / f"rank{self.rank}")
             commit = None
             if self.rank == 0:
                 self._gather(making)
                 commit = self.commits.commit(making, handle.step, world=self.world)
                 self._done(commit)
             handle.end(commit, good=True)
-        except (OSError, RuntimeError, PlaitError) as error:  # torch reports a full disk as a RuntimeError
+        except (OSError, RuntimeError, PlaitError, *_NOT_PICKLED) as error:  # of torch a full disk is a RuntimeError
             if making is not None:
                 (making / f"rank{self.rank}.part").unlink(missing_ok=True)
                 if self.rank == 0:
@@ -206,7 +209,7 @@ class Checkpointer:
         """Wait for the files of the other ranks: they stop at the same step, so they are being written."""
         end_s = time.monotonic() + GATHER_S
         for rank in range(1, self.world):
-            while not (making / f"rank{rank}.pt").exists():
+            while _file_of(making, rank) is None:
                 if (making / f"rank{rank}.failed").exists():
                     raise PlaitError(f"rank {rank} could not write its part")
                 if time.monotonic() > end_s:
@@ -215,36 +218,57 @@ class Checkpointer:
 
 
 def _like(given: dict[Any, Any], made: dict[Any, Any]) -> dict[Any, Any]:
-    """`made` as an ordered dictionary with the versions that modules put beside their state, if `given` is one."""
-    if not isinstance(given, OrderedDict):
+    """`made` as a dictionary of the kind that `given` is, with the versions that modules put beside their state."""
+    if type(given) is dict:
         return made
+    if not isinstance(given, OrderedDict):
+        kind = copy.copy(given)  # a defaultdict and the like keep what they know beside their items
+        kind.update(made)
+        return kind
     ordered = OrderedDict(made)
     if hasattr(given, "_metadata"):
         ordered._metadata = given._metadata  # type: ignore[attr-defined]
     return ordered
 
 
-def _save(state: dict[str, Any], path: Path) -> None:
-    """Write and flush one file; it appears under its name when it is whole."""
-    import torch
+def _torch() -> Any:
+    """Torch, if the job uses it and its import is complete."""
+    torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "save") else None
 
+
+def _save(state: dict[str, Any], path: Path) -> None:
+    """Write and flush one file, in the form of its process; it appears under its whole name when it is whole."""
+    torch = _torch()
     making = path.with_suffix(".part")
     with making.open("wb") as file:
-        torch.save(state, file)
+        if torch is not None:
+            torch.save(state, file)
+        else:
+            pickle.dump(state, file, protocol=5)
         file.flush()
         os.fsync(file.fileno())
-    making.rename(path)
+    making.rename(path.with_suffix(PICKLE if torch is None else TORCH))
+
+
+def _file_of(folder: Path, rank: int) -> Path | None:
+    """The file of a rank in a checkpoint, in either form; None if there is none."""
+    return next((path for end in (TORCH, PICKLE) if (path := folder / f"rank{rank}{end}").exists()), None)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """The states in a rank's file: all of it, not only weights: folder and state are the user's own."""
+    found: dict[str, Any]
+    if path.suffix == PICKLE:
+        with path.open("rb") as file:
+            found = pickle.load(file)
+    else:
+        import torch
+
+        found = torch.load(path, map_location="cpu", weights_only=False)
+    return found
 
 
 def _warn(step: int, error: BaseException) -> None:
     older = "training goes on, an older checkpoint stays"
     warnings.warn(f"plait: no checkpoint of step {step} ({older}): {error}", RuntimeWarning, stacklevel=3)
-
-
-def need_stateful(name: str, value: object) -> None:
-    """Raise `InputError` unless `value` can be saved and put back."""
-    if not (callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))):
-        raise InputError(
-            f"register_state({name}=...): {type(value).__name__} has no state_dict() and load_state_dict(); "
-            "register a module, an optimizer, a scheduler, or give the object these two methods"
-        )

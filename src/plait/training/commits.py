@@ -3,7 +3,7 @@
     checkpoints/
       tmp-0000000120-e3/          being written
       step-0000000100-e3/         complete once its marker is there
-        rank0.pt rank1.pt
+        rank0.pt rank1.pt         (rank0.pkl of a job without torch)
         COMMITTED                 {"step", "epoch", "world", "files": {name: [bytes, crc32]}, "crc32"}, written last
 
 A name has the step and the epoch of the attempt that wrote it. Files are flushed to the disk, then the folder is

@@ -22,6 +22,7 @@ class Compute:
         self._marking = False
         self._counting: weakref.ref[Any] | None = None
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.optimizer_known = self.optimizer_stepped = False  # of torch, whose steps are seen
         self._stepped: set[int] = set()  # ids of known optimizers that have stepped since the batch began
 
     def know(self, optimizer: Any) -> None:
@@ -30,6 +31,7 @@ class Compute:
         optimizer = inner if hasattr(inner, "param_groups") else optimizer
         if optimizer in self._known:
             return
+        self.optimizer_known |= hasattr(optimizer, "register_step_post_hook")
         if not self._known:
             self._marking = True
             self._counting = weakref.ref(optimizer)
@@ -59,6 +61,7 @@ class Compute:
 
     def stepped(self, optimizer: Any) -> bool:
         """An optimizer has stepped; whether that counts. Of several, all together make an iteration."""
+        self.optimizer_stepped = True
         counting = self._counting() if self._counting is not None else None
         if counting is None:  # the first of all, or the one that counted is gone
             self._counting, counting = weakref.ref(optimizer), optimizer

@@ -1,12 +1,15 @@
 """The job as its own process sees it: what a training script calls.
 
 Outside plait `attach` gives a `Job` whose methods do nothing, so a script runs unchanged anywhere. Under plait it gives
-the one `AttachedJob` of the process. An iteration is an optimizer step. Between two of them the job tells its agent how
-far it is, makes a checkpoint if one is due, and stops if it was asked to; the best moment for that is the beginning of
-the next iteration, when everything that belongs to the last one (scheduler, counters) is done:
+the one `AttachedJob` of the process. An iteration is a step of a torch optimizer; in a process where none steps (NumPy,
+JAX, plain Python) it is a turn of `job.steps`, a batch of a wrapped loader, or an epoch of `job.epochs`. Between two of
+them the job tells its agent how far it is, makes a checkpoint if one is due, and stops if it was asked to; the best
+moment for that is the beginning of the next iteration, when everything that belongs to the last one (scheduler,
+counters) is done:
 
     in `job.steps(n)`           before the next number            anything may follow optimizer.step()
     in a wrapped loader         before the next batch             "
+    in `job.epochs(n)`          before the next number            if no iteration ended inside
     `job.step_boundary()`       where it is called                for loops of another kind
     none of these               in optimizer.step() itself        what follows it in the iteration is in no checkpoint
 """
@@ -24,7 +27,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from plait.core.resources import Resource
-from plait.training.checkpoint import Checkpointer, CheckpointHandle, need_stateful
+from plait.training.checkpoint import Checkpointer, CheckpointHandle
 from plait.training.commits import Commit, Commits
 from plait.training.compute import Compute
 from plait.training.keeping import Kept
@@ -33,6 +36,7 @@ from plait.training.outside import Job
 from plait.training.pace import Pace
 from plait.training.page import STOP_NOW, JobState, Page
 from plait.training.profiler import Profiler
+from plait.training.saving import Advice, Saves
 from plait.training.stagegate import NullGate
 from plait.training.stages import Stages
 from plait.training.stopping import PREEMPTED, Boundary, tell_where_on_quit
@@ -40,6 +44,8 @@ from plait.training.surroundings import ControlFile, Surroundings, claim
 
 #: Half of the usual grace: a longer evaluation might be cut off by a stop.
 LONG_EVALUATION_S = 30.0
+#: Turns of a loop, and their seconds, after which a registered optimizer that never stepped is waited for no longer.
+WAIT_TURNS, WAIT_S = 100, 20.0
 
 
 class AttachedJob(Job):
@@ -63,17 +69,21 @@ class AttachedJob(Job):
         self._pid = os.getpid()
         self.kept = Kept()
         self._pace = Pace(page, limits_memory=self.member is None)  # torch's limit is one for a whole process
-        self._resumed = self._manual = self._pending = self._leaving = False
+        self._resumed = self._manual = self._pending = self._leaving = self._foreign = False
         self._loops: list[str] = []  # loops of ours that are running: they know better moments than the optimizer
-        self._epoch = self._counted = 0
+        self.had_loop = False  # whether one of them has begun
+        self._epoch = self.counted = 0  # iterations of this process
+        self._idle_turns, self._idle_since_s = 0, 0.0  # turns in which no optimizer has stepped
+        self._save_asked: bool | None = None  # by `checkpoint` within a turn: whether to wait until it is written
         self.total_epochs = 0  # that the script says it will do, 0 unknown
         self._turn, self._turn_counted = 0, False  # of `steps`; whether an iteration ended in it
-        self.boundary = Boundary(page, self.checkpointer, around)
+        self.advice = Advice(self)
+        self.boundary = Boundary(page, self.checkpointer, around, hopeless=self._hopeless)
         self._idle_s = self._evaluation_s = 0.0
         self.evaluated_s = 0.0  # all evaluations together
         self._gate_thread: Any = None
         self._group: Any = None
-        page.pid, page.state = os.getpid(), JobState.STARTING
+        page.pid, page.state, page.saves = os.getpid(), JobState.STARTING, Saves.NO_BOUNDARY
         tell_where_on_quit()
         self._failed = False
         if self.member is None:  # else whoever runs the thread ends the job
@@ -120,7 +130,7 @@ class AttachedJob(Job):
     def wrap_optimizer(self, optimizer: Any) -> Any:
         """See `Job.wrap_optimizer`."""
         if self.kept.name_of(optimizer) is None:
-            self.kept.add(self.kept.free_name("optimizer"), optimizer)
+            self.kept.give(self.kept.free_name("optimizer"), optimizer)
         self.compute.know(optimizer)
         return optimizer
 
@@ -133,7 +143,7 @@ class AttachedJob(Job):
         name = self.kept.name_of(model, module)
         if name is None:
             name = self.kept.free_name("model")
-            self.kept.add(name, module)
+            self.kept.give(name, module)
         self.kept.values[name] = module
         buckets = self.kept.free_name("buckets")
         self.kept.replicated |= {name, buckets} if alike(model) else {buckets}
@@ -143,9 +153,7 @@ class AttachedJob(Job):
     def register_state(self, **stateful: Any) -> None:
         """See `Job.register_state`."""
         for name, value in stateful.items():
-            need_stateful(name, value)
-        for name, value in stateful.items():
-            self.kept.add(name, value)
+            self.kept.give(name, value)
             if hasattr(value, "param_groups"):
                 self.compute.know(value)
 
@@ -176,6 +184,8 @@ class AttachedJob(Job):
             for turn in range(self._turn, total):
                 self._turn, self._turn_counted = turn, False
                 yield turn
+                if not self._turn_counted:
+                    self._turn_ended()
                 # Not the count of optimizer steps: a scaler may skip one, and it may take several turns to make one.
                 self._turn, self._turn_counted = turn + 1, False
                 self.safe_point("steps")
@@ -186,9 +196,12 @@ class AttachedJob(Job):
         self.total_epochs = total
         with self.in_loop("epochs"):
             for epoch in range(self._epoch, total):
-                self._epoch = epoch
+                self._epoch, before = epoch, self.counted
                 yield epoch
                 self._epoch = epoch + 1
+                if self.counted == before:
+                    self.page.total_iterations = total
+                    self._turn_ended()
                 self.safe_point("epochs")
 
     def yield_point(self) -> None:
@@ -200,7 +213,7 @@ class AttachedJob(Job):
         if not self._manual:
             self._manual = True
             self._pending = False
-            if self._counted:  # the optimizer's hook has counted this one already
+            if self.counted:  # the optimizer's hook has counted this one already
                 self._act()
                 return
         self._count()
@@ -208,6 +221,15 @@ class AttachedJob(Job):
 
     def checkpoint(self, *, block: bool = False) -> CheckpointHandle | None:
         """See `Job.checkpoint`."""
+        if self.kept.missing:
+            self.advice.nothing()
+            return None
+        if self._loops and not self._turn_counted and self._turns_count():
+            self._save_asked = block or bool(self._save_asked)  # only at its end everything of a turn is done
+            return None
+        return self._save(block=block)
+
+    def _save(self, *, block: bool = False) -> CheckpointHandle:
         before = self.page.state
         self.page.state = JobState.CHECKPOINTING
         handle = self.checkpointer.save(self.step, self._collect)
@@ -253,6 +275,7 @@ class AttachedJob(Job):
     def in_loop(self, loop: str) -> Iterator[None]:
         """While a loop of ours runs: `steps`, `epochs` or `loader`."""
         self._loops.append(loop)
+        self.had_loop = True
         try:
             yield
         finally:
@@ -327,6 +350,7 @@ class AttachedJob(Job):
         """The interpreter ends: nobody may wait for this job at a gate; what is being written gets written."""
         if os.getpid() != self._pid:
             return
+        self.advice.end()
         self.profiler.close()
         self.stages.gate.close()
         self.checkpointer.drain()
@@ -353,39 +377,83 @@ class AttachedJob(Job):
             self._pending = False
             self._act(save=last and self._evaluation_s > LONG_EVALUATION_S)
 
+    def batch_ended(self) -> None:
+        """A batch of a training loader is done with: an iteration, if nothing that knows better counts them."""
+        if "steps" not in self._loops:
+            self._turn_ended()
+
+    def _turn_ended(self) -> None:
+        """A turn of a loop is over in which no optimizer has stepped."""
+        self._idle_turns += 1
+        self._idle_since_s = self._idle_since_s or time.monotonic()
+        if self._turns_count():
+            self._count()
+            self._pending = True
+
+    def _turns_count(self) -> bool:
+        """Whether turns of loops are the iterations: where no torch optimizer steps.
+
+        One that is registered may need several turns for its first step, but not for ever.
+        """
+        if self._manual:
+            return False
+        if self.compute.optimizer_stepped or not self.compute.optimizer_known:
+            return not self.compute.optimizer_stepped
+        return self._idle_turns > WAIT_TURNS and time.monotonic() - self._idle_since_s > WAIT_S
+
+    @property
+    def saves(self) -> Saves:
+        """Whether it would go on from its newest checkpoint."""
+        if not self.counted:
+            return Saves.NO_BOUNDARY
+        if self._foreign:
+            return Saves.YES
+        if self.kept.missing:
+            return Saves.NOTHING
+        return Saves.YES if self._resumed else Saves.NOT_RESUMED
+
+    def _hopeless(self) -> bool:
+        """Whether a stop that waits for a boundary waits in vain."""
+        return self.advice.hopeless and not self.counted and not self.had_loop
+
     def _count(self) -> None:
         """One iteration more: tell the page, feed the profiler."""
         now_s = time.monotonic()
         self.step += 1
-        self._counted += 1
+        self.counted += 1
         self._turn_counted = True
         self.stages.publish()
         page, profiler = self.page, self.profiler
         if self.step == 1 or page.state == JobState.STARTING:
             page.state = JobState.RUNNING
-        if self._counted == 1:
+        if self.counted == 1:
             page.first_step_monotonic = now_s
         idle_s, self._idle_s = self._idle_s, 0.0
         if profiler.step(now_s, self.stages.busy_s, alone=self.control.alone, idle_s=idle_s) and profiler.result:
             page.set_profile(*profiler.result)
         page.step_s, page.last_step_monotonic, page.steps = profiler.step_s, now_s, self.step
+        page.saves = self.saves
 
     def _act(self, *, save: bool = False) -> None:
         """Between two iterations: save, stop, hold, slow down, as it was asked for, or because it is wise to `save`."""
         stop, save = self.boundary.decide(save=save)
         if stop == STOP_NOW:
             self.leave()
-        if self.kept.values and (stop or save):
-            self.checkpoint()
+        asked, self._save_asked = self._save_asked, None
+        if (stop or save or asked is not None) and not self.kept.missing:
+            self.advice.stale()
+            self._save(block=bool(asked))
         if stop:
             self.leave()
+        self.advice.look()
         self.settle()
 
     # -- for adapters, whose trainers count, save and end in their own way ------------------------------------------
 
     def take_over(self, step: int, total: float) -> None:
         """From now on a trainer counts: it is at `step` of `total` iterations (0 unknown)."""
-        self._manual, self._resumed, self.step = True, True, step
+        self._manual = self._resumed = self._foreign = True
+        self.step = step
         self.page.steps, self.page.total_iterations = step, total
         self.page.state = JobState.RUNNING
         self.boundary.saved()
@@ -424,10 +492,25 @@ def current() -> AttachedJob | None:
 def attach(*, seed: int = 0, **stateful: Any) -> Job:
     """The job of this process; outside plait one that does nothing. `stateful` as for `Job.register_state`.
 
+        job = attach(model=model, optimizer=optimizer)       # torch
+        job = attach(state=state)                            # anything else: a dict that the loop reads and writes
+        for step in job.steps(1000):
+            ...
+
     Raises `InputError` for state that cannot be saved. Where plait runs the process but another process speaks for
     the rank already (a script that starts its training several times), the job does nothing either. In a process that
     several jobs share it is the job of the thread.
     """
+    job = attach_quietly(seed=seed)
+    job._seed = seed
+    job.register_state(**stateful)
+    if isinstance(job, AttachedJob):
+        job.advice.begin()
+    return job
+
+
+def attach_quietly(*, seed: int = 0) -> Job:
+    """As `attach`, for a script that has not called it: it is told nothing."""
     job: Job | None = current()
     if job is None:
         around = Surroundings.of(os.environ)
@@ -438,8 +521,6 @@ def attach(*, seed: int = 0, **stateful: Any) -> Job:
 
         job = _keep(AttachedJob(around, Page.open(around.page_file), seed=seed), lock_fd)
         watch_torch()
-    job._seed = seed
-    job.register_state(**stateful)
     return job
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from plait.core.errors import InputError
 from plait.training import streams
+from plait.training.plain_state import PlainState, plain_state
 
 
 class Kept:
@@ -14,6 +15,7 @@ class Kept:
     def __init__(self) -> None:
         """Nothing registered."""
         self.values: dict[str, Any] = {}
+        self.given: set[str] = set()  # names that hold work, and not only a place in the data or the like
         self.replicated: set[str] = set()  # names of models that all ranks have alike
         self.rng: Any = None
         self._found: dict[str, Any] | None = None  # the checkpoint's, less what has been put back
@@ -26,6 +28,26 @@ class Kept:
     def name_of(self, *values: Any) -> str | None:
         """The name under which one of these is registered."""
         return next((name for name, kept in self.values.items() if any(kept is value for value in values)), None)
+
+    def give(self, name: str, value: Any) -> None:
+        """Keep what the script has registered; raises `InputError` for what cannot be saved."""
+        value = value if _has_state(value) else plain_state(name, value)
+        self.given.add(name)
+        self.add(name, value)
+
+    @property
+    def missing(self) -> str:
+        """Why what is registered is not enough to go on from; "" if it may be."""
+        if not self.given:
+            return "nothing is registered" if not self.values else "only the place in the data is registered"
+        if all(hasattr(self.values[name], "param_groups") for name in self.given):
+            return "an optimizer is registered, and no model"
+        return ""
+
+    @property
+    def stale(self) -> list[str]:
+        """Names of plain values that are as they were when they were registered or put back."""
+        return [name for name, value in self.values.items() if isinstance(value, PlainState) and value.stale]
 
     def add(self, name: str, value: Any) -> None:
         """Keep it, as the checkpoint had it if one was read already; raises `InputError` if that does not fit."""
@@ -83,6 +105,11 @@ class Kept:
                 f"the checkpoint of step {self._found['plait']['step']} does not fit {name!r} "
                 f"({type(value).__name__}): {error}; submit a changed script as a new job"
             ) from error
+
+
+def _has_state(value: Any) -> bool:
+    """Whether it saves itself."""
+    return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def _steps_only(value: Any, parameters: set[int]) -> bool:

@@ -103,6 +103,7 @@ class _Passes:
                     yield batch
                     job.compute.end()
                     if self.train:
+                        job.batch_ended()
                         job.safe_point("loader", last=self.done == length)
                     job.look_up(evaluating=not self.train)
             finally:

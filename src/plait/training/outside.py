@@ -77,9 +77,11 @@ class Job:
         return model
 
     def register_state(self, **stateful: Any) -> None:
-        """Have these in checkpoints, by name: whatever has `state_dict` and `load_state_dict`.
+        """Have these in checkpoints, by name.
 
-        Optimizers are also wrapped as by `wrap_optimizer`. Raises `InputError` for what cannot be saved.
+        Whatever has `state_dict` and `load_state_dict`; also dicts, lists, sets, NumPy arrays, tensors, random
+        generators and objects that can be pickled, which are put back in place: the loop has to change the object
+        itself. Optimizers are also wrapped as by `wrap_optimizer`. Raises `InputError` for what cannot be saved.
         """
 
     def resume(self) -> int:
@@ -90,7 +92,10 @@ class Job:
         return 0
 
     def steps(self, total: int) -> Iterable[int]:
-        """`for step in job.steps(1000):` the steps that are left; resumes first."""
+        """`for step in job.steps(1000):` the steps that are left; resumes first.
+
+        Where no torch optimizer steps, a turn of this loop is an iteration.
+        """
         return range(total)
 
     def epochs(self, total: int) -> Iterable[int]:
@@ -104,5 +109,8 @@ class Job:
         """End of an iteration, for loops that end it elsewhere than in an optimizer step; from then on the only one."""
 
     def checkpoint(self, *, block: bool = False) -> CheckpointHandle | None:
-        """Save now, at the end of an iteration, written beside training unless `block`; all ranks together."""
+        """Save now, at the end of an iteration, written beside training unless `block`; all ranks together.
+
+        None if nothing is registered, and in a loop without torch optimizer: there it is saved at the end of the turn.
+        """
         return None

@@ -29,6 +29,7 @@ fact is written.
        264  gate_version               i8       version of the group's plan it belongs to
        272  gate_timeouts              i8       waits that ran out of time
        280  first_step_monotonic       f8       CLOCK_MONOTONIC at the end of this process's first iteration, 0 none
+       288  saves                      i8       whether it can go on from a checkpoint (`saving.Saves`), 0 unknown
        320  profile guard              i8       even: whole, odd: being written, 0: none yet
        328  profile samples            i8
        336  profile iteration_s        f8
@@ -204,6 +205,7 @@ class Page:
     gate_version = _Int(264)
     gate_timeouts = _Int(272)
     first_step_monotonic = _Float(280)
+    saves = _Int(288)
     _profile_guard = _Int(320)
     _profile_samples = _Int(328)
     _profile_iteration_s = _Float(336)

@@ -35,7 +35,7 @@ def _register(module: Any) -> None:
 
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     """After every optimizer step. The first one attaches a script that has not."""
-    from plait.training.job import AttachedJob, attach, current
+    from plait.training.job import AttachedJob, attach_quietly, current
 
     job = current()
     if job is None:
@@ -47,7 +47,7 @@ def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
             _stepped_pid = os.getpid()
         else:
             member.looked = True
-        made = attach()
+        made = attach_quietly()
         job = made if isinstance(made, AttachedJob) else None
     if job is not None:
         job.optimizer_stepped(optimizer)

@@ -38,9 +38,9 @@ def tell_where_on_quit() -> None:
 class StopFlag:
     """Counts the signals that ask this process to stop."""
 
-    def __init__(self) -> None:
-        """Not asked yet, and not listening."""
-        self.level = 0
+    def __init__(self, hopeless: Callable[[], bool] = lambda: False) -> None:
+        """Not asked yet, and not listening. `hopeless`: whether nobody will look at the flag."""
+        self.level, self._hopeless = 0, hopeless
         self._before: dict[int, Any] = {}
 
     def listen(self, *, chain: bool = True) -> None:
@@ -59,6 +59,8 @@ class StopFlag:
         before = self._before.get(number)
         if callable(before) and before is not signal.default_int_handler:
             before(number, frame)  # the script's own handler, installed before ours
+        elif self._hopeless():
+            raise SystemExit(PREEMPTED)
 
     def ignore(self) -> None:
         """From now on signals do nothing: this process is on its way out."""
@@ -105,9 +107,11 @@ class Agreement:
 class Boundary:
     """What is done between two iterations: whether to stop, whether to make a checkpoint."""
 
-    def __init__(self, page: Page, checkpointer: Checkpointer, around: Surroundings) -> None:
-        """Of the rank that `around` describes."""
-        self.stop = StopFlag()
+    def __init__(
+        self, page: Page, checkpointer: Checkpointer, around: Surroundings, *, hopeless: Callable[[], bool]
+    ) -> None:
+        """Of the rank that `around` describes. `hopeless`: whether no boundary can be expected."""
+        self.stop = StopFlag(hopeless)
         self._page, self._checkpointer, self._around = page, checkpointer, around
         self._agreement = Agreement(around.world)
         self._saved_s = time.monotonic()

@@ -241,6 +241,10 @@ def test_ls_show_history(plait, fake):
     assert "newest checkpoint none yet" in " ".join(shown.split())
     fake.answers["GET", "/v1/jobs/j-3"]["epoch"] = 2
     assert "none yet of this attempt" in plait("show", "j-3").out
+    fake.answers["GET", "/v1/jobs/j-3"]["saves"] = "nothing"
+    shown_again = plait("show", "j-3").out
+    assert "newest checkpoint its work cannot be saved" in " ".join(shown_again.split())
+    assert "saves" not in shown_again.replace("saved", "")
     assert ["1", "+3.0", "s", "1.5", "s", "2", "-", "preempted", "75", "-", "n7"] in [
         line.split() for line in shown.splitlines()
     ]

@@ -13,9 +13,11 @@ from plait.core.resources import Resource
 from plait.live.agent import procs
 from plait.live.wire import Adaptive, Profile
 from plait.training.page import GATES, JobState, Page, PageError
+from plait.training.saving import Saves
 
 #: Stage seconds are means over at least so many iterations, if there were as many.
 _WINDOW_STEPS = 20
+_SAVES = {int(one): one.name.lower() for one in Saves if one}
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Progress:
     first_step_boot_s: float | None = None
     last_step_boot_s: float | None = None
     adaptive: Adaptive | None = None
+    saves: str = ""
 
 
 class PageReader:
@@ -86,6 +89,7 @@ class PageReader:
             first_step_boot_s=_boot_s(page.number("first_step_monotonic")),
             last_step_boot_s=_boot_s(page.number("last_step_monotonic")),
             adaptive=_adaptive(page),
+            saves=_SAVES.get(page.saves, ""),
         )
         return self._last
 
