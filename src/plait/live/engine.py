@@ -70,13 +70,13 @@ class Engine:
         store: Store,
         layout: Layout,
         *,
-        now: float,
+        now: float | Callable[[float], float],
         policy: str | None = None,
         options: Options | None = None,
         fence: Fence | None = None,
         later: Later = at_once,
     ) -> None:
-        """Go on from the store.
+        """Go on from the store. `now` may be a function of the newest time in it.
 
         `fence(job, epoch, first)` makes older attempts of a job unable to commit a checkpoint; `later` does what need
         not be done at once.
@@ -90,7 +90,8 @@ class Engine:
         self.ready = True
         self.term = store.next_term()  # before the log is read: from now on nobody else adds to it
         self.state = self._restored()
-        self.begin_s = self.now_s = max(now, self.state.now_s)
+        last_s = self.state.now_s
+        self.begin_s = self.now_s = max(now(last_s) if callable(now) else now, last_s)
         for node in self.state.nodes.values():
             node.heard_s = self.begin_s
         self.open_jobs = OpenJobs((job.owner, job.project) for job in self.state.jobs.values() if not job.cancelled)

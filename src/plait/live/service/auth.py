@@ -46,8 +46,8 @@ class Tokens:
     """The valid tokens, by hash."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = lambda: 0.0, layout: Layout | None = None) -> None:
-        """Read them. `clock` tells the store's time, by which they expire; `layout` where this machine's nodes are."""
-        self._store, self._clock, self._layout = store, clock, layout
+        """Read them. `clock` tells the time by which they expire, `now`; `layout` where this machine's nodes are."""
+        self._store, self.now, self._layout = store, clock, layout
         self._known = {token.hash: token for token in store.tokens()}
         self._lock = threading.Lock()  # they are made and revoked in threads
         self._enrolling = threading.Lock()  # an agent asks on two connections at once
@@ -92,7 +92,7 @@ class Tokens:
         token = self._known.get(hashed(secret))
         if token is None:
             raise Denied(401, "the token is not valid, or was revoked", "plait token new")
-        if token.expires_s is not None and self._clock() >= token.expires_s:
+        if token.expires_s is not None and self.now() >= token.expires_s:
             raise Denied(401, "the token has expired; ask an administrator for a new one", "plait token new")
         return token
 
@@ -130,7 +130,7 @@ class Tokens:
             node = self._node_of(hashed(secret), self._layout.home / "nodes")
             if node is None or self._store.knows_token(hashed(secret)):  # revoked
                 return None
-            return self._add(secret, node, "agent", "-", self._clock(), None, node)
+            return self._add(secret, node, "agent", "-", self.now(), None, node)
 
     def _node_of(self, key: str, folder: Path) -> str | None:
         """The node whose file has the secret of this hash."""
@@ -157,7 +157,7 @@ class Tokens:
             unnoted = before is None and old.user == user and old.project in ("-", "default")
             if old.role == "admin" and (old.hash == before or unnoted):
                 self.revoke(old.id)
-        secret, token = self.make(user, "admin", "default", self._clock())
+        secret, token = self.make(user, "admin", "default", self.now())
         write_secret(layout.token_file, secret)
         self._store.set_fact(HOME_TOKEN, token.hash)
 

@@ -5,31 +5,16 @@ from __future__ import annotations
 import argparse
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from plait.live.layout import Layout
+from plait.live.service.clock import FACT, Anchor, Clock, begin_s
 
 if TYPE_CHECKING:
     from plait.live.engine import Engine
     from plait.live.store import Store
     from plait.live.store.seat import Seat
-
-
-class Clock:
-    """Seconds since the store was made; goes on by the monotonic clock whatever happens to the date."""
-
-    def __init__(self, made_at: float, date_s: float | None = None) -> None:
-        """The date counts once, at the start: this machine's, or the one given."""
-        self._base = max((time.time() if date_s is None else date_s) - made_at, 0.0) - time.monotonic()
-
-    def __call__(self) -> float:
-        """Now."""
-        return self._base + time.monotonic()
-
-    def not_before(self, now_s: float) -> None:
-        """Go on from a time that was seen before, if the date has been set back since."""
-        self._base = max(self._base, now_s - time.monotonic())
 
 
 @dataclass
@@ -49,7 +34,8 @@ def open_lead(args: argparse.Namespace, layout: Layout, seat: Seat | None) -> Le
 
     store = Store.open(args.db or layout.database, seat=seat)
     try:
-        clock = Clock(store.made_at, None if seat is None else seat.now_s())
+        ahead_s = 0.0 if seat is None else seat.now_s() - time.time()  # all services share the database's date
+        clock = Clock(0.0, store.made_at, lambda: time.time() + ahead_s)
         most_gpus = (0 if args.backend == "local" else ANY_SIZE) if args.most_gpus is None else args.most_gpus
         options = Options(
             round_s=args.round, lost_s=args.lost, lease_s=args.lease, settle_s=args.settle, grace_s=args.grace,
@@ -58,8 +44,14 @@ def open_lead(args: argparse.Namespace, layout: Layout, seat: Seat | None) -> Le
             policy_modules=tuple(args.allow_policy),
         )  # fmt: skip
         beside = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
-        engine = Engine(store, layout, now=clock(), policy=args.policy, options=options, later=beside.submit)
+        start = Anchor.now(0.0, time.time() + ahead_s)
+
+        def now(last_s: float) -> float:
+            return begin_s(last_s, store.made_at, Anchor.read(store.fact(FACT)), start)
+
+        engine = Engine(store, layout, now=now, policy=args.policy, options=options, later=beside.submit)
         clock.not_before(engine.begin_s)
+        store.set_fact(FACT, replace(start, service_s=engine.begin_s).text())
     except BaseException:
         store.close()
         raise

@@ -168,7 +168,7 @@ class Service:
         from plait.live.service.worker import Worker
 
         store, engine = lead.store, lead.engine
-        mailbox, tokens = Mailbox(), Tokens(store, lead.clock, self.layout)
+        mailbox, tokens = Mailbox(), Tokens(store, lead.clock.by_date, self.layout)
         tokens.at_home(self.layout)
         worker = Worker(
             engine, lead.clock, lambda versions: self._loop.call_soon_threadsafe(mailbox.published, versions),

@@ -21,7 +21,7 @@ async def tokens(request: Request) -> Response:
     """Tokens, without their secrets."""
     api = api_of(request)
     api.who(request, "admin")
-    now = api.worker.clock()
+    now = api.tokens.now()
     return Json([_shown(token, now) for token in api.tokens.all()])
 
 
@@ -31,7 +31,7 @@ async def make_token(request: Request) -> Response:
     api = api_of(request)
     api.who(request, "admin")
     given = parse(TokenIn, await api.body(request))
-    now = api.worker.clock()
+    now = api.tokens.now()
     expires_s = None if given.expires_in_s is None else now + given.expires_in_s
     secret, token = await asyncio.to_thread(
         api.tokens.make, given.user, given.role, given.project, now, expires_s=expires_s, node=given.node

@@ -1,0 +1,101 @@
+"""The service's time: seconds since the store was made, by clocks that may be wrong for a while.
+
+While a service runs its time follows the monotonic clock, whatever happens to the date. What passed while none ran is
+known exactly if the machine was not started anew, by the clock that counts since boot; else only the date can tell, and
+it is believed for at most `MOST_AWAY_S`: a date that was wrong at one start moves the time by no more than that. Time
+that got ahead of the date comes back: it goes slower, never backwards, until both agree. See docs/explanation/time.md.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from plait.live.agent.procs import boot_id, boot_s
+
+#: The store's fact that says how its time and others' went together at the last start.
+FACT = "clock"
+#: What the date alone may add at a start, seconds.
+MOST_AWAY_S = 86_400.0
+#: How fast time goes that is ahead of the date; by more than `_WRONG_S` it is the date that is wrong.
+SLOW, _AHEAD_S, _WRONG_S = 0.9, 1.0, 30 * 86_400.0
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """One moment: the service's time, the date as seconds since 1970, the boot and the seconds since it."""
+
+    service_s: float
+    date_s: float
+    boot: str
+    boot_s: float
+
+    @classmethod
+    def now(cls, service_s: float, date_s: float) -> Anchor:
+        """The moment it is, on this machine."""
+        return cls(service_s, date_s, boot_id(), boot_s())
+
+    @classmethod
+    def read(cls, text: str | None) -> Anchor | None:
+        """What `text` of an anchor says; None for none, and for what is none."""
+        try:
+            said = json.loads(text or "{}")
+            return cls(float(said["service_s"]), float(said["date_s"]), str(said["boot"]), float(said["boot_s"]))
+        except (ValueError, TypeError, KeyError, OverflowError):
+            return None
+
+    def text(self) -> str:
+        """For the store."""
+        return json.dumps(asdict(self))
+
+
+def begin_s(last_s: float, made_at: float, before: Anchor | None, now: Anchor) -> float:
+    """The service's time at a start: `last_s`, the newest time in the store, and what has passed since.
+
+    `now.service_s` counts for nothing. A store without an anchor began at `made_at`.
+    """
+    before = before or Anchor(0.0, made_at, "", 0.0)
+    if before.boot == now.boot and now.boot_s >= before.boot_s:
+        return max(last_s, before.service_s + now.boot_s - before.boot_s)
+    away_s = now.date_s - (before.date_s + max(last_s - before.service_s, 0.0))
+    behind_s = now.date_s - made_at - last_s  # more than that is due to a date that was wrong before
+    return last_s + max(min(away_s, behind_s, MOST_AWAY_S), 0.0)
+
+
+class Clock:
+    """The service's time, for any thread."""
+
+    def __init__(
+        self, service_s: float, made_at: float, date: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """Go on from this time. `date` tells the seconds since 1970 as they are believed to be just now."""
+        self._made_at, self._date, self._steady = made_at, date, steady
+        self._now_s, self._seen = service_s, steady()
+        self._lock = threading.Lock()
+
+    def __call__(self) -> float:
+        """Now; never less than before."""
+        with self._lock:
+            seen = self._steady()
+            passed, self._seen = max(seen - self._seen, 0.0), seen
+            ahead = self._now_s - self._since_made()
+            self._now_s += passed * (SLOW if _AHEAD_S < ahead < _WRONG_S else 1.0)
+            return self._now_s
+
+    def by_date(self) -> float:
+        """Now, or what the date says if that is later: by this time secrets expire, however long no service ran."""
+        return max(self(), self._since_made())
+
+    def not_before(self, now_s: float) -> None:
+        """Go on from a time that was seen before."""
+        with self._lock:
+            self._now_s = max(self._now_s, now_s)
+
+    def _since_made(self) -> float:
+        """By the date; minus infinity stands for a date before the store was made."""
+        since_s = self._date() - self._made_at
+        return since_s if since_s >= 0 else float("-inf")
