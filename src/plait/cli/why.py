@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,8 @@ from plait.core.words import counted
 if TYPE_CHECKING:
     from plait.forecast.eta import Eta, Forecast, Interval
     from plait.forecast.fidelity import Compared, Fidelity
-
-#: What a start costs in forecasts, seconds: a process that imports PyTorch.
-START_UP_S = 3.0
+    from plait.forecast.queue import Foreseen
+    from plait.live.client import Client
 
 
 def explain(
@@ -37,9 +37,11 @@ def explain(
     with client(home) as service:
         found = service.explain(job)
         state = service.state() if eta and found.get("state") not in FINAL else None
-    number = found.get("number", job_number(str(found.get("id", job))))
-    foreseen, unforeseen = (None, None) if state is None else try_to_foresee(state, seed)
-    mine = None if foreseen is None or number is None else foreseen.etas.get(int(number))
+        number = found.get("number", job_number(str(found.get("id", job))))
+        foreseen, unforeseen = (None, None) if state is None else try_to_foresee(state, seed)
+        if foreseen is not None and number in foreseen.raw.etas:
+            tell(service, str(found["id"]), foreseen.raw.etas[number])
+    mine = None if foreseen is None or number is None else foreseen.honest.etas.get(int(number))
     # At its own pace, which a job that is about to stop will not keep.
     left_s = found.get("left_s") if found["state"] == "running" else None
     mine = mine and _with_pace(mine, left_s)
@@ -50,13 +52,14 @@ def explain(
         for line in explanation_lines(found) + ([f"  no estimate of times: {unforeseen}"] if unforeseen else []):
             typer.echo(plain_lines(line))
         return
-    for line in explanation_lines({**found, "left_s": None}) + eta_lines(foreseen, mine, left_s):
+    for line in explanation_lines({**found, "left_s": None}) + eta_lines(foreseen.honest, mine, left_s):
         typer.echo(plain_lines(line))
 
 
-def try_to_foresee(state: dict[str, Any], seed: int = 0) -> tuple[Forecast | None, str | None]:
-    """The forecast of `foresee`, or why there is none: this process need not be able to load the service's policy."""
+def try_to_foresee(state: dict[str, Any], seed: int = 0) -> tuple[Foreseen | None, str | None]:
+    """The forecast of the queue, or why there is none: this process need not be able to load the service's policy."""
     from plait.core.errors import PlaitError
+    from plait.forecast.queue import foresee
 
     try:
         return foresee(state, seed), None
@@ -65,17 +68,13 @@ def try_to_foresee(state: dict[str, Any], seed: int = 0) -> tuple[Forecast | Non
         return None, f"the queue cannot be played forward here: {why}"
 
 
-def foresee(state: dict[str, Any], seed: int = 0) -> Forecast | None:
-    """The forecast of an answer of /v1/state, by the jobs' own numbers; None where no node is there."""
-    from plait.forecast.eta import forecast
-    from plait.forecast.queue import controller_of
+def tell(service: Client, job: str, eta: Eta) -> None:
+    """Have the forecast kept, so that what comes of it counts; a token that may not, or a job that ended, is no harm."""
+    from plait.core.errors import PlaitError
 
-    if state.get("controller") is None:
-        return None
-    make = controller_of(state)
-    found = forecast(make, round_s=float(state.get("round_s") or 0.0), start_up_s=START_UP_S, seed=seed)
-    numbers = state.get("job_numbers")
-    return found if numbers is None else replace(found, etas={numbers[i]: eta for i, eta in found.etas.items()})
+    said = [None if interval is None else interval.said_json() for interval in (eta.start, eta.end)]
+    with contextlib.suppress(PlaitError):
+        service.tell_forecast(job, said[0], said[1] or [])
 
 
 def explanation_lines(found: dict[str, Any]) -> list[str]:
@@ -151,14 +150,14 @@ def _interval(interval: Interval) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _eta_json(foreseen: Forecast | None, eta: Eta | None) -> dict[str, Any] | None:
-    if foreseen is None or eta is None:
+def _eta_json(found: Foreseen | None, eta: Eta | None) -> dict[str, Any] | None:
+    if found is None or eta is None:
         return None
     return {
         "start_in_s": None if eta.start is None else eta.start.to_json(),
         "end_in_s": eta.end.to_json(),
-        "runs": foreseen.runs,
-        "assumptions": list(foreseen.assumptions),
+        "runs": found.honest.runs,
+        "assumptions": list(found.honest.assumptions),
     }
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from plait.control.controller import Controller
+from plait.core.arrays import FloatArray
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, Phase
 from plait.core.plan import Group, Groups
 from plait.sim.backend import Simulator
-from plait.sim.overheads import CHECKPOINT, Overheads
+from plait.sim.overheads import CHECKPOINT, RESTORE, Overheads
 from plait.sim.settings import SimulationSettings
 from plait.sim.state import DONE, RUN, SERVICE, to_ms
 from plait.sim.training import Training
@@ -22,11 +23,16 @@ from plait.sim.training import Training
 class Continued(Simulator):
     """A cluster that is in the state of a controller's books: who runs where, what is done, who waits.
 
-    `truth` has every job of the books by number, with the work and pace that are assumed to be true. What runs goes on
-    without a start-up. The first thing that happens is a decision.
+    `truth` has every job of the books by number, with the work and pace that are assumed to be true. What runs needs
+    `left_s` seconds beside its iterations (what is left of its start-up, and its end). `costs_s` (jobs, 4) are costs
+    job by job, in the order of `plait.sim.overheads.FIELDS`, instead of those of `settings`. The first thing that
+    happens is a decision.
     """
 
-    def __init__(self, controller: Controller, truth: JobBatch, settings: SimulationSettings) -> None:
+    def __init__(
+        self, controller: Controller, truth: JobBatch, settings: SimulationSettings,
+        left_s: FloatArray | None = None, costs_s: FloatArray | None = None,
+    ) -> None:  # fmt: skip
         """Take over the state of `controller` as it is now."""
         books = controller.books
         n = books.count
@@ -47,8 +53,10 @@ class Continued(Simulator):
         self.attempts[:] = columns["starts"]
         over = (columns["phase"] < int(Phase.FINISHED)) & (self.done_ms >= self.total_ms)
         self.total_ms[over] = self.done_ms[over] + 1.0
+        if left_s is not None:
+            self.cost_ms[:, RESTORE] = np.rint(left_s * 1000)
         self._run(running_now(controller))
-        self.cost_ms = np.rint(settings.overheads.for_batch(truth) * 1000)
+        self.cost_ms = np.rint((settings.overheads.for_batch(truth) if costs_s is None else costs_s) * 1000)
         self.saves = bool(self.cost_ms[:, CHECKPOINT].any())
         self.news_ms = self.now
 

@@ -1,17 +1,17 @@
 """When will it start, when will it end? The current queue, played forward under the same policy.
 
 A forecast is some runs of the simulator from the state the cluster is in now. They differ in what nobody knows: how
-long an iteration will really take, and how much work a job has that did not say. What comes out is an interval, with
-the assumptions beside it; arrivals of other jobs are not foreseen, so under a policy that lets newcomers go first the
-truth tends to lie at the late end or behind it.
+long an iteration will really take, how much work a job has that did not say, and what its start and its end cost. What
+comes out is an interval, with the assumptions beside it. Arrivals of other jobs are not foreseen, nor is what else the
+machines are busy with: so the interval is widened by what came of earlier forecasts (`calibrated`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,19 +21,15 @@ from plait.control.drive import drive
 from plait.control.messages import Command, Event, Launch
 from plait.core.arrays import FloatArray
 from plait.core.errors import PlaitError
-from plait.core.jobs import JobBatch, Phase
+from plait.core.jobs import Phase
 from plait.forecast.continued import Continued
-from plait.sim.overheads import Overheads
+from plait.forecast.drawn import PACE_NOISE, START_UP_S, Drawn, draw
+from plait.live.track_record import ENOUGH, Calibration, Said, TrackRecord
 from plait.sim.physics import StandardPhysics
 from plait.sim.settings import SimulationSettings
 
-#: Runs of one forecast, and the spread of what is not known: the standard deviation of the logarithm of an iteration's
-#: time, and the range of the work of a job that did not say, as factors of what is typical here.
+#: Runs of one forecast.
 RUNS = 10
-PACE_NOISE = 0.1
-WORK_FACTORS = (0.3, 3.0)
-#: What a job is taken to need when nobody said and nothing has ended here yet, seconds.
-TYPICAL_S = 300.0
 #: The interval: this share of the runs lies below its beginning, and above its end.
 TAIL = 0.1
 #: How much taking turns costs beside the model of it (measured: 1.10 of the bound for tokens, 1.02 for barriers).
@@ -42,21 +38,41 @@ TURNS_COST = (1.0, 1.1, 1.1, 1.1)
 
 @dataclass(frozen=True)
 class Interval:
-    """Seconds from now: most runs lie between; infinite if it does not happen in a run."""
+    """Seconds from now: most runs lie between; infinite if it does not happen in a run. `middle_s` is their median."""
 
     low_s: float
     high_s: float
+    middle_s: float = field(default=math.nan, compare=False)
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Interval:
         """The middle of these values."""
         ordered = np.sort(np.array(values, dtype=np.float64))
         last = len(ordered) - 1
-        return cls(float(ordered[math.floor(TAIL * last)]), float(ordered[math.ceil((1 - TAIL) * last)]))
+        low, high = float(ordered[math.floor(TAIL * last)]), float(ordered[math.ceil((1 - TAIL) * last)])
+        return cls(low, high, float(ordered[last // 2]))
+
+    @property
+    def said(self) -> Said:
+        """Early end, middle, late end."""
+        return self.low_s, self.middle_s, self.high_s
+
+    def calibrated(self, calibration: Calibration) -> Interval:
+        """The same forecast with ends that hold as often as they say, by what came of earlier ones."""
+        low_s, high_s = calibration.interval(self.said)
+        return Interval(low_s, high_s, self.middle_s)
 
     def to_json(self) -> list[float | None]:
         """Both ends; null for never."""
-        return [round(v, 3) if math.isfinite(v) else None for v in (self.low_s, self.high_s)]
+        return _plain(self.low_s, self.high_s)
+
+    def said_json(self) -> list[float | None]:
+        """Early end, middle, late end, none of them in the past; null for never."""
+        return _plain(*(max(0.0, seconds) for seconds in self.said))
+
+
+def _plain(*seconds: float) -> list[float | None]:
+    return [round(v, 3) if math.isfinite(v) else None for v in seconds]
 
 
 @dataclass(frozen=True)
@@ -81,27 +97,29 @@ def forecast(
     make: Callable[[], Controller],
     *,
     round_s: float = 0.0,
-    start_up_s: float = 0.0,
+    record: TrackRecord | None = None,
+    starting: Collection[int] = (),
     runs: int = RUNS,
     seed: int = 0,
 ) -> Forecast:
     """Play the state of the controllers that `make` makes forward until all jobs have ended.
 
-    `round_s` is the seconds between decisions, `start_up_s` what a start costs. A function of its arguments.
+    `round_s` is the seconds between decisions, `record` what starts and ends cost on this cluster, `starting` the jobs
+    that run and have not made an iteration since their last start. A function of its arguments.
     """
     first = make()
-    now_s, jobs, assumptions = first.now_s, first.active.tolist(), _assumptions(first, runs, start_up_s)
+    known = record or TrackRecord()
+    now_s, jobs, assumptions = first.now_s, first.active.tolist(), _assumptions(first, runs, known)
     running = {job for job in jobs if first.books.columns["phase"][job] == int(Phase.RUNNING)}
     starts: dict[int, list[float]] = {job: [] for job in jobs}
     ends: dict[int, list[float]] = {job: [] for job in jobs}
-    settings = SimulationSettings(
-        physics=StandardPhysics(interference=TURNS_COST),
-        overheads=Overheads.constant(launch_s=start_up_s, restore_s=start_up_s),
-        round_s=round_s,
-    )
+    settings = SimulationSettings(physics=StandardPhysics(interference=TURNS_COST), round_s=round_s)
     for run in range(runs if jobs else 0):
         controller = first if run == 0 else make()
-        launched = play(controller, assumed(controller, np.random.default_rng((seed, run))), settings)
+        n = controller.books.count
+        pace = pace_s({name: column[:n] for name, column in controller.books.columns.items()}, n)
+        drawn = draw(controller, pace, known, starting, np.random.default_rng((seed, run)))
+        launched = play(controller, drawn, settings)
         end_s = controller.books.columns["end_s"]
         for job in jobs:
             starts[job].append(launched.get(job, math.inf) - now_s)
@@ -111,7 +129,23 @@ def forecast(
     return Forecast(now_s, runs, etas, assumptions)
 
 
-def play(controller: Controller, truth: JobBatch, settings: SimulationSettings) -> dict[int, float]:
+def calibrated(found: Forecast, record: TrackRecord) -> Forecast:
+    """The forecast with intervals that would have held for four in five of those that were made here before."""
+    start, end = (Calibration.of(list(record.scores[what])) for what in ("start", "end"))
+    etas = {
+        job: Eta(None if eta.start is None else eta.start.calibrated(start), eta.end.calibrated(end))
+        for job, eta in found.etas.items()
+    }
+    count = min(start.known, end.known)
+    if count >= ENOUGH:
+        basis = f"what came of the last {count} forecasts on this cluster"
+    else:
+        basis = f"what came of {count} forecasts on this cluster, and a prior until there are {ENOUGH}"
+    text = f"intervals are as wide as four in five need, by {basis}"
+    return replace(found, etas=etas, assumptions=(*found.assumptions, text))
+
+
+def play(controller: Controller, drawn: Drawn, settings: SimulationSettings) -> dict[int, float]:
     """Drive the controller to the end; returns when each job was launched first, by number.
 
     A run that cannot go on (jobs that fit nowhere, a policy that gives up) ends there: its jobs have no end.
@@ -125,31 +159,8 @@ def play(controller: Controller, truth: JobBatch, settings: SimulationSettings) 
                     began.setdefault(job, event.at_s)
 
     with suppress(PlaitError):
-        drive(controller, Continued(controller, truth, settings), note)
+        drive(controller, Continued(controller, drawn.truth, settings, drawn.left_s, drawn.costs_s), note)
     return began
-
-
-def assumed(controller: Controller, rng: Any) -> JobBatch:
-    """What may be true of every job of the books, drawn: its pace, and its work where nobody said."""
-    books = controller.books
-    n = books.count
-    c = {name: column[:n] for name, column in books.columns.items()}
-    iteration_s = pace_s(c, n)
-    done, total, run_s = c["iterations_done"], c["iterations"], c["run_s"]
-    finished = c["phase"] == int(Phase.FINISHED)
-    typical_s = float(np.median(run_s[finished])) if finished.any() else TYPICAL_S
-    factor = np.exp(rng.uniform(*np.log(WORK_FACTORS), size=n))
-    left_s = np.maximum(run_s, max(typical_s, 1.0)) * factor
-    iterations = np.where(np.isnan(total), done + np.maximum(left_s / iteration_s, 1.0), total)
-    ended = c["phase"] >= int(Phase.FINISHED)
-    iterations = np.where(ended, np.maximum(done, 1.0), iterations)
-    noise = np.exp(rng.normal(0.0, PACE_NOISE, size=n))
-    specs = JobBatch.of([books.spec(i) for i in range(n)])
-    return specs.replace(
-        iterations=iterations,
-        iteration_s=iteration_s * noise,
-        stage_s=c["stage_s"] * noise[:, None],
-    )
 
 
 def pace_s(columns: dict[str, Any], n: int) -> FloatArray:
@@ -170,18 +181,19 @@ def pace_s(columns: dict[str, Any], n: int) -> FloatArray:
     return result
 
 
-def _assumptions(controller: Controller, runs: int, start_up_s: float) -> tuple[str, ...]:
+def _assumptions(controller: Controller, runs: int, record: TrackRecord) -> tuple[str, ...]:
     columns, active = controller.books.columns, controller.active
     silent = int(np.isnan(columns["iterations"][active]).sum())
     unmeasured = int(np.isnan(columns["iteration_s"][active]).sum())
+    starts = record.starts_s
+    start = f"{np.median(starts):.1f} s as measured here" if starts else f"{START_UP_S:.1f} s, not measured here yet"
     out = [
         f"{runs} runs of the queue as it is, under {describe(controller.policy)}; nobody else submits, nothing fails",
-        f"iterations take {PACE_NOISE:.0%} more or less than measured; a start costs {start_up_s:.1f} s",
+        f"iterations take {PACE_NOISE:.0%} more or less than measured; a start costs {start}",
     ]
     if silent:
-        low, high = WORK_FACTORS
         who = "1 job" if silent == 1 else f"{silent} jobs"
-        out.append(f"{who} did not say how much work there is: {low:g} to {high:g} times what is typical here")
+        out.append(f"{who} did not say how much work there is: taken to run as long as those that finished here")
     if unmeasured:
         who = "1 job is" if unmeasured == 1 else f"{unmeasured} jobs are"
         out.append(f"{who} not profiled yet, and taken to go as fast as others")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from plait.control.controller import Controller
 from plait.control.snapshot import restore
 from plait.core.errors import InputError
+from plait.forecast.eta import Forecast, calibrated, forecast
 from plait.live.state import State
+from plait.live.track_record import TrackRecord
 
 
 def controller_of(state: Mapping[str, Any]) -> Callable[[], Controller]:
@@ -22,6 +25,30 @@ def controller_of(state: Mapping[str, Any]) -> Callable[[], Controller]:
         raise InputError("no node has joined yet, so nothing can be foreseen; look at: plait nodes")
     policy = known.policy
     return lambda: _now(restore(state["controller"], policy), state)
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """A forecast as the runs gave it, and with intervals by what came of earlier ones."""
+
+    raw: Forecast
+    honest: Forecast
+
+
+def foresee(state: Mapping[str, Any], seed: int = 0) -> Foreseen | None:
+    """The forecast of an answer of `GET /v1/state`, by the jobs' own numbers; None where no node is there.
+
+    Raises what the policy's module raises where it cannot be imported.
+    """
+    if state.get("controller") is None:
+        return None
+    make = controller_of(state)
+    starting = [int(job) for job, pace in state["paces"].items() if pace.get("starting")]
+    record = TrackRecord.from_json(state.get("record") or {})
+    raw = forecast(make, round_s=float(state.get("round_s") or 0.0), record=record, starting=starting, seed=seed)
+    if (numbers := state.get("job_numbers")) is not None:
+        raw = replace(raw, etas={numbers[i]: eta for i, eta in raw.etas.items()})
+    return Foreseen(raw, calibrated(raw, record))
 
 
 def _now(controller: Controller, state: Mapping[str, Any]) -> Controller:

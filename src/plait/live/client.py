@@ -89,6 +89,11 @@ class Client(Caller):
         """Why it waits, or how it shares."""
         return self._object("GET", f"/v1/jobs/{segment(job)}/explain")
 
+    def tell_forecast(self, job: str, start: Sequence[float | None] | None, end: Sequence[float | None]) -> None:
+        """Have a forecast kept: early end, middle, late end, seconds from now, None for never; see `track_record`."""
+        body: Json = {"start": start, "end": end}
+        self._object("POST", f"/v1/jobs/{segment(job)}/forecast", body=body, again=True)
+
     def job_events(self, job: str, *, newest: int | None = None) -> list[Json]:
         """What happened to one job, oldest first: all of it, page by page, or the `newest` so many."""
         path = f"/v1/jobs/{segment(job)}/events"

@@ -59,7 +59,7 @@ from plait.policies.unheeded import remarks
 
 DEFAULT_POLICY = "muri-l"
 _QUIET = (ProgressReported, JobSubmitted, JobProfiled, GoodputReported)
-_QUIET_NOTES = ("Requested", "Learnt", "Restarted", "ProjectSet", "PolicySet")
+_QUIET_NOTES = ("Requested", "Learnt", "Restarted", "Foreseen", "ProjectSet", "PolicySet")
 
 
 class Engine:
@@ -307,6 +307,23 @@ class Engine:
         else:
             self.do({"type": "CancelAsked", "at_s": now, "job": number})
             self.open_jobs.remove(job.owner, job.project)  # it stays until a node joins, and is no open job for so long
+        self._go_on(now)
+
+    def foreseen(
+        self, number: int, start: Sequence[float | None] | None, end: Sequence[float | None], now: float
+    ) -> None:
+        """Keep what a client forecast of a job: early end, middle and late end, seconds from now, None for never.
+
+        The first forecast of a job counts; `start` is None of one that runs. `LookupError` for one that has ended.
+        """
+        now = self.clock(now)
+        job = self.state.jobs.get(number)
+        if job is None or self.state.phase(job) > Phase.RUNNING:
+            raise LookupError(f"job {job_name(number)} has ended")
+        if number in self.state.record.open:
+            return
+        told = None if start is None or job.live is not None else list(start)
+        self.do({"type": "Foreseen", "at_s": now, "job": number, "start": told, "end": list(end)})
         self._go_on(now)
 
     # -- operators ------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ object with `type` and `at_s`:
     RankEnded      a process ended                                            AttemptOver  nothing of it is left
     NodeLeaving    a node gave notice, or is back                             NodeForgotten  it will not come back
     Restarted      the first step after a stop that was asked for, and what the two cost
+    Foreseen       a client forecast the start and the end of a job
 
 `apply` is the only thing that changes a `State`, live, after a restart and in `replay --verify`; so all three agree.
 """
@@ -48,6 +49,7 @@ from plait.live.attempts import ALWAYS, BYSTANDER, ONCE, Attempt, JobRecord, Nod
 from plait.live.groups import GroupBook
 from plait.live.profiles import processes_per_gpu
 from plait.live.quota import Quotas
+from plait.live.track_record import TrackRecord
 from plait.live.wire import NodeInfo
 from plait.policies.catalog import make_policy
 
@@ -84,6 +86,7 @@ class State:
         self.groups = GroupBook()
         self.learnt: dict[str, dict[str, Any]] = {}
         self.ports_given = 0
+        self.record = TrackRecord()
         self.now_s = 0.0
         self.seq = 0
         self.decision_seq = 0
@@ -95,7 +98,7 @@ class State:
             "ProjectSet": self._project_set, "AttemptBegan": self._attempt_began, "StopAsked": self._stop_asked,
             "RankEnded": self._rank_ended, "AttemptOver": self._attempt_over, "NodeDrained": self._node_drained,
             "Learnt": self._learnt, "NodeLeaving": self._node_leaving, "NodeForgotten": self._node_forgotten,
-            "Restarted": self._restarted,
+            "Restarted": self._restarted, "Foreseen": self._foreseen,
         }  # fmt: skip
 
     # -- the fold -------------------------------------------------------------------------------------
@@ -138,6 +141,12 @@ class State:
                 self.jobs[number].admitted = True
         elif isinstance(entry, NodeLost):
             self.nodes[entry.node].lost = True
+        elif isinstance(entry, JobFinished):
+            for number, end_s in zip(entry.jobs.tolist(), entry.end_s.tolist(), strict=True):
+                self.record.came(number, "end", end_s)
+        elif isinstance(entry, (JobFailed, JobCancelled)):
+            for number in entry.jobs.tolist():
+                self.record.forget(number)
         if not isinstance(entry, (ProgressReported, ReplanDue)):
             self.touched.update(jobs_of(entry))
         for command in commands:
@@ -213,6 +222,7 @@ class State:
             job.unmerged = ""
         if note["port"]:
             self.ports_given += 1
+        self.record.came(job.number, "start", note["at_s"])
         self.touched.add(job.number)
 
     def _stop_asked(self, note: Note) -> None:
@@ -244,6 +254,7 @@ class State:
         job.launch_failures += attempt.outcome == "start failed"
         if attempt.cause:
             job.reason = attempt.cause
+        self.record.over(note, attempt.began_s, attempt.stop_s)
         job.down_s = None
         if note["outcome"] == "preempted" and attempt.stop_s is not None:
             job.down_s = max(0.0, float(note.get("ended_s") or note["at_s"]) - attempt.stop_s)
@@ -254,6 +265,9 @@ class State:
         job.restart_s = cost_s if job.restart_s is None else job.restart_s + NEWEST * (cost_s - job.restart_s)
         job.restarts, job.down_s = job.restarts + 1, None
         self.touched.add(job.number)
+
+    def _foreseen(self, note: Note) -> None:
+        self.record.told(note)
 
     def _node_drained(self, note: Note) -> None:
         node = self.nodes[note["node"]]
@@ -333,6 +347,7 @@ class State:
             "groups": self.groups.to_json(),
             "learnt": dict(self.learnt),
             "ports_given": self.ports_given,
+            "record": self.record.to_json(),
         }
         return lambda: {**facts, "controller": None if controller is None else controller()}
 
@@ -364,6 +379,7 @@ class State:
         state.pending = deque(data["pending"])
         state.groups = GroupBook.from_json(data["groups"])
         state.learnt, state.ports_given = dict(data["learnt"]), data["ports_given"]
+        state.record = TrackRecord.from_json(data.get("record", {}))
         if data["controller"] is not None:
             state.controller = restore(data["controller"], state._limited())
         for row in data["nodes"]:

@@ -288,6 +288,7 @@ def forecast(engine: Engine, now: float) -> Callable[[], dict[str, Any]]:
         **State().to_json(), "seq": state.seq, "now_s": state.now_s, "policy": state.policy_text,
         "policy_error": state.policy_error, "projects": dict(state.projects), "nodes": state.node_rows(),
         "asked_s": now, "round_s": engine.options.round_s, "paces": {}, "job_numbers": [],
+        "record": state.record.facts(),
     }  # fmt: skip
     if state.controller is None:
         return lambda: {**facts, "nodes": []}
@@ -297,8 +298,9 @@ def forecast(engine: Engine, now: float) -> Callable[[], dict[str, Any]]:
     new = {number: i for i, number in enumerate(facts["job_numbers"])}
     for number in engine.live:
         attempt = state.jobs[number].live
-        if attempt is not None and attempt.lead is not None and number in new:
+        if attempt is not None and number in new:
             work = work_of(engine, state.jobs[number], attempt)
             pace = {"step_s": work.each_s, "steps": work.done, "total_steps": work.total}
+            pace["starting"] = attempt.lead is None or attempt.lead.first_step_s is None
             facts["paces"][str(new[number])] = pace
     return lambda: {**facts, "controller": snapshot(small)}

@@ -20,7 +20,8 @@ class Program:
 
     It makes a checkpoint `every` so many steps (0 = never) and when told to stop, which takes `stop_s`; a `stubborn`
     one does not hear that and is killed after the grace. From step `hangs_at` on it makes no more steps. `keep`: a name
-    under which its checkpoints are found by later jobs; "" = they are this job's own.
+    under which its checkpoints are found by later jobs; "" = they are this job's own. A `plain` one is a script that
+    knows nothing of plait: it says nothing, keeps nothing, and begins at the beginning. `boot_s`: before its first step.
     """
 
     steps: float = math.inf
@@ -31,6 +32,8 @@ class Program:
     stubborn: bool = False
     hangs_at: float = math.inf
     keep: str = ""
+    plain: bool = False
+    boot_s: float = 0.0
 
     def process(self, run: Run, disk: Disk, pid: int, now: float) -> Process:
         """A process of it that begins now."""
@@ -126,7 +129,8 @@ class Process:
         """It begins now, where the newest checkpoint is."""
         self.run, self.program, self.pid, self.began_s = run, program, pid, now
         self._disk = disk
-        self.first = self.saved = disk.newest(run, program.keep)
+        self.first = self.saved = 0 if program.plain else disk.newest(run, program.keep)
+        self._working_s = now + program.boot_s
         self.stop_s, self.grace_s = math.inf, 0.0
         self.ended_s: float | None = None
         self.exit_code: int | None = None
@@ -136,16 +140,20 @@ class Process:
     def steps(self, now: float) -> float:
         """Iterations since the beginning of the job."""
         until = min(now, self.stop_s, math.inf if self.ended_s is None else self.ended_s)
-        made = self.first + math.floor((until - self.began_s) / self.program.pace_s + 1e-9)
+        made = self.first + math.floor((until - self._working_s) / self.program.pace_s + 1e-9)
         return max(self.first, min(made, self.program.steps, self.program.hangs_at))
 
     def said(self, now: float) -> dict[str, Any]:
         """What its page says beside the steps: further fields of `Seen`."""
-        begun = self.steps(now) > self.first
-        total = self.program.steps
+        program, steps = self.program, self.steps(now)
+        if program.plain:
+            return {"steps": 0.0}
+        begun, booted_s = steps > self.first, self._working_s - self.began_s
         return {
-            "step_s": self.program.pace_s if begun else None,
-            "total_steps": total if math.isfinite(total) else None,
+            "step_s": program.pace_s if begun else None,
+            "total_steps": program.steps if math.isfinite(program.steps) else None,
+            "first_step_s": booted_s + program.pace_s if begun else None,
+            "last_step_s": booted_s + (steps - self.first) * program.pace_s if begun else None,
         }
 
     def stop(self, now: float, grace_s: float) -> None:
@@ -165,7 +173,7 @@ class Process:
             self._save(self.saved + program.every)
         if step >= program.steps:
             self.log += f"rank {self.run.rank} of {self.run.world}: done at step {step:g}\n"
-            self.end(self.began_s + (step - self.first) * program.pace_s, program.exit_code, None)
+            self.end(self._working_s + (step - self.first) * program.pace_s, program.exit_code, None)
         elif program.stubborn or program.hangs_at <= step:
             if now >= self.stop_s + self.grace_s:
                 why = f"did not end within {self.grace_s:g} s after SIGTERM, so it was killed"
@@ -176,6 +184,8 @@ class Process:
             self.end(self.stop_s + program.stop_s, PREEMPTED, None)
 
     def _save(self, step: int) -> None:
+        if self.program.plain:
+            return
         self.saved = step
         if self.run.rank == 0 and (why := self._disk.commit(self.run, self.program.keep, step)):
             self.log += f"refused: {why}\n"
@@ -244,6 +254,7 @@ class Held:
         over = self.state == ENDED
         return Seen(
             run.job, run.epoch, run.rank, self.state, process.pid, self.exit_code, self.reason,
-            float(process.steps(now)), held_s=max(0.0, (self.ended_s if over else now) - process.began_s),
-            ended_s_ago=max(0.0, now - self.ended_s) if over else 0.0, **process.said(now),
+            held_s=max(0.0, (self.ended_s if over else now) - process.began_s),
+            ended_s_ago=max(0.0, now - self.ended_s) if over else 0.0,
+            **{"steps": float(process.steps(now)), **process.said(now)},
         )  # fmt: skip

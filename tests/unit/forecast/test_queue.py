@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from test_eta import certain
 
 from plait.control.messages import JobSubmitted, NodeJoined, NodeLost, ProgressReported, ReplanDue
 from plait.core.cluster import Node
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec
-from plait.forecast import eta
 from plait.forecast.eta import Interval, forecast
 from plait.forecast.queue import controller_of
 from plait.live.state import State
@@ -40,7 +40,7 @@ def answer(found, asked_s=60.0, **paces):
 
 
 def test_it_goes_on_from_what_was_seen_last(monkeypatch):
-    monkeypatch.setattr(eta, "PACE_NOISE", 0.0)
+    certain(monkeypatch)
     pace = {"steps": 60.0, "step_s": 1.0, "total_steps": None}
     found = forecast(controller_of(answer(state(spec("a"), spec("b")), **{"0": pace})), runs=2)
     assert found.now_s == 60.0

@@ -24,6 +24,7 @@ Word = Annotated[str, StringConstraints(max_length=65_536, pattern=r"^[^\x00]*$"
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 #: Bounds keep sums and products over many jobs finite: one job must not make decisions fail for all.
 Size = Annotated[float, Field(ge=0, le=1e18)]
+Seconds = Annotated[float, Field(ge=0, le=1e12)]
 StageSeconds = Annotated[float, Field(ge=0, le=1e6)]
 Variable = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"^[^\x00=]*$")]
 Examples = Annotated[int, Field(ge=1, le=10**9)]
@@ -137,6 +138,13 @@ class PolicyIn(Model):
     """A policy of the catalog, with options: muri-l:quantum_s=60."""
 
     policy: Annotated[str, StringConstraints(min_length=1, max_length=500)]
+
+
+class ForecastIn(Model):
+    """Early end, middle and late end of what is expected, seconds from now; null for never."""
+
+    start: Annotated[list[Seconds | None], Field(min_length=3, max_length=3)] | None = None
+    end: Annotated[list[Seconds | None], Field(min_length=3, max_length=3)]
 
 
 class GoneIn(Model):

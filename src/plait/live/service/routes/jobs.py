@@ -14,7 +14,7 @@ from plait.live.layout import job_name
 from plait.live.service import shapes
 from plait.live.service.api import Json, api_of
 from plait.live.service.auth import Denied, owns
-from plait.live.service.models import Invalid, JobIn, JobOut, JobsIn, parse
+from plait.live.service.models import ForecastIn, Invalid, JobIn, JobOut, JobsIn, parse
 from plait.live.store import Token
 
 router = APIRouter()
@@ -116,6 +116,18 @@ async def explain(request: Request, job: str) -> Response:
     elif question is not None:
         found["note"] = "many ask at the moment: ask again for what would start it"
     return Json(found)
+
+
+@router.post("/v1/jobs/{job}/forecast")
+async def tell_forecast(request: Request, job: str) -> Response:
+    """Keep a forecast that a client made of its job: what comes of it makes later ones honest."""
+    api = api_of(request)
+    token, row = api.who(request, "admin", "user"), await api.row(job)
+    owns(token, job, row["owner"], change=True)
+    said = parse(ForecastIn, await api.body(request))
+    number = row["number"]
+    await api.worker.call(lambda engine, now: engine.foreseen(number, said.start, said.end, now))
+    return Json({"id": job})
 
 
 @router.get("/v1/jobs/{job}/events")

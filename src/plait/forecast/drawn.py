@@ -1,0 +1,112 @@
+"""What may be true of the jobs of a queue, drawn for one run of a forecast: pace, work, and what starts and ends cost.
+
+What was measured on this cluster is drawn from as it is: costs of starts and ends, and how long jobs ran that did not
+say how much work they have. A job that has run for so long already is like those that ran longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from plait.control.controller import Controller
+from plait.core.arrays import FloatArray
+from plait.core.jobs import JobBatch, Phase
+from plait.live.track_record import TrackRecord
+from plait.sim.overheads import CHECKPOINT, FIELDS, LAUNCH, RESTORE
+
+#: Standard deviation of the logarithm of an iteration's time: of each job, and of all jobs of the cluster together.
+PACE_NOISE = 0.1
+#: Range of the work of a job that did not say, as factors of what is typical here, where too few have ended; and what
+#: is taken for typical where nothing has ended yet, seconds.
+WORK_FACTORS, TYPICAL_S = (0.3, 3.0), 300.0
+#: So many jobs of the same user and model have to have ended to be taken for typical of them.
+ALIKE = 3
+#: The longest of those known is exceeded by up to this factor.
+BEYOND = 3.0
+#: Seconds from the decision to the first iteration, from the last one to the end, of a stop, and around a process that
+#: says nothing, where none was measured: processes that import PyTorch.
+START_UP_S, END_S, STOP_S, LAG_S = 3.0, 0.5, 1.0, 0.5
+#: Range of these, as factors.
+COST_FACTORS = (0.3, 3.0)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Jobs as they may be; seconds that running ones need beside their iterations; costs of each, shape (jobs, 4)."""
+
+    truth: JobBatch
+    left_s: FloatArray
+    costs_s: FloatArray
+
+
+def draw(controller: Controller, pace: FloatArray, record: TrackRecord, starting: Collection[int], rng: Any) -> Drawn:
+    """One possible truth of every job of the books, at these seconds an iteration (`pace_s`).
+
+    `starting`: those that run and have not made an iteration since their last start.
+    """
+    books, now_s = controller.books, controller.now_s
+    n = books.count
+    c = {name: column[:n] for name, column in books.columns.items()}
+    specs = JobBatch.of([books.spec(i) for i in range(n)])
+    noise = np.exp(rng.normal(0.0, PACE_NOISE) + rng.normal(0.0, PACE_NOISE, size=n))
+    done, running = c["iterations_done"], c["phase"] == int(Phase.RUNNING)
+    ended = c["phase"] >= int(Phase.FINISHED)
+    silent = np.isnan(c["iterations"])
+    iteration_s = pace * noise
+    held_s = np.where(running, now_s - c["last_start_s"], 0.0)
+    # Work of those that said nothing is drawn as seconds from the start on, so nothing comes on top of that.
+    ran_s = np.where(running & (done <= 0), held_s, c["run_s"])
+    work_s = _durations(c, specs, ran_s, silent & ~ended, rng)
+    left = np.maximum((work_s - ran_s) / iteration_s, 1.0)
+    iterations = np.where(silent, done + left, c["iterations"])
+    truth = specs.replace(
+        iterations=np.where(ended, np.maximum(done, 1.0), iterations),
+        iteration_s=iteration_s,
+        stage_s=c["stage_s"] * noise[:, None],
+    )
+    lag_s = _costs(record.lags_s, LAG_S, n, rng)
+    start_s = np.where(silent & (done <= 0), lag_s, _costs(record.starts_s, START_UP_S, n, rng))
+    end_s = np.where(silent, 0.0, _costs(record.tails_s, END_S, n, rng))
+    costs_s = np.zeros((n, len(FIELDS)))
+    costs_s[:, LAUNCH] = costs_s[:, RESTORE] = start_s + end_s
+    costs_s[:, CHECKPOINT] = _costs(record.stops_s, STOP_S, n, rng)
+    begins = running & np.isin(np.arange(n), list(starting)) & ~(silent & (done <= 0))
+    left_s = np.where(running, end_s + np.where(begins, np.maximum(start_s - held_s, 0.0), 0.0), 0.0)
+    return Drawn(truth, left_s, costs_s)
+
+
+def _costs(measured: Sequence[float], unknown_s: float, n: int, rng: Any) -> FloatArray:
+    """Seconds for each job: some that were measured, or what is taken for them."""
+    if len(measured):
+        found: FloatArray = rng.choice(np.array(measured), size=n)
+        return found
+    guess: FloatArray = unknown_s * np.exp(rng.uniform(*np.log(COST_FACTORS), size=n))
+    return guess
+
+
+def _durations(c: dict[str, Any], specs: JobBatch, ran_s: FloatArray, wanted: Any, rng: Any) -> FloatArray:
+    """Seconds in all of jobs that did not say, each longer than it has run."""
+    out = np.zeros(len(ran_s))
+    finished = np.flatnonzero(c["phase"] == int(Phase.FINISHED))
+    users, models = specs.column("user"), specs.column("model")
+    for job in np.flatnonzero(wanted).tolist():
+        alike = finished[(users[finished] == users[job]) & (models[finished] == models[job])]
+        pool = alike if len(alike) >= ALIKE else finished
+        out[job] = _longer(np.sort(c["run_s"][pool]), float(ran_s[job]), rng)
+    return out
+
+
+def _longer(known: FloatArray, than_s: float, rng: Any) -> float:
+    """A duration that is longer, by those known (ascending): in each gap between them with the same chance."""
+    if len(known) < ALIKE:
+        typical = max(float(np.median(known)) if len(known) else TYPICAL_S, 1.0)
+        return than_s + max(than_s, typical) * float(np.exp(rng.uniform(*np.log(WORK_FACTORS))))
+    ends = np.concatenate([[than_s], known[known > than_s]])
+    gap = int(rng.integers(len(ends)))
+    low = float(ends[gap])
+    high = float(ends[gap + 1]) if gap + 1 < len(ends) else max(low, 1.0) * BEYOND
+    return float(rng.uniform(low, high))

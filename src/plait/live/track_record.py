@@ -1,0 +1,171 @@
+"""What was forecast and what came of it, and what starts and ends cost here: from that later forecasts get their width.
+
+A client that makes a forecast (`plait explain`) tells the service; the first one of each job is kept until the job
+starts, and ends, and each is then one score. A score is the distance of what came from the middle of the forecast, in
+half widths of its interval, on a logarithmic scale of time: 0 is the middle, 1 the late end. Quantiles of the scores
+turn the interval of the next forecast into one that would have held as often as it says (split conformal prediction:
+Vovk et al., Algorithmic Learning in a Random World, 2005; with normalised scores: Lei et al., JASA 113, 2018).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+#: Scores and costs that are kept: the newest count.
+KEPT = 200
+#: What holds where nothing has been scored yet: quantiles of scores of a forecast that knows less than it thinks, and
+#: mostly that things take longer. It counts as `PRIOR_WEIGHT` scores at first, as none once `ENOUGH` are known.
+PRIOR = (-1.4, -1.0, -0.6, -0.3, 0.0, 0.3, 0.7, 1.2, 2.0, 3.0)
+PRIOR_WEIGHT, ENOUGH = 10.0, 40
+#: Seconds up to which the scale of time is linear: nobody plans by fractions of a second.
+SCALE_S = 1.0
+#: The least half width of an interval on that scale, and the largest score that is believed.
+NARROWEST, MOST = 0.1, 20.0
+#: The part of forecasts that comes before the early end, and the part after the late one.
+TAIL = 0.1
+
+#: Costs that are kept, see `TrackRecord`.
+COSTS = ("starts_s", "tails_s", "stops_s", "lags_s")
+#: Early end, middle and late end of a forecast, seconds from when it was made; infinite for never.
+Said = tuple[float, float, float]
+
+
+def _scaled(seconds: float) -> float:
+    return math.log1p(max(seconds, 0.0) / SCALE_S)
+
+
+def _seconds(scaled: float) -> float:
+    return SCALE_S * math.expm1(max(scaled, 0.0))
+
+
+def _half(said: Said) -> float:
+    """Half the width on the scale of time; of an interval without a late end that of its early half."""
+    low, middle, high = map(_scaled, said)
+    half = (high - low) / 2 if math.isfinite(high) else middle - low
+    return max(half, NARROWEST)
+
+
+def score(said: Said, came_s: float) -> float | None:
+    """How far off a forecast was; None for one that expected never.
+
+    >>> score((9.0, 10.0, 11.0), 10.0), score((0.0, 0.0, 0.0), 0.0)
+    (0.0, 0.0)
+    """
+    if not math.isfinite(said[1]):
+        return None
+    return min(max((_scaled(came_s) - _scaled(said[1])) / _half(said), -MOST), MOST)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Ends of honest intervals, in half widths from the middle, from so many scores (`known`)."""
+
+    low: float
+    high: float
+    known: int
+
+    @classmethod
+    def of(cls, scores: Sequence[float]) -> Calibration:
+        """From earlier forecasts, and from the prior until there are enough."""
+        known = len(scores)
+        prior = PRIOR_WEIGHT / len(PRIOR) * max(0.0, 1.0 - known / ENOUGH)
+        pairs = [(value, prior) for value in PRIOR if prior] + [(value, 1.0) for value in scores]
+        values, weights = (np.array(column) for column in zip(*sorted(pairs), strict=True))
+        # The one to come lies in each of the gaps between those known with the same chance: there is one more of them.
+        below = np.cumsum(weights) / (weights.sum() + 1.0)
+        low = values[max(int(np.searchsorted(below, TAIL, side="right")) - 1, 0)]
+        high = values[min(int(np.searchsorted(below, 1.0 - TAIL, side="left")), len(values) - 1)]
+        return cls(float(low), float(high), known)
+
+    def interval(self, said: Said) -> tuple[float, float]:
+        """The honest interval of a forecast, seconds; one that expected never stays as it is."""
+        if not math.isfinite(said[1]):
+            return said[0], said[2]
+        middle, half = _scaled(said[1]), _half(said)
+        late = _seconds(middle + self.high * half) if math.isfinite(said[2]) else math.inf
+        return _seconds(middle + self.low * half), late
+
+
+def _recent() -> deque[float]:
+    return deque(maxlen=KEPT)
+
+
+@dataclass
+class TrackRecord:
+    """Forecasts of jobs whose start or end is still to come, scores of those that came, and costs, newest last.
+
+    `starts_s`: from the decision to the first iteration; `tails_s`: from the last iteration until the end was known;
+    `stops_s`: from being told to stop to being gone; `lags_s`: before a process began and after it ended.
+    """
+
+    open: dict[int, dict[str, Any]] = field(default_factory=dict)
+    scores: dict[str, deque[float]] = field(default_factory=lambda: {"start": _recent(), "end": _recent()})
+    starts_s: deque[float] = field(default_factory=_recent)
+    tails_s: deque[float] = field(default_factory=_recent)
+    stops_s: deque[float] = field(default_factory=_recent)
+    lags_s: deque[float] = field(default_factory=_recent)
+
+    def told(self, note: Mapping[str, Any]) -> None:
+        """A forecast was made: the first of a job counts."""
+        self.open.setdefault(note["job"], {"at_s": note["at_s"], "start": note["start"], "end": note["end"]})
+
+    def came(self, job: int, what: str, at_s: float) -> None:
+        """A job starts (`start`) or has ended (`end`)."""
+        forecast = self.open.get(job)
+        if forecast is None:
+            return
+        said, forecast[what] = forecast[what], None
+        if what == "end":
+            del self.open[job]
+        if said is not None:
+            found = score(_said(said), at_s - forecast["at_s"])
+            if found is not None:
+                self.scores[what].append(found)
+
+    def over(self, note: Mapping[str, Any], began_s: float, stop_s: float | None) -> None:
+        """An attempt is over: what its start, its stop or its end cost."""
+        first_s, last_s, held_s = note.get("first_step_s"), note.get("last_step_s"), float(note["held_s"])
+        ended_s = float(note.get("ended_s") or note["at_s"])
+        if note["outcome"] == "finished":
+            self.lags_s.append(max(0.0, note["at_s"] - began_s - held_s))
+        if first_s is not None:
+            self.starts_s.append(max(0.0, ended_s - held_s - began_s) + float(first_s))
+        if note["outcome"] == "finished" and last_s is not None:
+            self.tails_s.append(max(0.0, held_s - float(last_s)) + max(0.0, note["at_s"] - ended_s))
+        elif note["outcome"] == "preempted" and stop_s is not None:
+            self.stops_s.append(max(0.0, ended_s - stop_s))
+
+    def forget(self, job: int) -> None:
+        """A job was taken back, or has failed: its forecast says nothing."""
+        self.open.pop(job, None)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return {"open": {str(job): dict(one) for job, one in self.open.items()}, **self.facts()}
+
+    def facts(self) -> dict[str, Any]:
+        """What makers of forecasts need."""
+        costs = {name: list(getattr(self, name)) for name in COSTS}
+        return {"scores": {name: list(values) for name, values in self.scores.items()}, **costs}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TrackRecord:
+        """The record that `to_json` wrote; of `facts` too."""
+        record = cls({int(job): dict(one) for job, one in data.get("open", {}).items()})
+        for name, values in data.get("scores", {}).items():
+            record.scores[name].extend(values)
+        for name in COSTS:
+            getattr(record, name).extend(data.get(name, ()))
+        return record
+
+
+def _said(values: Sequence[float | None]) -> Said:
+    """A forecast as it is in notes, where null is never."""
+    low, middle, high = (math.inf if value is None else float(value) for value in values)
+    return low, middle, high
