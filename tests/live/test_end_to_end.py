@@ -34,11 +34,11 @@ class Shell:
 
     home: Path
 
-    def __call__(self, *words: object, code: int = 0) -> str:
+    def __call__(self, *words: object, code: int = 0, **more: str) -> str:
         env = {k: v for k, v in os.environ.items() if k not in ("PLAIT_URL", "PLAIT_TOKEN", "PLAIT_DEBUG")}
         done = subprocess.run(
             [*PLAIT, *map(str, words)],
-            env={**env, "PLAIT_HOME": str(self.home)},
+            env={**env, "PLAIT_HOME": str(self.home), **more},
             cwd=self.home.parent,
             capture_output=True,
             text=True,
@@ -161,6 +161,45 @@ def test_a_day_in_the_life_of_a_cluster(plait, tmp_path):
     assert "stopped" in plait("down", "--stop-jobs")
     assert job_processes(plait.layout) == {}
     assert "nothing runs" in plait("down")
+
+
+MINE = """
+from dataclasses import dataclass
+from plait import Plan, View, place
+
+@dataclass(frozen=True)
+class OldestFirst:
+    name: str = "oldest-first"
+
+    def decide(self, view: View) -> Plan:
+        return place(view, view.jobs.submit_s.argsort())
+"""
+
+
+def test_a_policy_of_ones_own_decides_live_and_explain_needs_it_nowhere_else(plait, tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    up = ("up", "--nodes", 1, "--gpus-per-node", 1, "--fake", "--round", 0.1)
+    assert "policy mine:OldestFirst" in plait(*up, "--policy", "mine:OldestFirst")
+    sleep = (sys.executable, "-c", "import time; time.sleep(900)")
+    first, second = plait.submit("--", *sleep), plait.submit("--", *sleep)
+    plait.until(first, "running")
+    here = plait("explain", second)
+    assert f"ahead of it: {first}" in here
+    assert "starts in" in here
+
+    # the service finds it again after its death, and over HTTP
+    service = json.loads(plait.layout.service_file.read_text())
+    os.kill(service["pid"], signal.SIGKILL)
+    plait.comes(lambda: (now := service_process(plait.layout)) is not None and now.pid != service["pid"])
+    plait.comes(lambda: "mine:OldestFirst" in plait("policy", "show"))
+    assert "fifo decides" in plait("policy", "set", "fifo")
+    assert "mine:OldestFirst decides" in plait("policy", "set", "mine:OldestFirst")
+
+    # elsewhere nobody has it: everything but the estimate of times is said
+    url, token = json.loads(plait.layout.service_file.read_text())["url"], plait.layout.token_file.read_text().strip()
+    there = plait("explain", second, PLAIT_HOME=str(tmp_path / "elsewhere"), PLAIT_URL=url, PLAIT_TOKEN=token)
+    assert f"ahead of it: {first}" in there
+    assert "no estimate of times: the queue cannot be played forward here: policy mine:OldestFirst" in there
 
 
 def test_one_command_alone_has_the_exit_code_of_the_command(plait):

@@ -71,6 +71,7 @@ def up(
     plait up --backend slurm -o partition=gpu -o max-nodes=8
     """
     from plait.cli import keeper, keeping, starting
+    from plait.cli.policy_modules import named_modules
     from plait.cli.remembered import pairs
     from plait.live.layout import Layout, make_private
 
@@ -83,6 +84,7 @@ def up(
         "lost": lost, "lease": lease, "allow-policy": allow_policy or None, **pairs(option or []),
     }  # fmt: skip
     given = {key: value for key, value in given.items() if value is not None}
+    given |= named_modules(given)
     if pass_env:
         _pass_on(layout, pass_env)
     given |= {key: os.path.abspath(given[key]) for key in ("tls-cert", "tls-key") if key in given}

@@ -38,7 +38,7 @@ def explain(
         found = service.explain(job)
         state = service.state() if eta and found.get("state") not in FINAL else None
         number = found.get("number", job_number(str(found.get("id", job))))
-        foreseen, unforeseen = (None, None) if state is None else try_to_foresee(state, seed)
+        foreseen, unforeseen = (None, None) if state is None else try_to_foresee(state, seed, home)
         if foreseen is not None and number in foreseen.raw.etas:
             tell(service, str(found["id"]), foreseen.raw.etas[number])
     mine = None if foreseen is None or number is None else foreseen.honest.etas.get(int(number))
@@ -56,12 +56,16 @@ def explain(
         typer.echo(plain_lines(line))
 
 
-def try_to_foresee(state: dict[str, Any], seed: int = 0) -> tuple[Foreseen | None, str | None]:
+def try_to_foresee(state: dict[str, Any], seed: int = 0, home: str | None = None) -> tuple[Foreseen | None, str | None]:
     """The forecast of the queue, or why there is none: this process need not be able to load the service's policy."""
+    from plait.cli.policy_modules import let_load
+    from plait.cli.remembered import remembered
     from plait.core.errors import PlaitError
     from plait.forecast.queue import foresee
+    from plait.live.layout import Layout
 
     try:
+        let_load(str(state["policy"]), remembered(Layout.at(home)))
         return foresee(state, seed), None
     except Exception as error:  # whatever a user's module does when it is imported here
         why = str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
@@ -69,7 +73,7 @@ def try_to_foresee(state: dict[str, Any], seed: int = 0) -> tuple[Foreseen | Non
 
 
 def tell(service: Client, job: str, eta: Eta) -> None:
-    """Have the forecast kept, so that what comes of it counts; a token that may not, or a job that ended, is no harm."""
+    """Have the forecast kept, so that what comes of it counts; not if the token may not, or the job has ended."""
     from plait.core.errors import PlaitError
 
     said = [None if interval is None else interval.said_json() for interval in (eta.start, eta.end)]

@@ -20,8 +20,8 @@ class Program:
 
     It makes a checkpoint `every` so many steps (0 = never) and when told to stop, which takes `stop_s`; a `stubborn`
     one does not hear that and is killed after the grace. From step `hangs_at` on it makes no more steps. `keep`: a name
-    under which its checkpoints are found by later jobs; "" = they are this job's own. A `plain` one is a script that
-    knows nothing of plait: it says nothing, keeps nothing, and begins at the beginning. `boot_s`: before its first step.
+    under which its checkpoints are found by later jobs; "" = they are this job's own. `boot_s`: before its first step.
+    A `plain` one is a script that knows nothing of plait: it says nothing, keeps nothing, and begins at the beginning.
     """
 
     steps: float = math.inf

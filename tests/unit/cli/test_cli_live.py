@@ -520,7 +520,7 @@ def test_explain_says_why_what_would_help_and_when(plait, fake):
     assert high == 200.0
 
 
-def test_explain_works_where_the_policy_of_the_service_cannot_be_imported(plait, fake):
+def test_explain_works_where_the_policy_of_the_service_cannot_be_imported(plait, fake, monkeypatch, tmp_path):
     fake.answers["GET", "/v1/jobs/j-1/explain"] = {
         "id": "j-1", "number": 1, "state": "waiting", "policy": "nowhere:Mine", "summary": "2 GPUs are held",
         "position": 1, "waiting": 3, "would_start": [{"change": "gpus", "text": "with 1 GPU it would start now"}],
@@ -536,6 +536,9 @@ def test_explain_works_where_the_policy_of_the_service_cannot_be_imported(plait,
     assert "place 1 of 3 in the queue: 2 GPUs are held" in answer.out
     assert "with 1 GPU it would start now" in answer.out
     assert "no estimate of times: the queue cannot be played forward here: policy nowhere:Mine" in answer.out
+    assert "not named on this machine; ask again where `plait up` was run" in answer.out
+    monkeypatch.setenv("PLAIT_HOME", str(tmp_path))
+    (tmp_path / "up.json").write_text('{"allow-policy": ["nowhere"]}')
     told = json.loads(plait("explain", "j-1", "--json").out)
     assert told["eta"] is None
     assert "No module named 'nowhere'" in told["no_eta"]

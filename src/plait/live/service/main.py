@@ -33,6 +33,8 @@ _BACK_S = 0.5
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM; returns the exit code."""
     args = _arguments(argv)
+    if args.policy_path:
+        sys.path.append(args.policy_path)
     try:
         code = run(args)
     except PlaitError as error:
@@ -91,6 +93,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--allow-policy", action="append", default=[], metavar="MODULE",
         help="policies of this Python module may be named over HTTP; may be repeated",
     )  # fmt: skip
+    parser.add_argument("--policy-path", metavar="FOLDER", help="where modules of policies are looked for, last")
     parser.add_argument("--standby", action="store_true", help="wait until no other service leads, then lead")
     parser.add_argument("--name", help="of this service, where a home has several; default: 1, with --standby 2")
     args = parser.parse_args(argv)

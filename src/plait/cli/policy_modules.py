@@ -1,0 +1,59 @@
+"""Policies of a user's own modules: where the service finds them, and which of them commands load.
+
+`plait up --policy module:Class` names a module on the machine of the service. Its folder is remembered, so the service
+finds it however often it is started again; so is its name, which `plait policy set` may then give, and which commands
+on this machine may import to play the queue forward. What a service elsewhere names is not imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from plait.core.errors import InputError
+
+
+def module_of(policy: str) -> str | None:
+    """The module of `module:Class[:options]`; None for a policy of the catalog or of an installed package.
+
+    >>> module_of("mine:Best:k=2"), module_of("tiresias-l:thresholds=1/2"), module_of("fifo")
+    ('mine', None, None)
+    """
+    name, colon, rest = policy.partition(":")
+    if not colon or "=" in rest.partition(":")[0]:
+        return None
+    from plait.policies.catalog import rows
+
+    return None if name in rows() else name
+
+
+def named_modules(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a service for the modules that the options of `plait up` name: which, and where they are."""
+    module = module_of(str(given.get("policy", "")))
+    named = list(dict.fromkeys([*given.get("allow-policy", ()), *([module] if module else [])]))
+    if not named:
+        return {}
+    found: dict[str, Any] = {"allow-policy": named}
+    tops = [name.partition(".")[0] for name in named]
+    if any(Path(f"{top}.py").is_file() or Path(top).is_dir() for top in tops):
+        found["policy-path"] = str(Path.cwd())
+    return found
+
+
+def let_load(policy: str, remembered: Mapping[str, Any]) -> None:
+    """Let this process import the module of a policy, by the options of the home's `plait up`.
+
+    Raises `InputError` for a module that was not named there: a service elsewhere has no say in what runs here.
+    """
+    module = module_of(policy)
+    if module is None:
+        return
+    if module not in remembered.get("allow-policy", ()):
+        raise InputError(
+            f"policy {policy[:100]} is of a module that was not named on this machine; ask where `plait up` was run"
+        )
+    folder = remembered.get("policy-path")
+    if folder and folder not in sys.path:
+        sys.path.append(str(folder))
