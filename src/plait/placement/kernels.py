@@ -283,6 +283,12 @@ def choose(
                 ok = pick_fewest(need, kind, nodes_needed, node_kind, free, spare, per_gpu, take)
         elif scheme == CONSOLIDATED_FIRST_FIT:
             ok = pick_first(need, kind, racks, node_kind, node_rack, node_gpus, free, spare, per_gpu, take)
+            if not ok and not pick_first(
+                need, kind, racks, node_kind, node_rack, node_gpus, whole, capacity, per_gpu, take
+            ):  # not even on idle nodes: it would wait for ever
+                take[:] = 0
+                nodes_needed = fewest_nodes(need, kind, plain, cap_prefix, node_kind, whole, capacity, per_gpu)
+                ok = nodes_needed > 0 and pick_fewest(need, kind, nodes_needed, node_kind, free, spare, per_gpu, take)
         elif scheme == RANDOM:
             ok = pick_random(need, kind, seed, node_kind, gpu_node, taken, free, spare, per_gpu, take)
         else:

@@ -31,7 +31,8 @@ class Scheme(IntEnum):
 
     CONSOLIDATED: the fewest nodes that can hold the gang, best fit among them; waits if they are not free.
     CONSOLIDATED_FIRST_FIT: whole idle nodes by number plus one for the rest, under one switch, as in the
-    released Tiresias simulator's `yarn`; waits otherwise.
+    released Tiresias simulator's `yarn`; waits otherwise. A gang that the nodes that are up cannot hold this way even
+    when idle (nodes of several sizes, racks too small) is placed as CONSOLIDATED instead of waiting for ever.
     FIRST_FIT and BEST_FIT: one node if possible (lowest number; least room left), else several.
     SPREAD: the fullest nodes first, filling fragments. COUNTING: any free GPUs by number, so that only the
     count matters. RANDOM: any free GPUs, drawn by a seeded generator.

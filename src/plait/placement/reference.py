@@ -131,7 +131,11 @@ def _counts(hardware: Hardware, gang: Gang, kind: str) -> dict[int, int] | None:
     if gang.scheme is Scheme.CONSOLIDATED:
         return _fewest(hardware, gang, kind, room)
     if gang.scheme is Scheme.CONSOLIDATED_FIRST_FIT:
-        return _whole_nodes_first(hardware, gang, kind, room)
+        found = _whole_nodes_first(hardware, gang, kind, room)
+        empty = Hardware(hardware.cluster)
+        if found is None and _whole_nodes_first(empty, gang, kind, {n: empty.room(n, gang) for n in room}) is None:
+            return _fewest(hardware, gang, kind, room)
+        return found
     alone = [n for n in room if room[n] >= gang.size]
     if gang.scheme is Scheme.FIRST_FIT and alone:
         return {min(alone): gang.size}

@@ -80,7 +80,8 @@ class Drf:
 class YarnCapacity:
     """YARN's capacity scheduler as Tiresias used it: FIFO inside a queue, gangs, no preemption.
 
-    The head of a queue waits until it can be consolidated under one switch, and blocks the queue meanwhile.
+    The head of a queue waits until it can be consolidated under one switch, and blocks the queue meanwhile; one that
+    no switch could hold, even with all its nodes idle, waits for the fewest nodes that can.
     `shares` gives queues (the jobs' `group`, in order of appearance) their part of the cluster; without it
     there is one queue. With several, the queue that uses least of its share is served first, and may exceed
     it while others leave GPUs idle.

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from plait.control.controller import Controller
-from plait.control.messages import Command, Event, ProgressReported, ReplanDue
+from plait.control.messages import (
+    Command,
+    Event,
+    JobFailed,
+    Launch,
+    NodeLost,
+    ProgressReported,
+    ReplanDue,
+    Stop,
+)
 from plait.core.errors import SimulationError
 from plait.core.jobs import Phase
 from plait.sim.backend import Simulator
@@ -21,12 +30,17 @@ class Invariants:
         self.controller = controller
         self.backend = backend
         self._done = np.zeros(len(backend.truth))
+        self._nodes: dict[int, frozenset[int]] = {}  # where jobs run, or are suspended
+        self._shrunk: set[int] = set()
+        self._lost: set[int] = set()
+        self._reported: set[int] = set()
 
     def __call__(self, event: Event, commands: Sequence[Command]) -> None:
         """Check everything that can be checked after this event."""
         self._books(event)
         if isinstance(event, ProgressReported):
             self._progress(event)
+        self._losses(event, commands)
         if isinstance(event, ReplanDue):
             self._gpus(event)
             self._time(event)
@@ -44,17 +58,45 @@ class Invariants:
             self._fail(event, f"{books.name(lost[0])} is neither active nor ended")
 
     def _progress(self, event: ProgressReported) -> None:
-        """Work never shrinks, except when a crash threw some away; and never exceeds the job."""
+        """Work never exceeds the job; where it shrank, `_losses` will ask for the failure that took it."""
         before, now = self._done[event.jobs], event.iterations_done
         shrunk = now < before - 1e-6 * np.maximum(before, 1)
+        self._shrunk.update(event.jobs[shrunk].tolist())
+        self._reported.update(event.jobs.tolist())
         backend = self.backend
-        may_shrink = np.isfinite(backend.settings.job_mtbf_s) or backend.changed or backend.next_change is not None
-        if shrunk.any() and not may_shrink:
-            self._fail(event, f"{self.controller.books.name(int(event.jobs[np.argmax(shrunk)]))} lost progress")
         over = now > backend.truth.iterations[event.jobs] * (1 + 1e-9) + 1.0 / backend.unit_ms[event.jobs]
         if over.any():
             self._fail(event, f"{self.controller.books.name(int(event.jobs[np.argmax(over)]))} did too much")
         self._done[event.jobs] = now
+
+    def _losses(self, event: Event, commands: Sequence[Command]) -> None:
+        """Work shrinks only when the job's process failed or one of its nodes was lost since its last report.
+
+        The report comes first and its cause right after it, so the two are compared at the next decision. A suspended
+        job stays in the memory of its nodes: what their loss costs is reported when it runs again.
+        """
+        if isinstance(event, JobFailed):
+            self._lost.update(event.jobs.tolist())
+        elif isinstance(event, NodeLost):
+            node = self.controller.cluster.index(event.node)
+            self._lost.update(job for job, nodes in self._nodes.items() if node in nodes)
+        elif isinstance(event, ReplanDue):
+            if not self._shrunk <= self._lost:
+                job = min(self._shrunk - self._lost)
+                self._fail(
+                    event, f"{self.controller.books.name(job)} lost progress, and neither it nor its node failed"
+                )
+            self._lost -= self._reported
+            self._shrunk.clear()
+            self._reported.clear()
+        for command in commands:
+            if isinstance(command, Stop) and not command.suspend:
+                for job in command.jobs.tolist():
+                    self._nodes.pop(job, None)
+            elif isinstance(command, Launch):
+                for group in command.groups:
+                    nodes = frozenset(self.controller.cluster.gpu_node[list(group.gpus)].tolist())
+                    self._nodes.update((member.job, nodes) for member in group.members)
 
     def _gpus(self, event: Event) -> None:
         """No GPU used twice, none on a node that is down, gangs whole, CPUs and memory within the node."""

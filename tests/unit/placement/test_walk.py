@@ -184,6 +184,13 @@ def test_first_fit_consolidation_stays_under_one_switch() -> None:
     assert walk([busy, wide], cluster)[1].gpus == tuple(range(8, 16))
 
 
+def test_first_fit_consolidation_takes_the_fewest_nodes_where_no_switch_could_hold_the_gang() -> None:
+    scheme = Scheme.CONSOLIDATED_FIRST_FIT
+    assert reference_places(7, Cluster.parse("1x1,1x2,1x4"), scheme=scheme) == tuple(range(7))
+    assert reference_places(12, Cluster.parse("4x4@2"), scheme=scheme) == tuple(range(12))
+    assert reference_places(8, Cluster.parse("1x8,2x4").without_node("n0"), scheme=scheme) == tuple(range(8, 16))
+
+
 def test_a_running_job_moves_only_if_a_higher_ranked_one_cannot_be_placed_otherwise() -> None:
     cluster = Cluster.parse("3x4")
     everything = frozenset(cluster.kinds)

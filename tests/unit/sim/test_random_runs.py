@@ -62,11 +62,11 @@ def hardware(draw: st.DrawFn) -> Cluster:
 def job_lists(draw: st.DrawFn) -> list[JobSpec]:
     rows = []
     for i in range(draw(st.integers(1, 9))):
-        profile = draw(st.none() | profiles())
+        model = draw(st.sampled_from(["", "", "", "bert", "ncf"]))  # some adapt their batch, at their model's own speed
+        profile = None if model else draw(st.none() | profiles())
         gpus = draw(st.integers(1, 4))
         seconds = draw(st.integers(1, 600_000)) / 1000
         iteration_s = profile.iteration_s if profile else draw(st.sampled_from([0.1, 1.0]))
-        model = draw(st.sampled_from(["", "", "", "bert", "ncf"]))  # some adapt their batch
         rows.append(
             JobSpec(
                 id=f"j{i}",
@@ -209,11 +209,11 @@ def test_jobs_without_a_duration_cannot_be_simulated() -> None:
 class Saboteur:
     """Runs a healthy simulation and spoils one thing just before the invariants look."""
 
-    def __init__(self, spoil: Any, when: type, at_s: float) -> None:
+    def __init__(self, spoil: Any, when: type, at_s: float, changes: tuple[NodeChange, ...] = ()) -> None:
         jobs = JobBatch.of(
             JobSpec(id=f"j{i}", submit_s=10.0 * i, gpus=2, iterations=100.0, iteration_s=1.0) for i in range(3)
         )
-        self.backend = simulator(jobs, Cluster.parse("2x2"), World("w", ""))
+        self.backend = simulator(jobs, Cluster.parse("2x2"), World("w", ""), node_changes=changes)
         self.controller = Controller(make_policy("srsf"), Cluster.parse("2x2"))
         self.invariants = Invariants(self.controller, self.backend)
         self.spoil, self.when, self.at_s = spoil, when, at_s
@@ -281,5 +281,14 @@ def test_invariants_notice(spoil: Any, when: type, at_s: float, words: str) -> N
         Saboteur(spoil, when, at_s).run()
 
 
+OUTAGE = (NodeChange(12.0, "n1", False), NodeChange(15.0, "n1", True), NodeChange(500.0, "n1", False))
+
+
 def test_a_healthy_run_breaks_no_invariant() -> None:
     Saboteur(lambda s, e: None, JobFinished, 0.0).run()
+    Saboteur(lambda s, e: None, JobFinished, 0.0, OUTAGE).run()
+
+
+def test_work_that_shrinks_is_noticed_where_nodes_fail_too() -> None:
+    with pytest.raises(SimulationError, match=r"job 'j0' .* lost progress, and neither it nor its node failed"):
+        Saboteur(go_back, ProgressReported, 20.0, OUTAGE).run()
