@@ -12,6 +12,7 @@ import pytest
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch, JobSpec, Phase
 from plait.core.policy import Policy
+from plait.core.preemption import FREELY
 from plait.core.resources import StageProfile
 from plait.policies.catalog import CATALOG, make_policy
 from plait.sim.failures import NodeChange
@@ -113,9 +114,10 @@ def agree(
         held_ms=[j.held for j in slow.jobs],
     )
     node_changes = [NodeChange(at / 1000, node, up) for at, node, up in changes]
-    fast = simulate(
-        JobBatch.of(specs), cluster, policy, world_of(rules), seed=rules.seed, node_changes=node_changes, check=True
-    )
+    fast = simulate(  # freely: the naive scheduler stops whom the order says, whatever that loses
+        JobBatch.of(specs), cluster, policy, world_of(rules), seed=rules.seed, node_changes=node_changes, check=True,
+        rule=FREELY,
+    )  # fmt: skip
     books = fast.controller.books.columns
     n = len(specs)
     engine = story(

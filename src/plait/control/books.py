@@ -45,6 +45,9 @@ LIFE_COLUMNS: dict[str, tuple[Any, Any]] = {
     "run_base_s": (0.0, np.float64),
     "wait_s": (0.0, np.float64),
     "competing_base": (0.0, np.float64),
+    "saved_run_s": (0.0, np.float64),
+    "keep_until_s": (math.nan, np.float64),
+    "lost_s": (0.0, np.float64),
     "user_number": (0, np.int64),
     "group_number": (0, np.int64),
     "stamp": (0, np.int64),  # scratch of the plan review
@@ -54,6 +57,10 @@ LIFE_COLUMNS: dict[str, tuple[Any, Any]] = {
 
 #: columns with several numbers a job
 _WIDE = ("stage_s", "goodput")
+#: columns of the spec that what was measured replaces
+_MEASURED = ("iteration_s", "checkpoints", "restart_s")
+#: one flag each for all jobs, so that nobody looks at columns in which nothing is said
+_FLAGS = ("has_demands", "has_kinds", "has_losses")
 
 
 class Books:
@@ -71,8 +78,7 @@ class Books:
             "stage_s": np.zeros((0, len(Resource))),
             "goodput": np.zeros((0, len(Estimate))),
             "gpu_kinds": np.empty(0, dtype=object),
-            "has_demands": np.zeros(1, dtype=bool),
-            "has_kinds": np.zeros(1, dtype=bool),
+            **{name: np.zeros(1, dtype=bool) for name in _FLAGS},
         }
         self._floats: FloatArray = np.empty((len(FLOAT_ROW), 0))
         self._whole: IntArray = np.empty((len(WHOLE_ROW), 0), dtype=np.int64)
@@ -109,6 +115,8 @@ class Books:
             columns["has_demands"][0] = True
         if batch.any_kinds:
             columns["has_kinds"][0] = True
+        if batch.any_losses:
+            columns["has_losses"][0] = True
 
     def _grow(self, needed: int) -> None:
         capacity = max(needed, 2 * len(self.columns["phase"]), 64)
@@ -200,12 +208,12 @@ class Books:
         from plait.control.messages import spec_to_json
 
         numbers = self._known() if keep is None else keep
-        columns = {name: self.columns[name][numbers] for name in (*LIFE_COLUMNS, "iteration_s", *_WIDE)}
+        columns = {name: self.columns[name][numbers] for name in (*LIFE_COLUMNS, *_MEASURED, *_WIDE)}
         specs = [self._spec_if_kept(number) for number in numbers.tolist()]
         departed = self.last_departed(self.count if keep is None else recent)
         past_gpu_s = self.departed_gpu_s(self.departures - len(departed)).copy()
         users, groups, count = list(self._users), list(self._groups), self.count
-        flags = [bool(self.columns[name][0]) for name in ("has_demands", "has_kinds")]
+        flags = [bool(self.columns[name][0]) for name in _FLAGS]
 
         def plain() -> dict[str, Any]:
             out = {
@@ -261,7 +269,7 @@ class Books:
         books.depart(np.array(data["departed"], dtype=np.int64))
         books._users = {u: i for i, u in enumerate(data["users"])}
         books._groups = {g: i for i, g in enumerate(data["groups"])}
-        for name, flag in zip(("has_demands", "has_kinds"), data.get("flags", ()), strict=False):
+        for name, flag in zip(_FLAGS, data.get("flags", ()), strict=False):
             books.columns[name][0] = flag
         return books
 
@@ -276,7 +284,7 @@ class Books:
         books._floats[:, :n], books._whole[:, :n] = self._floats[:, numbers], self._whole[:, numbers]
         for name in (*LIFE_COLUMNS, *_WIDE, "gpu_kinds"):
             books.columns[name][:n] = self.columns[name][numbers]
-        for name in ("has_demands", "has_kinds"):
+        for name in _FLAGS:
             books.columns[name][0] = self.columns[name][0]
         books._users, books._groups = dict(self._users), dict(self._groups)
         books._chosen = [self._spec_if_kept(number) for number in numbers.tolist()]

@@ -28,6 +28,7 @@ from plait.control.messages import (
     JobCancelled,
     JobFailed,
     JobFinished,
+    JobKept,
     JobProfiled,
     JobSubmitted,
     Launch,
@@ -38,6 +39,7 @@ from plait.control.messages import (
     Refuse,
     ReplanDue,
     Stop,
+    StopCostReported,
     Wake,
 )
 from plait.control.review import OK, assign, fault, review, unfinished
@@ -48,6 +50,8 @@ from plait.core.jit import kernel
 from plait.core.jobs import TRANSITIONS, JobTable, Phase
 from plait.core.plan import NO_GROUPS, Groups, Plan
 from plait.core.policy import Policy, View
+from plait.core.preemption import DEFAULT_RULE, PreemptionRule
+from plait.placement.keeping import keep_running
 
 #: A wake-up may come this much early, seconds: backends have clocks of finite resolution.
 CLOCK_S = 1e-6
@@ -112,10 +116,11 @@ class Controller:
     causes any. Raises `PlanError` for a plan that cannot be, and `PlaitError` for an event that cannot be.
     """
 
-    def __init__(self, policy: Policy, cluster: Cluster) -> None:
-        """Start with no jobs."""
+    def __init__(self, policy: Policy, cluster: Cluster, rule: PreemptionRule = DEFAULT_RULE) -> None:
+        """Start with no jobs. `rule` says which running jobs the policy may stop or move; it may change at any time."""
         self.policy = policy
         self.cluster = cluster
+        self.rule = rule
         self.books = Books()
         self.active: IntArray = NO_JOBS
         self.running: Groups = NO_GROUPS
@@ -129,6 +134,8 @@ class Controller:
             ProgressReported: self._progress,
             JobProfiled: self._profile,
             GoodputReported: self._estimate,
+            StopCostReported: self._stop_cost,
+            JobKept: self._keep,
             JobFinished: self._finish,
             JobFailed: self._fail,
             JobCancelled: self._cancel,
@@ -154,7 +161,7 @@ class Controller:
     def view(self) -> View:
         """What the policy would see now."""
         table = JobTable(self.books.columns, self.active, self.now_s, self.competing, self.books)
-        return View(self.now_s, self.cluster, table, self.running)
+        return View(self.now_s, self.cluster, table, self.running, self.rule)
 
     # -- jobs -----------------------------------------------------------------------------------------
 
@@ -216,6 +223,27 @@ class Controller:
     def _estimate(self, event: GoodputReported) -> Sequence[Command]:
         self.books.columns["goodput"][event.jobs] = event.goodput
         return ()
+
+    def _stop_cost(self, event: StopCostReported) -> Sequence[Command]:
+        columns = self.books.columns
+        columns["has_losses"][0] = True
+        columns["checkpoints"][event.jobs] = event.checkpoints
+        for name, values in (("saved_run_s", event.saved_run_s), ("restart_s", event.restart_s)):
+            said = ~np.isnan(values)
+            columns[name][event.jobs[said]] = values[said]
+        self._may_release()
+        return ()
+
+    def _keep(self, event: JobKept) -> Sequence[Command]:
+        self.books.columns["has_losses"][0] = True
+        self.books.columns["keep_until_s"][event.jobs] = event.until_s
+        self._may_release()
+        return ()
+
+    def _may_release(self) -> None:
+        """Decide anew if somebody waits for GPUs that a job may have to give up now."""
+        if (self.books.columns["phase"][self.active] == _WAITING).any():
+            self.changed = True
 
     def _finish(self, event: JobFinished) -> Sequence[Command]:
         self._require(event.jobs, Phase.FINISHED, event)
@@ -321,8 +349,8 @@ class Controller:
     def _replan(self, event: ReplanDue) -> Sequence[Command]:
         if not self.changed and event.at_s < self.plan.valid_until_s - CLOCK_S:
             return ()
-        plan = self.policy.decide(self.view())
-        return self._apply(plan)
+        view = self.view()
+        return self._apply(keep_running(view, self.policy.decide(view)))
 
     def _apply(self, plan: Plan) -> Sequence[Command]:
         groups, columns = plan.groups, self.books.columns

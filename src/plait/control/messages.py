@@ -17,7 +17,7 @@ from plait.core.arrays import NO_JOBS, FloatArray, IntArray
 from plait.core.cluster import Node
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits, Estimate
-from plait.core.jobs import JobBatch, JobClass, JobSpec
+from plait.core.jobs import Checkpoints, JobBatch, JobClass, JobSpec
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.resources import Resource, StageProfile
 
@@ -71,6 +71,34 @@ class GoodputReported:
     at_s: float
     jobs: IntArray
     goodput: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StopCostReported:
+    """What stopping each of these jobs would lose, as far as it was measured.
+
+    `checkpoints`: `Checkpoints` of each from now on (a job that attaches goes from NEVER to ON_STOP).
+    `saved_run_s`: run seconds (as in `ProgressReported`) whose work its last checkpoint holds; NaN: as said before.
+    `restart_s`: seconds that a stop and the start after it take, until it makes progress again; NaN: as said before.
+    """
+
+    at_s: float
+    jobs: IntArray
+    checkpoints: IntArray
+    saved_run_s: FloatArray
+    restart_s: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobKept:
+    """Policies are to leave these running jobs on their GPUs until `until_s`, seconds; NaN: no longer.
+
+    For what a stop would spoil besides work, such as a measurement that is nearly done.
+    """
+
+    at_s: float
+    jobs: IntArray
+    until_s: FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,6 +164,8 @@ Event: TypeAlias = (
     | ProgressReported
     | JobProfiled
     | GoodputReported
+    | StopCostReported
+    | JobKept
     | JobFinished
     | JobFailed
     | JobCancelled
@@ -198,6 +228,8 @@ _TYPES: dict[str, type[Any]] = {
         ProgressReported,
         JobProfiled,
         GoodputReported,
+        StopCostReported,
+        JobKept,
         JobFinished,
         JobFailed,
         JobCancelled,
@@ -311,8 +343,9 @@ def spec_to_json(spec: JobSpec) -> dict[str, Any]:
     for name in ("gpu_kinds", "tensor_bytes"):
         if out.get(name) is not None:
             out[name] = list(out[name])
-    if "job_class" in out:
-        out["job_class"] = spec.job_class.name.lower()
+    for name in ("job_class", "checkpoints"):
+        if name in out:
+            out[name] = out[name].name.lower()
     if spec.batch is not None:
         out["batch"] = asdict(spec.batch)
     return out
@@ -328,6 +361,8 @@ def spec_from_json(data: Mapping[str, Any]) -> JobSpec:
             row[name] = tuple(row[name])
     if "job_class" in row:
         row["job_class"] = JobClass[row["job_class"].upper()]
+    if "checkpoints" in row:
+        row["checkpoints"] = Checkpoints[row["checkpoints"].upper()]
     if row.get("batch") is not None:
         row["batch"] = BatchLimits(**row["batch"])
     return JobSpec(**row)

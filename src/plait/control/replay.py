@@ -11,6 +11,7 @@ from plait.control.drive import drive
 from plait.control.log import RecordedRun, Step
 from plait.control.messages import Command, Event, to_json
 from plait.core.policy import Policy
+from plait.core.preemption import PreemptionRule
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,6 @@ class Replay:
 def replay(run: RecordedRun, policy: Policy) -> tuple[Controller, Difference | None]:
     """Re-derive every command of a recorded run; the controller is as it was at the end, or at the difference."""
     backend = Replay(run)
-    controller = Controller(policy, run.cluster)
+    controller = Controller(policy, run.cluster, PreemptionRule.from_json(run.header.get("preemption")))
     drive(controller, backend)
     return controller, backend.difference

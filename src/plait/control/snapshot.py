@@ -17,6 +17,7 @@ from plait.core.cluster import Cluster, Node
 from plait.core.errors import InputError
 from plait.core.plan import Groups, Plan
 from plait.core.policy import Policy
+from plait.core.preemption import PreemptionRule
 
 #: Written; and read.
 VERSION, READ = 2, (1, 2)
@@ -44,6 +45,7 @@ def frozen(controller: Controller, keep: IntArray | None = None, recent: int = 0
         "active": controller.active.tolist(),
         "valid_until_s": _number(plan.valid_until_s),
         "settled": plan.settled,
+        "preemption": controller.rule.to_json(),
     }
 
     def plain() -> dict[str, Any]:
@@ -70,7 +72,7 @@ def of_active(controller: Controller, recent: int = 0) -> tuple[Controller, IntA
     books, running, plan = controller.books, controller.running, controller.plan
     departed = books.last_departed(recent)
     numbers = np.unique(np.concatenate([controller.active, running.jobs, departed]))
-    small = Controller(controller.policy, controller.cluster)
+    small = Controller(controller.policy, controller.cluster, controller.rule)
     small.books = books.select(numbers, departed)
     small.now_s, small.events = controller.now_s, controller.events
     small.changed, small.competing = controller.changed, controller.competing
@@ -91,7 +93,8 @@ def restore(data: Mapping[str, Any], policy: Policy) -> Controller:
     if data.get("version") not in READ:
         raise InputError(f"snapshot has version {data.get('version')!r}; this plait reads version {VERSION}")
     nodes = tuple(Node(**node) for node in data["cluster"]["nodes"])
-    controller = Controller(policy, Cluster(nodes, tuple(bool(up) for up in data["cluster"]["up"])))
+    rule = PreemptionRule.from_json(data.get("preemption"))
+    controller = Controller(policy, Cluster(nodes, tuple(bool(up) for up in data["cluster"]["up"])), rule)
     controller.books = Books.from_json(data["books"])
     controller.now_s = _parse(data["now_s"], -math.inf)
     controller.events = int(data["events"])

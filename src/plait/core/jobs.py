@@ -19,6 +19,7 @@ from plait.core.arrays import BoolArray, FloatArray, IntArray, ObjectArray, obje
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits
 from plait.core.jit import kernel
+from plait.core.preemption import stop_losses
 from plait.core.resources import Resource, StageProfile
 
 
@@ -27,6 +28,18 @@ class JobClass(IntEnum):
 
     GUARANTEED = 0
     OPPORTUNISTIC = 1
+
+
+class Checkpoints(IntEnum):
+    """What of a job's work outlives a stop.
+
+    NEVER: nothing, it begins again. PERIODIC: what its last checkpoint holds; it saves when it likes. ON_STOP: all, as
+    it saves when it is told to stop.
+    """
+
+    NEVER = 0
+    PERIODIC = 1
+    ON_STOP = 2
 
 
 class Phase(IntEnum):
@@ -59,6 +72,8 @@ class JobSpec:
     `cpus` and `memory_bytes` are for the whole gang and spread evenly over its GPUs; 0 means no limit.
     `batch`: the job adapts its batch size within these limits; then `iterations` are worth one at the initial batch
     each, whatever the batch is (Pollux, section 3.1), and `iteration_s` is of those.
+    `checkpoints` and `restart_s` (seconds that a stop and the start after it take; None unknown) are what is assumed
+    until `StopCostReported` says otherwise.
     """
 
     id: str
@@ -85,6 +100,8 @@ class JobSpec:
     retries: int = 3
     network: str = "auto"
     batch: BatchLimits | None = None
+    checkpoints: Checkpoints = Checkpoints.ON_STOP
+    restart_s: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse a job that cannot run anywhere; the message names the job and the field."""
@@ -98,6 +115,8 @@ class JobSpec:
         for name in ("gpu_memory_bytes", "cpus", "memory_bytes"):
             value = getattr(self, name)
             self._require(math.isfinite(value) and value >= 0, name, value, "a number >= 0")
+        known = self.restart_s is None or (math.isfinite(self.restart_s) and self.restart_s >= 0)
+        self._require(known, "restart_s", self.restart_s, "a number of seconds >= 0, or None if unknown")
         self._require(self.network in ("auto", "require", "off"), "network", self.network, "auto, require, off")
         self._require(self.retries >= 0, "retries", self.retries, "a whole number >= 0")
         if self.iteration_s is None and self.profile is not None:
@@ -138,6 +157,7 @@ _FLOATS = {
     "deadline_s": math.nan,
     "priority": 0.0,
     "weight": 1.0,
+    "restart_s": math.nan,
 }
 #: columns of `JobSpec.batch`, all 0 for jobs that do not adapt -> its fields
 _BATCH = {
@@ -147,7 +167,15 @@ _BATCH = {
     "max_local_batch": "most_local",
     "accumulates": "accumulation",
 }
-_INTS = {"gpus": 1, "min_gpus": 0, "max_gpus": 0, "job_class": 0, "retries": 3, **dict.fromkeys(_BATCH, 0)}
+_INTS = {
+    "gpus": 1,
+    "min_gpus": 0,
+    "max_gpus": 0,
+    "job_class": 0,
+    "retries": 3,
+    "checkpoints": int(Checkpoints.ON_STOP),
+    **dict.fromkeys(_BATCH, 0),
+}
 _OBJECTS: dict[str, object] = {
     "id": "",
     "user": "",
@@ -172,7 +200,7 @@ class JobBatch:
     in one array (`floats`, `whole`: a row a column), so that batches are cut and copied in a few steps.
     """
 
-    __slots__ = ("_known", "any_demands", "any_kinds", "floats", "stage_s", "texts", "whole")
+    __slots__ = ("_known", "any_demands", "any_kinds", "any_losses", "floats", "stage_s", "texts", "whole")
 
     def __init__(self, columns: Mapping[str, Any], stage_s: FloatArray | None = None) -> None:
         """Take columns by name; `id` is required, the rest have the defaults of `JobSpec`."""
@@ -199,6 +227,9 @@ class JobBatch:
         #: whether any job (of the batch this was cut from) states CPUs or memory, or GPU kinds
         self.any_demands = bool(self.column("cpus").any() or self.column("memory_bytes").any())
         self.any_kinds = any(kinds is not None for kinds in self.column("gpu_kinds").tolist())
+        #: whether stopping any of them loses anything
+        always = self.column("checkpoints") == int(Checkpoints.ON_STOP)
+        self.any_losses = bool((self.column("restart_s") > 0).any() or not always.all())
         self._check()
 
     def _check(self) -> None:
@@ -282,7 +313,7 @@ class JobBatch:
         batch = object.__new__(JobBatch)
         batch.floats, batch.whole, batch.texts = self.floats[:, index], self.whole[:, index], self.texts[:, index]
         batch._known = {}
-        batch.any_demands, batch.any_kinds = self.any_demands, self.any_kinds
+        batch.any_demands, batch.any_kinds, batch.any_losses = self.any_demands, self.any_kinds, self.any_losses
         batch.stage_s = self.stage_s[index]
         return batch
 
@@ -298,6 +329,7 @@ class JobBatch:
             for name in _INTS:
                 row[name] = int(row[name])
             row["job_class"] = JobClass(row["job_class"])
+            row["checkpoints"] = Checkpoints(row["checkpoints"])
             limits: dict[str, Any] = {field: row.pop(name) for name, field in _BATCH.items()}
             if limits["initial"]:
                 row["batch"] = BatchLimits(**{**limits, "accumulation": bool(limits["accumulation"])})
@@ -337,7 +369,7 @@ class JobStatus:
 
     Times are seconds; `attained_gpu_s` is service received, `service_gpu_s`, `served_s` and `idled_s` count
     since the last promotion (Tiresias, section 3). `rank` and `level` are the job's place in the order and
-    the queue of the last plan.
+    the queue of the last plan. `stop_loss_s` is what stopping it now would lose (`JobTable.stop_loss_s`).
     """
 
     spec: JobSpec
@@ -357,6 +389,8 @@ class JobStatus:
     level: int
     profile: StageProfile | None
     reason: str
+    checkpoints: Checkpoints = Checkpoints.ON_STOP
+    stop_loss_s: float = 0.0
 
     @property
     def restarts(self) -> int:
@@ -442,6 +476,11 @@ class JobTable:
     attained_gpu_s = Column[FloatArray]("GPU-seconds held so far")
     run_s = Column[FloatArray]("seconds on GPUs so far, overheads included")
     shared_speed = Column[FloatArray]("speed relative to alone when it last shared GPUs; NaN if never")
+    #: what stopping it would lose
+    checkpoints = Column[IntArray]("`Checkpoints`: what of its work outlives a stop")
+    saved_run_s = Column[FloatArray]("run seconds whose work its last checkpoint holds; counts where PERIODIC")
+    restart_s = Column[FloatArray]("seconds that a stop and the start after it take; NaN if unknown")
+    keep_until_s = Column[FloatArray]("until then policies neither stop nor move it, seconds; NaN if free")
     #: its history
     pending_since_s = Column[FloatArray]("when it last began to wait, seconds")
     first_start_s = Column[FloatArray]("first start, seconds; NaN if never")
@@ -522,6 +561,8 @@ class JobTable:
             level=int(col["level"][n]),
             profile=StageProfile.from_sequence(stage.tolist(), iteration_s) if known else None,
             reason=str(col["reason"][n]),
+            checkpoints=Checkpoints(col["checkpoints"][n]) if "checkpoints" in col else Checkpoints.ON_STOP,
+            stop_loss_s=float(self.stop_loss_s[i]) if "checkpoints" in col else 0.0,
         )
 
     running: BoolArray
@@ -542,6 +583,9 @@ class JobTable:
     """derived: seconds since submission"""
     mean_competitors: FloatArray
     """derived: time-average number of active jobs over the job's life, at least 1"""
+    stop_loss_s: FloatArray
+    """derived: seconds on its GPUs that stopping a running job now would lose: work since its last checkpoint and a
+    restart (0 where that is unknown); inf if it cannot go on from a checkpoint, 0 if it is not running"""
 
 
 @kernel
@@ -560,6 +604,11 @@ def work_left_s(number: IntArray, iterations: FloatArray, done: FloatArray, iter
 def _remaining(t: JobTable) -> FloatArray:
     c = t.columns
     return work_left_s(t.number, c["iterations"], c["iterations_done"], c["iteration_s"])
+
+
+def _stop_loss(t: JobTable) -> FloatArray:
+    c = t.columns
+    return stop_losses(t.number, c["slot"], c["checkpoints"], c["run_s"], c["saved_run_s"], c["restart_s"])
 
 
 def _idled(t: JobTable) -> FloatArray:
@@ -583,6 +632,7 @@ _DERIVED: Mapping[str, Any] = {
     "waiting_s": lambda t: np.where(t.running, 0.0, t.now_s - t.pending_since_s),
     "age_s": lambda t: t.now_s - t.submit_s,
     "mean_competitors": _mean_competitors,
+    "stop_loss_s": _stop_loss,
 }
 
 

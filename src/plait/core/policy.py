@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from plait.core.arrays import BoolArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobTable
 from plait.core.plan import Groups, Plan
+from plait.core.preemption import DEFAULT_RULE, Kept, PreemptionRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +18,31 @@ class View:
     """All that a policy may see: the time, the hardware, the active jobs, and what runs now.
 
     `jobs.slot` says which entry of `running` a job is in. A group may still name a member that has just
-    ended; such a job is no longer in `jobs`.
+    ended; such a job is no longer in `jobs`. `rule` says which running jobs a policy may stop or move: `may_stop` is
+    one flag a row of `jobs`, and `keeps` says until when the others stay. `plait.placement.place` minds them; a policy
+    that names GPUs itself gives them the GPUs they have, in `running`.
     """
 
     now_s: float
     cluster: Cluster
     jobs: JobTable
     running: Groups
+    rule: PreemptionRule = DEFAULT_RULE
+
+    @property
+    def keeps(self) -> Kept:
+        """Who stays on its GPUs and until when; worked out on first use."""
+        known = self.jobs.__dict__
+        if known.get("_kept_by") is not self.rule:
+            known["_kept_by"], known["_kept"] = self.rule, self.rule.kept(self.jobs)
+        kept: Kept = known["_kept"]
+        return kept
+
+    @property
+    def may_stop(self) -> BoolArray:
+        """Whether a policy may stop or move each job now, one flag a row of `jobs`; True for those that do not run."""
+        flags: BoolArray = ~self.keeps.rows
+        return flags
 
 
 @runtime_checkable

@@ -139,7 +139,7 @@ def _relive(controller: Controller, truth: JobBatch, finished: list[int], seen: 
     reported = JobBatch.of([books.spec(job) for job in finished])
     news: list[News] = [*seen.policies[1:], *numbered(seen.profiles, finished), *numbered(seen.estimates, finished)]
     news.sort(key=lambda told: told[0])
-    again = Controller(seen.policies[0][1], controller.cluster)
+    again = Controller(seen.policies[0][1], controller.cluster, controller.rule)
     worlds = [seen.worlds.get(job, 1) for job in finished]
     costs = _costs(truth, finished, seen)
     names = truth.column("model").tolist()

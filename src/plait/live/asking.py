@@ -97,7 +97,7 @@ def _starts(
     active = controller.active[~np.isin(controller.active, list(without))]
     table = JobTable(columns, active, now, controller.competing, controller.books)
     try:
-        plan = controller.policy.decide(View(now, controller.cluster, table, controller.running))
+        plan = controller.policy.decide(View(now, controller.cluster, table, controller.running, controller.rule))
     except Exception:
         return False  # a policy that fails here fails in its decisions too, and the status says so
     return bool(np.isin(job, plan.groups.jobs))

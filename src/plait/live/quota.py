@@ -37,7 +37,7 @@ class Quotas:
 
     def decide(self, view: View) -> Plan:
         """The inner policy's plan for the jobs that may run."""
-        held = self._held(view.jobs)
+        held = self._held(view)
         if not held:
             return self.policy.decide(view)
         jobs = view.jobs
@@ -48,19 +48,22 @@ class Quotas:
         # When a job leaves, one of those held back may start: the plan is never settled.
         return replace(plan, reasons={**plan.reasons, **held}, settled=False)
 
-    def _held(self, jobs: JobTable) -> Mapping[int, str]:
+    def _held(self, view: View) -> Mapping[int, str]:
+        jobs = view.jobs
         limits = dict(self.limits)
         used: dict[str, int] = {}
         full: set[str] = set()
         held: dict[int, str] = {}
-        numbers, gpus = jobs.number.tolist(), jobs.gpus.tolist()
+        numbers, gpus, stays = jobs.number.tolist(), jobs.gpus.tolist(), view.keeps.rows.tolist()
         for row in np.lexsort((jobs.number, ~jobs.running)).tolist():
             project = jobs[row].spec.group
             limit = limits.get(project)
             if limit is None:
                 continue
             taken = used.get(project, 0)
-            if gpus[row] > limit:
+            if stays[row]:  # a quota is no reason to throw work away
+                used[project] = taken + gpus[row]
+            elif gpus[row] > limit:
                 held[numbers[row]] = (
                     f"needs {counted(int(gpus[row]), 'GPU')}; the quota of project {project} is {limit}"
                 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Protocol, TypeVar
 
@@ -22,8 +23,12 @@ from plait.core.plan import TURN, Gate, Groups, Plan, plain_details
 from plait.core.policy import View
 from plait.core.words import counted
 from plait.placement import kernels
+from plait.placement.keeping import elsewhere, kept_units
 
 A = TypeVar("A", bound="np.ndarray[Any, Any]")
+
+#: what became of a job besides what the kernel says: kept jobs are in its way; GPUs stay free for one ahead of it
+KEPT, RESERVED = kernels.BLOCKED + 1, kernels.BLOCKED + 2
 
 
 class Scheme(IntEnum):
@@ -68,6 +73,11 @@ class WaitReasons(Mapping[int, str]):
     def __getitem__(self, job: int) -> str:
         """The reason of one waiting job."""
         status, gpus, ahead = self._status[job], self._gpus[job], self._ahead[job]
+        if status == KEPT:
+            needs = counted(gpus, "GPU")
+            return f"needs {needs}; running jobs on them are not stopped now, as that would lose their work"
+        if status == RESERVED:
+            return f"needs {counted(gpus, 'GPU')}; those that are free are kept for a job ahead of it"
         if status == kernels.BLOCKED:
             return f"waits behind a job ahead of it that does not fit yet (place {ahead + 1} in the order)"
         if status == kernels.FRAGMENTED:
@@ -133,14 +143,17 @@ def allowed_kinds(view: View) -> IntArray:
 
 
 def _slots_of_units(view: View, order: IntArray, companions: Mapping[int, Sequence[int]]) -> IntArray:
-    """A unit stays where its first running member of the right size is."""
+    """A unit stays where a member is that must stay, or else where its first running member of the right size is."""
     jobs = view.jobs
     counts = view.running.gpu_count()
     out = jobs.slot.copy()
+    kept = view.keeps.rows if view.keeps.any else None
     for row in order.tolist():
         for other in companions.get(row, ()):
             if out[row] < 0 or counts[out[row]] != jobs.gpus[row]:
                 out[row] = jobs.slot[other]
+        if kept is not None and row in companions:
+            out[row] = next((jobs.slot[one] for one in (row, *companions[row]) if kept[one]), out[row])
     return out
 
 
@@ -183,6 +196,148 @@ def _everybody(order: IntArray, status: IntArray, companions: Mapping[int, Seque
     return rows, np.repeat(status, [len(unit) for unit in units])
 
 
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Who of `order` (rows, each with its `companions`) gets which GPUs, as `kernels.admit` says it.
+
+    `taken_out`: rows of units that are not as the policy asked, because they go on where they are.
+    """
+
+    order: IntArray
+    companions: Mapping[int, Sequence[int]]
+    status: IntArray
+    positions: IntArray
+    gpus: IntArray
+    first_gpu: IntArray
+    taken_out: IntArray = field(default_factory=lambda: NO_JOBS)
+
+    def group_of(self, view: View) -> IntArray:
+        """The group of each row of `view.jobs`, companions included; -1 if it is in none."""
+        group = np.full(len(view.jobs), -1, dtype=np.int64)
+        group[self.order[self.positions]] = np.arange(len(self.positions))
+        for row, mates in self.companions.items():
+            group[list(mates)] = group[row]
+        return group
+
+    def moved(self, view: View, kept: BoolArray) -> IntArray:
+        """Those of the `kept` rows that would not stay on their GPUs."""
+        return elsewhere(
+            np.flatnonzero(kept), self.group_of(view), self.gpus, self.first_gpu, view.jobs.slot, view.running.gpus,
+            view.running.first_gpu,
+        )  # fmt: skip
+
+    def waiting_for_kept(self, rows: BoolArray) -> Walk:
+        """The same, which says of these rows that they wait because others are kept."""
+        return replace(self, status=np.where(rows[self.order], KEPT, self.status))
+
+    def without(self, gone: BoolArray) -> Walk:
+        """The same without these groups, whose GPUs stay free."""
+        lengths = np.diff(self.first_gpu)
+        status = self.status.copy()
+        status[self.positions[gone]] = RESERVED
+        first_gpu = np.concatenate([[0], np.cumsum(lengths[~gone])]).astype(np.int64)
+        return replace(
+            self, status=status, positions=self.positions[~gone], gpus=self.gpus[np.repeat(~gone, lengths)],
+            first_gpu=first_gpu,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What `place` was asked for, one value a row of `view.jobs`, or one for all."""
+
+    view: View
+    gpus: IntArray
+    scheme: IntArray
+    strict: BoolArray
+    move: IntArray | None
+    seed: int
+
+    def walk(self, order: IntArray, companions: Mapping[int, Sequence[int]], taken_out: IntArray = NO_JOBS) -> Walk:
+        """Walk an order of rows with their companions; rows that were `taken_out` of units keep the GPUs they have."""
+        view, cluster = self.view, self.view.cluster
+        slot = _slots_of_units(view, order, companions) if companions else view.jobs.slot
+        gpus = self.gpus
+        if self.move is not None or len(taken_out):
+            slot, gpus = slot.copy(), gpus.copy()
+            slot[self.move if self.move is not None else NO_JOBS] = -1
+            slot[taken_out] = view.jobs.slot[taken_out]
+            gpus[taken_out] = view.running.gpu_count()[slot[taken_out]]
+        status, positions, taken, offsets = kernels.admit(
+            order,
+            gpus,
+            slot,
+            self.scheme,
+            self.strict,
+            _for_units(allowed_kinds(view), companions, np.bitwise_and),
+            _for_units(demands(view.jobs), companions, np.add),
+            view.running.gpus,
+            view.running.first_gpu,
+            self.seed * 1_000_003 + int(view.now_s * 1000),
+            cluster.cap_prefix,
+            cluster.node_kind,
+            cluster.node_rack,
+            cluster.node_gpus,
+            cluster.first_gpu,
+            cluster.gpu_node,
+            cluster.node_up,
+            cluster.node_spare,
+        )
+        return Walk(order, companions, status, positions, taken, offsets, taken_out)
+
+
+def _keeping(ask: Asked, free: Walk) -> tuple[Walk, float]:
+    """A walk in which everybody who is kept stays, and when it should be looked at again, seconds.
+
+    `free` is the walk as the policy asked. Kept jobs hold their GPUs first. What they leave goes to whom the policy
+    would start anyway: GPUs that a job would have got if jobs that are kept for a while were stopped stay free for it,
+    or jobs behind it would take them, be kept in their turn, and shut it out for good.
+    """
+    view, kept = ask.view, ask.view.keeps
+    order, companions = free.order, free.companions
+    if ask.move is not None:
+        ask = replace(ask, move=ask.move[~kept.rows[ask.move]])
+    asked = free.group_of(view) >= 0
+    if len(free.moved(view, kept.lasting)):
+        free = ask.walk(*kept_units(view, order, companions, kept.lasting))
+    moved = free.moved(view, kept.rows)
+    if not len(moved):
+        return free.waiting_for_kept(asked & (free.group_of(view) < 0)), math.inf
+    found = ask.walk(*kept_units(view, order, companions, kept.rows))
+    now, then = found.group_of(view) >= 0, free.group_of(view)
+    shut_out = (then >= 0) & ~now
+    found = found.waiting_for_kept(asked & ~now)
+    if shut_out.any():
+        place_of = np.full(len(view.jobs), len(order), dtype=np.int64)
+        place_of[order] = np.arange(len(order))
+        rows = found.order[found.positions]
+        wanted = np.zeros(view.cluster.gpus, dtype=bool)
+        of_blocked = np.isin(np.arange(len(free.positions)), then[shut_out])
+        wanted[free.gpus[np.repeat(of_blocked, np.diff(free.first_gpu))]] = True
+        touches = np.logical_or.reduceat(wanted[found.gpus], found.first_gpu[:-1]) if len(rows) else now[:0]
+        later = place_of[rows] > place_of[shut_out].min()
+        starts = view.jobs.slot[rows] < 0
+        for i in np.flatnonzero(starts).tolist():
+            starts[i] = all(view.jobs.slot[mate] < 0 for mate in found.companions.get(int(rows[i]), ()))
+        gone = later & starts & (touches | (then[rows] < 0))
+        if gone.any():
+            found = found.without(gone)
+    return found, float(kept.until_s[moved].min())
+
+
+def _as_running(view: View, rows: IntArray, turns: IntArray | None, gate: Gate) -> tuple[IntArray | None, Gate]:
+    """Turns and gate under which these rows go on as they do, beside those that were asked for."""
+    running = view.running
+    if not len(rows) or running.single:
+        return turns, gate
+    turns = np.zeros(len(view.jobs), dtype=np.int64) if turns is None else turns.copy()
+    turn_of = {m.job: m.turn for slot in set(view.jobs.slot[rows].tolist()) for m in running[slot].members}
+    turns[rows] = [turn_of[job] for job in view.jobs.number[rows].tolist()]
+    if gate is Gate.NONE and running.gate is not None:
+        gate = Gate(int(running.gate.max()))
+    return turns, gate
+
+
 def place(
     view: View,
     order: IntArray,
@@ -206,46 +361,42 @@ def place(
     after it. `promoted` lists rows. `companions` adds rows that share the GPUs of a row in `order` (and are
     not in `order` themselves), under `gate`; `turns` is one value a row of `view.jobs`, for those that share.
     `move` lists rows that give up their GPUs to be placed anew.
+
+    Jobs that may not be stopped or moved (`View.keeps`) go on where they are, whatever the order says, those left out
+    too. Kept jobs that share GPUs stay together and may get other company; kept jobs on different GPUs are not brought
+    together. If that changes the plan, it is valid until the first of them may be stopped.
     Raises nothing: what does not fit waits, with a reason.
     """
-    jobs, cluster, running = view.jobs, view.cluster, view.running
     order = np.asarray(order, dtype=np.int64)
-    slot = _slots_of_units(view, order, companions) if companions else jobs.slot
-    if move is not None:
-        slot = slot.copy()
-        slot[move] = -1
-    status, positions, taken, offsets = kernels.admit(
-        order,
-        jobs.gpus if gpus is None else gpus,
-        slot,
+    ask = Asked(
+        view,
+        view.jobs.gpus if gpus is None else gpus,
         _FOR_ALL[scheme] if isinstance(scheme, Scheme) else scheme,
         _STRICT[strict] if isinstance(strict, bool) else strict,
-        _for_units(allowed_kinds(view), companions, np.bitwise_and),
-        _for_units(demands(jobs), companions, np.add),
-        running.gpus,
-        running.first_gpu,
-        seed * 1_000_003 + int(view.now_s * 1000),
-        cluster.cap_prefix,
-        cluster.node_kind,
-        cluster.node_rack,
-        cluster.node_gpus,
-        cluster.first_gpu,
-        cluster.gpu_node,
-        cluster.node_up,
-        cluster.node_spare,
+        move,
+        seed,
     )
-    numbers = jobs.number[order]
-    everybody = len(positions) == len(jobs) and len(order) == len(jobs)
-    groups = Groups(numbers if everybody else numbers[positions], taken, offsets)
-    if companions:
-        groups = _with_companions(jobs, order[positions], groups, companions, gate, turns)
-        order, status = _everybody(order, status, companions)
+    found = ask.walk(order, companions or {})
+    kept = view.keeps
+    if kept.any and len(found.moved(view, kept.rows)):
+        found, until_s = _keeping(ask, found)
+        valid_until_s = min(valid_until_s, until_s)
+        if found.companions:
+            turns, gate = _as_running(view, found.taken_out, turns, gate)
+    jobs = view.jobs
+    numbers = jobs.number[found.order]
+    everybody = len(found.positions) == len(jobs) and len(found.order) == len(jobs)
+    groups = Groups(numbers if everybody else numbers[found.positions], found.gpus, found.first_gpu)
+    rows, status = found.order, found.status
+    if found.companions:
+        groups = _with_companions(jobs, rows[found.positions], groups, found.companions, gate, turns)
+        rows, status = _everybody(rows, status, found.companions)
     return Plan(
         groups,
-        numbers,
+        jobs.number[order],
         None if levels is None else levels[order],
         NO_JOBS if promoted is None else jobs.number[promoted],
-        LazyReasons(view, order, status),
+        LazyReasons(view, rows, status),
         valid_until_s,
         settled=everybody,
     )

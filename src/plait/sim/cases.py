@@ -21,6 +21,7 @@ from plait.control.metrics import RunResult, Value, Window, measure
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError, PlaitError, SimulationError
 from plait.core.jobs import JobBatch
+from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.policies.catalog import make_policy, placement, rows
 from plait.sim.failures import NodeChange
 from plait.sim.run import Step, simulate
@@ -35,7 +36,8 @@ B = TypeVar("B")
 class Case:
     """Everything one run needs. `trace` is a label; `labels` go into the summary as they are.
 
-    `placement` replaces that of the policy if it has the option. `log` is where the event log goes.
+    `placement` replaces that of the policy if it has the option. `log` is where the event log goes. `rule` says which
+    running jobs the policy may stop or move.
     """
 
     trace: str
@@ -50,6 +52,7 @@ class Case:
     check: bool = False
     log: str | None = None
     labels: Mapping[str, Value] = field(default_factory=dict)
+    rule: PreemptionRule = DEFAULT_RULE
 
 
 def policy_text(policy: str, place: str | None, seed: int = 0) -> str:
@@ -86,7 +89,11 @@ def run_case(case: Case, *, clock: Clock | None = None, ended: Callable[[int], N
     """
     policy = make_policy(policy_text(case.policy, case.placement, case.seed))
     histories: list[History] = []
-    about = {"trace": case.trace, "world": case.world.name, "seed": case.seed, "round_s": case.world.round_s}
+    about: dict[str, Any] = {
+        "trace": case.trace, "world": case.world.name, "seed": case.seed, "round_s": case.world.round_s,
+    }  # fmt: skip
+    if case.rule != DEFAULT_RULE:
+        about["preemption"] = case.rule.to_json()
     log = None if case.log is None else EventLog(case.log, policy=case.policy, cluster=case.cluster, **about)
 
     def observe(controller: Controller) -> Step:
@@ -109,6 +116,7 @@ def run_case(case: Case, *, clock: Clock | None = None, ended: Callable[[int], N
             node_changes=case.node_changes,
             check=case.check,
             observe=observe,
+            rule=case.rule,
         )
     except BaseException:
         if log is not None:

@@ -15,9 +15,11 @@ from plait.core.cluster import Cluster
 from plait.core.errors import SimulationError
 from plait.core.jobs import JobBatch
 from plait.core.policy import Policy
+from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.sim.backend import Simulator
 from plait.sim.failures import NodeChange, drawn_failures
 from plait.sim.invariants import Invariants
+from plait.sim.overheads import CHECKPOINT, RESTORE, Overheads
 from plait.sim.settings import SimulationSettings
 from plait.sim.world import World
 
@@ -53,7 +55,7 @@ def simulator(
     changes: Iterator[NodeChange] = iter(node_changes or ())
     if node_changes is None and world.node_mtbf_s < math.inf:
         changes = drawn_failures(cluster, world.node_mtbf_s, world.node_mttr_s, seed)
-    reported = noisy(jobs, world.profile_noise, seed)
+    reported = with_restart_costs(noisy(jobs, world.profile_noise, seed), world.overheads)
     return Simulator(jobs, cluster, settings, reported, changes)
 
 
@@ -67,15 +69,18 @@ def simulate(
     node_changes: Sequence[NodeChange] | None = None,
     check: bool = False,
     observe: Callable[[Controller], Step] | None = None,
+    rule: PreemptionRule = DEFAULT_RULE,
 ) -> Simulation:
     """Run all jobs to their end.
+
+    `rule` says which running jobs the policy may stop or move.
 
     `observe(controller)` returns a function that sees every event with its commands (a history, a log).
     `check` verifies the invariants after every event. `node_changes` replaces the world's drawn failures.
     Raises `SimulationError` naming the jobs if some can never finish.
     """
     backend = simulator(jobs, cluster, world, seed=seed, node_changes=node_changes)
-    controller = Controller(policy, cluster)
+    controller = Controller(policy, cluster, rule)
     steps: list[Step] = []
     if observe is not None:
         steps.append(observe(controller))
@@ -104,6 +109,19 @@ def refuse_silence(controller: Controller) -> None:
         f"{len(controller.active)} jobs can never finish under policy {describe(controller.policy)}: nothing "
         "runs and nothing is left to happen\n" + "\n".join(lines) + (f"\n  and {more} more" if more else "")
     )
+
+
+def with_restart_costs(jobs: JobBatch, overheads: Overheads) -> JobBatch:
+    """The same jobs with what a save and a restart cost them, as measured when their models ran before.
+
+    Costs that a job states itself stay.
+    """
+    costs = overheads.for_batch(jobs)
+    restart_s = costs[:, CHECKPOINT] + costs[:, RESTORE]
+    if not restart_s.any():
+        return jobs
+    said = jobs.column("restart_s")
+    return jobs.replace(restart_s=np.where(np.isnan(said), restart_s, said))
 
 
 def noisy(jobs: JobBatch, noise: float, seed: int) -> JobBatch:

@@ -75,6 +75,8 @@ def any_message(draw: st.DrawFn) -> Any:
         ),
         m.JobProfiled: lambda: m.JobProfiled(at, jobs, draw(floats(n)), draw(matrices(n))),
         m.GoodputReported: lambda: m.GoodputReported(at, jobs, draw(matrices(n, len(Estimate)))),
+        m.StopCostReported: lambda: m.StopCostReported(at, jobs, draw(ints(n)), draw(floats(n)), draw(floats(n))),
+        m.JobKept: lambda: m.JobKept(at, jobs, draw(floats(n))),
         m.JobFinished: lambda: m.JobFinished(at, jobs, draw(floats(n))),
         m.JobFailed: lambda: m.JobFailed(at, jobs, text),
         m.JobCancelled: lambda: m.JobCancelled(at, jobs),

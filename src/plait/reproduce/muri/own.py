@@ -4,6 +4,7 @@ What differs from the artifact's world (`engine`), for every policy alike:
   * decisions every 360 s, as on the authors' testbed, and not at each event
   * start-up time is charged once, to a job that starts or moves, and to nobody else
   * gangs are consolidated on the fewest nodes; the artifact gives Tiresias GPUs without nodes
+  * policies stop and move whom they like, as published (`plait.core.preemption.FREELY`)
   * four stages by formula (3); the artifact has three, and spreads the first over two of four slots
   * the first stage is storage for models that read from disk and CPU for those that simulate (an assumption)
 """
@@ -21,6 +22,7 @@ import numpy as np
 from plait.control.metrics import RunResult
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
+from plait.core.preemption import FREELY
 from plait.reproduce.muri.trace import p99
 from plait.sim.cases import Case, run_case
 from plait.sim.world import make_world
@@ -66,7 +68,7 @@ def simulate_own(
     if jobs is not None:
         table = table.select(np.arange(min(jobs, len(table))))
     world = replace(make_world("plait"), round_s=ROUND_S)
-    case = Case(trace, load_jobs(table).jobs, policy, Cluster.parse(HARDWARE), world, placement=PLACEMENT)
+    case = Case(trace, load_jobs(table).jobs, policy, Cluster.parse(HARDWARE), world, placement=PLACEMENT, rule=FREELY)
     begin = time.process_time()
     result = run_case(case, ended=ended)
     return _figures(result, time.process_time() - begin)

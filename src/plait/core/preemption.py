@@ -1,0 +1,182 @@
+"""When a policy may stop or move a running job: one rule, the same for every policy, simulated and live.
+
+A running job that cannot go on from a checkpoint stays on its GPUs. Any other running job stays on its GPUs while its
+known remaining time is at most what stopping it would lose, and while it has run since its start for less than
+`runs_for` times that loss: so stops cost a job at most 1 / (1 + `runs_for`) of the time it holds GPUs. The loss is the
+work since its last checkpoint and a restart (`JobTable.stop_loss_s`). Cancelling, a lost or drained node, and time
+limits are no policies: they stop whom they have to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.errors import InputError
+from plait.core.jit import kernel
+
+if TYPE_CHECKING:
+    from plait.core.jobs import JobTable
+
+#: Instants closer than this are one, seconds.
+CLOCK_S = 1e-6
+
+#: How many times what a stop loses a job runs before a policy may stop it; `docs/explanation/preemption.md` has the
+#: measurements that chose it.
+RUNS_FOR = 2.0
+
+# `plait.core.jobs.Checkpoints`, as numbers that compile
+_NEVER, _PERIODIC = 0, 1
+
+
+class Kept(NamedTuple):
+    """Who stays where it runs, one value a row of the job table.
+
+    `rows`: whether a policy may neither stop nor move the job now. `until_s`: when that ends by itself, seconds; inf if
+    only the job's end, a checkpoint or an operator can change it. `lasting`: kept because it has no checkpoint to go on
+    from, so probably until it ends.
+    """
+
+    rows: BoolArray
+    until_s: FloatArray
+    lasting: BoolArray
+
+    @property
+    def any(self) -> bool:
+        """Whether anybody is kept."""
+        return bool(self.rows.any())
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionRule:
+    """What a policy may stop. See the module for the rule in words.
+
+    may_lose_work  jobs that cannot go on from a checkpoint are stopped like others, and lose their work
+    runs_for       a job is kept until it has run so many times what a stop loses; 0 = it need not
+    finishes       a job is kept that would end within the time a stop loses, where that is known
+
+    Raises `InputError` for a `runs_for` that is no number >= 0.
+    """
+
+    may_lose_work: bool = False
+    runs_for: float = RUNS_FOR
+    finishes: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what is no multiple."""
+        if not (math.isfinite(self.runs_for) and self.runs_for >= 0):
+            raise InputError(f"preemption: runs_for is {self.runs_for!r}; it takes a number >= 0, e.g. {RUNS_FOR:g}")
+
+    @property
+    def free(self) -> bool:
+        """Whether it keeps nobody (but for jobs that are held for a while: `keep_until_s`)."""
+        return self.may_lose_work and self.runs_for == 0 and not self.finishes
+
+    def kept(self, jobs: JobTable) -> Kept:
+        """Who stays where it runs now."""
+        n, c = len(jobs), jobs.columns
+        rows, lasting = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
+        until_s = np.full(n, -math.inf)
+        said = c.get("has_losses")
+        if said is not None and said[0]:
+            keep(
+                jobs.number, jobs.now_s, self.may_lose_work, float(self.runs_for), self.finishes, c["slot"],
+                c["checkpoints"], c["run_s"], c["saved_run_s"], c["restart_s"], c["last_start_s"], c["keep_until_s"],
+                c["iterations"], c["iterations_done"], c["iteration_s"], rows, until_s, lasting,
+            )  # fmt: skip
+        return Kept(rows, until_s, lasting)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any] | None) -> PreemptionRule:
+        """The rule that `to_json` wrote; the default for None."""
+        return cls(**data) if data else cls()
+
+
+#: The rule unless another one is given.
+DEFAULT_RULE = PreemptionRule()
+
+#: As published: every policy stops and moves whom it likes, whatever that loses.
+FREELY = PreemptionRule(may_lose_work=True, runs_for=0.0, finishes=False)
+
+
+@kernel
+def stop_losses(
+    number: IntArray,
+    slot: IntArray,
+    checkpoints: IntArray,
+    run_s: FloatArray,
+    saved_run_s: FloatArray,
+    restart_s: FloatArray,
+) -> FloatArray:
+    """Seconds on its GPUs that each of these jobs would lose if it were stopped now; see `JobTable.stop_loss_s`."""
+    out = np.zeros(len(number))
+    for i in range(len(number)):
+        j = number[i]
+        if slot[j] < 0:
+            continue
+        if checkpoints[j] == _NEVER:
+            out[i] = math.inf
+            continue
+        loss = 0.0 if math.isnan(restart_s[j]) else restart_s[j]
+        if checkpoints[j] == _PERIODIC:
+            loss += max(run_s[j] - saved_run_s[j], 0.0)
+        out[i] = loss
+    return out
+
+
+@kernel
+def keep(
+    number: IntArray,
+    now_s: float,
+    may_lose_work: bool,
+    runs_for: float,
+    finishes: bool,
+    slot: IntArray,
+    checkpoints: IntArray,
+    run_s: FloatArray,
+    saved_run_s: FloatArray,
+    restart_s: FloatArray,
+    last_start_s: FloatArray,
+    keep_until_s: FloatArray,
+    iterations: FloatArray,
+    done: FloatArray,
+    iteration_s: FloatArray,
+    rows: BoolArray,
+    until_s: FloatArray,
+    lasting: BoolArray,
+) -> None:
+    """Fill `rows`, `until_s` and `lasting`, one entry an entry of `number`, as `PreemptionRule.kept` says."""
+    for i in range(len(number)):
+        j = number[i]
+        if slot[j] < 0:
+            continue
+        until = -math.inf
+        if keep_until_s[j] > now_s + CLOCK_S:
+            until = keep_until_s[j]
+        if checkpoints[j] == _NEVER:
+            if not may_lose_work:
+                until, lasting[i] = math.inf, True
+        else:
+            loss = 0.0 if math.isnan(restart_s[j]) else restart_s[j]
+            if checkpoints[j] == _PERIODIC:
+                loss += max(run_s[j] - saved_run_s[j], 0.0)
+            if loss > 0.0:
+                if now_s - last_start_s[j] < runs_for * loss - CLOCK_S:
+                    if checkpoints[j] == _PERIODIC:  # the next checkpoint ends it: look again when it may have come
+                        until = max(until, now_s + max(loss, 1.0))
+                    else:
+                        until = max(until, last_start_s[j] + runs_for * loss)
+                left = (iterations[j] - done[j]) * iteration_s[j]
+                if finishes and left <= loss:  # unknown (NaN) compares false
+                    until = math.inf
+        if until > now_s:
+            rows[i], until_s[i] = True, until

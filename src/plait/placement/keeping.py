@@ -1,0 +1,138 @@
+"""Running jobs that a policy may not stop or move (`View.keeps`): who they are in a plan, and plans that mind them.
+
+`place` minds them by itself. `broken` says which of them a plan would stop or move, and `keep_running` repairs such a
+plan, for policies that name GPUs themselves: what cannot be is left out, so that a policy somebody wrote can neither
+throw away the work of a job nor stop the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from plait.core.arrays import BoolArray, IntArray
+from plait.core.jit import kernel
+from plait.core.plan import Group, Groups, Plan
+from plait.core.policy import View
+
+
+@kernel
+def elsewhere(
+    rows: IntArray,
+    group_of: IntArray,
+    gpus: IntArray,
+    first_gpu: IntArray,
+    slot: IntArray,
+    now_gpus: IntArray,
+    now_first: IntArray,
+) -> IntArray:
+    """Those of these running `rows` that are not in a group on the very GPUs they have.
+
+    `group_of[row]` is the row's group in a plan, -1 if it is in none; group g has
+    `gpus[first_gpu[g]:first_gpu[g + 1]]`.
+    """
+    out = np.empty(len(rows), dtype=np.int64)
+    n = 0
+    for row in rows:
+        g, s = group_of[row], slot[row]
+        same = g >= 0 and first_gpu[g + 1] - first_gpu[g] == now_first[s + 1] - now_first[s]
+        if same:
+            for i in range(first_gpu[g + 1] - first_gpu[g]):
+                if gpus[first_gpu[g] + i] != now_gpus[now_first[s] + i]:
+                    same = False
+                    break
+        if not same:
+            out[n] = row
+            n += 1
+    return out[:n]
+
+
+def broken(view: View, plan: Plan) -> IntArray:
+    """Rows of `view.jobs` that may not be stopped or moved now and that this plan stops or moves."""
+    kept = view.keeps
+    if not kept.any:
+        return np.zeros(0, dtype=np.int64)
+    groups, number = plan.groups, view.jobs.number
+    group_of = np.full(len(number), -1, dtype=np.int64)
+    row = np.minimum(np.searchsorted(number, groups.jobs), len(number) - 1)
+    known = number[row] == groups.jobs
+    group_of[row[known]] = groups.group_of_member()[known]
+    return elsewhere(
+        np.flatnonzero(kept.rows), group_of, groups.gpus, groups.first_gpu, view.jobs.slot, view.running.gpus,
+        view.running.first_gpu,
+    )  # fmt: skip
+
+
+def keep_running(view: View, plan: Plan) -> Plan:
+    """The plan, or if it stops or moves jobs that are kept, one that does not.
+
+    They go on where they are, in the company of kept ones alone; groups that were meant for their GPUs wait.
+    """
+    moved = broken(view, plan)
+    if not len(moved):
+        return plan
+    jobs, running = view.jobs, view.running
+    kept, slots = view.keeps, set(jobs.slot[moved].tolist())
+    numbers = {slot: set(jobs.number[kept.rows & (jobs.slot == slot)].tolist()) for slot in slots}
+    stay = [_only(running[slot], numbers[slot]) for slot in sorted(slots)]
+    names, held = set().union(*numbers.values()), {gpu for group in stay for gpu in group.gpus}
+    groups, reasons = list(stay), dict(plan.reasons)
+    for group in plan.groups:
+        rest = tuple(member for member in group.members if member.job not in names)
+        if rest and not held.intersection(group.gpus):
+            groups.append(replace(group, members=rest))
+        else:
+            reasons.update({m.job: "its GPUs are those of running jobs that may not be stopped yet" for m in rest})
+    for job in names:
+        reasons.pop(job, None)
+    until = float(kept.until_s[moved].min())
+    return replace(
+        plan, groups=Groups.of(groups), reasons=reasons, valid_until_s=min(plan.valid_until_s, until), settled=False
+    )
+
+
+def _only(group: Group, jobs: set[int]) -> Group:
+    """The group with these members only."""
+    return replace(group, members=tuple(member for member in group.members if member.job in jobs))
+
+
+def kept_units(
+    view: View, order: IntArray, companions: Mapping[int, Sequence[int]], kept: BoolArray
+) -> tuple[IntArray, Mapping[int, Sequence[int]], IntArray]:
+    """Units whose `kept` members all run on the same GPUs: (order, companions, rows taken out of others).
+
+    Units as `place` takes them; `kept` is one flag a row of `view.jobs`. Kept jobs that share GPUs are in one unit,
+    those on other GPUs in others. Where a unit has to be taken apart for that, its kept members go on as they are and
+    the rest stays together. Units with kept jobs come first, then the rest in its order.
+    """
+    slot, rows = view.jobs.slot, np.flatnonzero(kept)
+    size = view.running.gpu_count()
+    if not companions and len(np.unique(slot[rows])) == len(rows):
+        taken_out = rows[size[slot[rows]] != view.jobs.gpus[rows]]
+        return np.concatenate([rows, order[~kept[order]]]), companions, taken_out
+    units = {row: (row, *companions.get(row, ())) for row in order.tolist()}
+    unit_of = {row: lead for lead, members in units.items() for row in members}
+    by_slot: dict[int, list[int]] = {}
+    for row in rows.tolist():
+        by_slot.setdefault(int(slot[row]), []).append(row)
+    first: list[int] = []  # keys of units that hold their GPUs
+    taken_out = []
+    for at, mine in by_slot.items():
+        leads = {unit_of.get(row, -1) for row in mine}
+        lead = leads.pop()
+        whole = lead >= 0 and not leads and int(view.jobs.gpus[lead]) == int(size[at])
+        if whole and sum(bool(kept[row]) for row in units[lead]) == len(mine):
+            first.append(lead)
+            continue
+        for row in mine:
+            if row in unit_of:
+                units[unit_of[row]] = tuple(one for one in units[unit_of[row]] if one != row)
+        units[-1 - at] = tuple(mine)  # no row has this number
+        first.append(-1 - at)
+        taken_out += mine
+    ahead = set(first)
+    leads_in_order = [units[key][0] for key in (*first, *(key for key in units if key not in ahead)) if units[key]]
+    found = {members[0]: members[1:] for members in units.values() if len(members) > 1}
+    return np.array(leads_in_order, dtype=np.int64), found, np.array(taken_out, dtype=np.int64)
