@@ -74,9 +74,12 @@ def policies() -> str:
             if part is not None and kind.__name__ != "Composed" and kind.__doc__:
                 out += [markdown(inspect.cleandoc(kind.__doc__)), ""]
         if row.options:
-            out += [table(("option", "meaning"), ((code(k), v) for k, v in row.options.items())), ""]
+            meanings = ((code(name), option.help, option.takes) for name, option in row.options.items())
+            out += [table(("option", "meaning", "takes"), meanings), ""]
         else:
             out += ["No options.", ""]
+        for what, extra in row.needs.items():
+            out += [f"{code(what) or 'It'} needs `pip install 'plait[{extra}]'`.", ""]
         found = citations(name)
         if found:
             out += ["Cite:", "", "```bibtex", *found, "```", ""]

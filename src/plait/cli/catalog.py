@@ -11,60 +11,54 @@ from plait.cli.live import HomeOption, JsonFlag, client, print_json
 if TYPE_CHECKING:
     from plait.policies.catalog import Row
 
-#: Policies of the catalog that have no option for it and never do.
-NEVER_PREEMPT = ("yarn-cs", "drf")
-
 policy = typer.Typer(help="The policy that decides: show, set, check one of your own.", no_args_is_help=True)
 
 
 def policies(as_json: JsonFlag = False) -> None:
-    """List the policies: what they know about jobs, and their options."""
+    """List the policies, what they know about jobs, and their options."""
     from plait.policies.catalog import rows
 
     known = rows()
     if as_json:
         import json
 
-        typer.echo(
-            json.dumps(
-                [
-                    {
-                        "name": name,
-                        "summary": row.summary,
-                        "knows": row.knows,
-                        "preempts": preempts(name, row),
-                        "cites": list(row.cites),
-                        "options": dict(row.options),
-                    }
-                    for name, row in known.items()
-                ],
-                indent=1,
-            )
-        )
+        typer.echo(json.dumps([{"name": name, **_as_json(row)} for name, row in known.items()], indent=1))
         return
+    from rich.markup import escape
     from rich.table import Table
 
     from plait.cli.console import console
 
-    grid = Table("policy", "knows", "preempts", "what it does", "options")
+    grid = Table("policy", "knows", "preempts", "what it does", "options", "needs")
     for name, row in known.items():
-        grid.add_row(name, row.knows, preempts(name, row), row.summary, " ".join(row.options))
+        grid.add_row(name, row.knows, preempts(row), row.summary, " ".join(row.options), escape(needs(row)))
     console().print(grid)
-    options = {option: text for row in known.values() for option, text in row.options.items()}
-    meanings = Table("option", "meaning", title="NAME:option=value,...", title_justify="left")
-    for option, text in options.items():
-        meanings.add_row(option, text)
+    options = {name: option for row in known.values() for name, option in row.options.items()}
+    meanings = Table("option", "meaning", "takes", title="NAME:option=value,...", title_justify="left")
+    for name, option in options.items():
+        meanings.add_row(name, option.help, option.takes)
     console().print(meanings)
 
 
-def preempts(name: str, row: Row) -> str:
-    """Whether a policy takes GPUs from running jobs: yes, no, or unknown for policies of others that do not say."""
-    from plait.policies.catalog import CATALOG
+def _as_json(row: Row) -> dict[str, object]:
+    return {
+        "summary": row.summary,
+        "knows": row.knows,
+        "preempts": preempts(row),
+        "cites": list(row.cites),
+        "options": {name: {"meaning": option.help, "takes": option.takes} for name, option in row.options.items()},
+        "needs": dict(row.needs),
+    }
 
-    says = getattr(row.make(), "preempt", None)
-    if says is None and name in CATALOG:
-        says = name not in NEVER_PREEMPT
-    return {True: "yes", False: "no"}.get(says, "unknown")  # type: ignore[arg-type]
+
+def preempts(row: Row) -> str:
+    """Whether a policy takes GPUs from running jobs: yes, no, or unknown for policies of others that do not say."""
+    return "unknown" if row.preempts is None else "yes" if row.preempts else "no"
+
+
+def needs(row: Row) -> str:
+    """The extras that a policy needs, and for what."""
+    return "; ".join(f"plait[{extra}]{' for ' * bool(what)}{what}" for what, extra in row.needs.items())
 
 
 @policy.command("show")

@@ -72,6 +72,7 @@ class Books:
         self.departed: IntArray = np.zeros(64, dtype=np.int64)  # jobs in order of departure; see `departures`
         self.departures = 0
         self._past_gpu_s: FloatArray = np.zeros(0)  # service of the first that departed, of whom nothing else is known
+        self._sorted = 0, np.zeros(0), np.zeros(1)  # of how many departures; what `departed_sizes` returns for them
         self.batches: list[tuple[int, JobBatch]] = []
         self._chosen: list[JobSpec] = []  # of the first jobs, where they do not come in batches; see `select`
         self.columns: dict[str, Any] = {
@@ -150,13 +151,28 @@ class Books:
         self.departed[known:needed] = jobs
         self.departures += len(jobs)
 
-    def departed_gpu_s(self, count: int) -> FloatArray:
-        """Total service of the first `count` jobs that left, GPU-seconds."""
+    def departed_gpu_s(self, count: int, first: int = 0) -> FloatArray:
+        """Total service of the jobs that left, from number `first` to before `count` in order, GPU-seconds."""
         past = self._past_gpu_s
         if count <= len(past):
-            return past[:count]
-        service: FloatArray = self.columns["attained_gpu_s"][self.departed[: count - len(past)]]
-        return np.concatenate([past, service]) if len(past) else service
+            return past[first:count]
+        since = max(first - len(past), 0)
+        service: FloatArray = self.columns["attained_gpu_s"][self.departed[since : count - len(past)]]
+        return np.concatenate([past[first:], service]) if first < len(past) else service
+
+    def departed_sizes(self, count: int) -> tuple[FloatArray, FloatArray]:
+        """Service of the first `count` jobs that left, ascending, without those that got none; and its running sums."""
+        known, sizes, sums = self._sorted
+        if known != count:
+            if known > count:
+                known, sizes = 0, np.zeros(0)
+            new = np.sort(self.departed_gpu_s(count, known))
+            new = new[np.searchsorted(new, 0.0, side="right") :]
+            sizes = np.insert(sizes, np.searchsorted(sizes, new), new) if len(sizes) else new
+            sums = np.concatenate([[0.0], np.cumsum(sizes)])
+            sizes.flags.writeable = sums.flags.writeable = False
+            self._sorted = count, sizes, sums
+        return sizes, sums
 
     def spec(self, number: int) -> JobSpec:
         """What the user said about a job; LookupError for one of which that is not kept any more."""

@@ -434,8 +434,8 @@ class JobArchive(Protocol):
         """What the user said about a job."""
         ...
 
-    def departed_gpu_s(self, count: int) -> FloatArray:
-        """Total service of the first `count` jobs that left, GPU-seconds."""
+    def departed_sizes(self, count: int) -> tuple[FloatArray, FloatArray]:
+        """Service of the first `count` jobs that left, as `JobTable.departed_sizes` returns it."""
         ...
 
 
@@ -517,9 +517,12 @@ class JobTable:
         """How many jobs have left the cluster for good."""
         return 0 if self._specs is None else self._specs.departures
 
-    def departed_gpu_s(self, count: int) -> FloatArray:
-        """Total service of the first `count` jobs that left, in order of departure, GPU-seconds."""
-        return np.zeros(0) if self._specs is None else self._specs.departed_gpu_s(count)
+    def departed_sizes(self, count: int) -> tuple[FloatArray, FloatArray]:
+        """Total service of the first `count` jobs that left, GPU-seconds, ascending, and its running sums from 0 on.
+
+        Jobs that got no service are left out. A count that grows is cheap: what has been sorted stays so. Read only.
+        """
+        return (np.zeros(0), np.zeros(1)) if self._specs is None else self._specs.departed_sizes(count)
 
     def __getattr__(self, name: str) -> Any:
         """Derived columns, computed on first use."""

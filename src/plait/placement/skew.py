@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from plait.core.arrays import IntArray
+from plait.core.errors import InputError
 from plait.core.policy import View
 from plait.placement.packing import Scheme
 
@@ -53,11 +54,19 @@ def gini(tensor_bytes: Sequence[float]) -> float:
 class SkewAware:
     """Consolidate jobs whose skew exceeds `packlimit`, spread the rest.
 
-    Unknown skew counts as sensitive. After `patience_s` of waiting a sensitive job accepts any GPUs.
+    Unknown skew counts as sensitive. After `patience_s` of waiting a sensitive job accepts any GPUs. Raises
+    `InputError` for limits that are none.
     """
 
     packlimit: float = 0.3
     patience_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        """Refuse limits that no share can be compared with."""
+        if not 0 <= self.packlimit <= 1:
+            raise InputError(f"packlimit is {self.packlimit}; it takes a share of all tensor bytes, from 0 to 1")
+        if not self.patience_s >= 0:
+            raise InputError(f"patience_s is {self.patience_s}; it takes seconds >= 0, or inf")
 
     def __call__(self, view: View) -> IntArray:
         """One `Scheme` a job."""

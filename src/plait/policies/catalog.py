@@ -17,8 +17,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from plait.core.errors import InputError, suggest
+from plait.core.errors import InputError, MissingExtra, suggest
 from plait.core.policy import Policy
+from plait.goodput.kinds import MOST_POWER
 from plait.grouping.interference import MEASURED_INTERFERENCE
 from plait.placement import Scheme, SkewAware
 from plait.placement.packing import Placement
@@ -27,15 +28,28 @@ from plait.policies.citations import CITATIONS
 from plait.policies.compose import Composed
 from plait.policies.fair import Drf, YarnCapacity
 from plait.policies.gandiva import Gandiva
-from plait.policies.gittins import Distribution, FixedIndex, LearntIndex
+from plait.policies.gittins import REFRESH, Distribution, FixedIndex, Index, LearntIndex
 from plait.policies.interleave import Interleave
 from plait.policies.optimus import Optimus
+from plait.policies.options import (
+    LEAST_S,
+    MOST_SEED,
+    SWITCH,
+    Option,
+    Range,
+    choice,
+    free_text,
+    number,
+    seconds,
+    switch,
+    whole,
+)
 from plait.policies.pollux import Pollux
-from plait.policies.pollux_ga import PolluxGa
+from plait.policies.pollux_ga import MOST, PolluxGa
 from plait.policies.sharing import PolluxInterleaved
 from plait.policies.sia import Sia
 from plait.policies.themis import Themis
-from plait.policies.tiresias import Queues
+from plait.policies.tiresias import WITHIN, Queues
 from plait.policies.urgency import Urgency
 
 
@@ -43,81 +57,102 @@ from plait.policies.urgency import Urgency
 class Row:
     """One policy of the catalog.
 
-    `make(**options)` builds it. `knows` says what it is told about jobs. `cites` are keys of `CITATIONS`.
-    `options` documents each option; values on the command line are text.
+    `make(**options)` builds it. `knows` says what it is told about jobs. `cites` are keys of `CITATIONS`. `options`
+    declares each option. `preempts`: whether it takes GPUs from running jobs; None = it does not say. `needs`: what
+    asks for an extra, "" being the policy itself, e.g. {"exact=on": "sim"}.
     """
 
     summary: str
     make: Callable[..., Policy]
     knows: str
     cites: tuple[str, ...]
-    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, Option] = dataclasses.field(default_factory=dict)
+    preempts: bool | None = None
+    needs: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-_COMPOSED = {
-    "placement": "consolidated, consolidated-first-fit, first-fit, best-fit, spread, counting, random, skew",
-    "quantum_s": "decide at least this often while jobs wait, seconds",
-    "min_run_s": "a started job is not preempted before it ran this long, seconds",
-    "reserve_after_s": "a job that waited this long blocks those behind it, seconds",
-    "seed": "for random placement",
-    "age_s": "a job rises one priority class for each so many seconds of waiting; inf = never",
-    "deadlines": "on, off: inside a priority class, jobs that can meet their deadline first, by least slack",
+_PLACEMENTS: Mapping[str, Scheme] = {s.name.lower().replace("_", "-"): s for s in Scheme}
+_PLACED = {
+    "placement": choice("which GPUs a gang gets; skew: together only if one tensor dominates", *_PLACEMENTS, "skew"),
+    "packlimit": number("placement=skew: together if the largest tensor is more than this share of all", 0.0, 1.0),
 }
+_QUANTUM_S = seconds("decide at least this often while jobs wait, seconds", LEAST_S, infinite=True)
+_FITTED_QUANTUM_S = dataclasses.replace(_QUANTUM_S, fit=Range(60, 3600, "log"))
+_COMPOSED = {
+    **_PLACED,
+    "quantum_s": _QUANTUM_S,
+    "min_run_s": seconds("a started job is not preempted before it ran this long, seconds", infinite=True,
+                         fit=Range(10, 3600, "log", also=("0",))),
+    "reserve_after_s": seconds("a job that waited this long blocks those behind it, seconds", infinite=True,
+                               fit=Range(600, 604_800, "log", also=("inf",))),
+    "seed": whole("for random placement", 0, MOST_SEED),
+    "age_s": seconds("a job rises one priority class for each so many seconds of waiting; inf = never", LEAST_S,
+                     infinite=True),
+    "deadlines": switch("inside a priority class, jobs that can meet their deadline first, by least slack"),
+}  # fmt: skip
 _URGENCY = ("age_s", "deadlines")
 _QUEUES = {
     **_COMPOSED,
-    "thresholds": "queue bounds in GPU-seconds, e.g. 3250/7200",
-    "within": "order inside a queue: first_start, running_first, submit",
-    "knob": "promote after waiting this many times the run time; inf = never",
-    "guard": "on, off: each promotion doubles the wait for the next one",
-    "floor_s": "run time counted at least, for the guard, seconds",
-    "dimensions": "2 = GPU-seconds, 1 = seconds",
-}
+    "thresholds": number("queue bounds in GPU-seconds, e.g. 3250/7200", over=True, unit="GPU-seconds", many=True),
+    "within": choice("order inside a queue", *WITHIN, fit=WITHIN),
+    "knob": number("promote after waiting this many times the run time; inf = never", over=True, infinite=True,
+                   fit=Range(0.5, 1000, "log", also=("inf",))),
+    "guard": switch("each promotion doubles the wait for the next one", fit=True),
+    "floor_s": seconds("run time counted at least, for the guard, seconds", fit=Range(60, 86_400, "log")),
+    "dimensions": choice("2 = GPU-seconds, 1 = seconds", words={"2": 2, "1": 1}, fit=("2", "1")),
+}  # fmt: skip
 
 
-def placement(name: str) -> Scheme | Placement:
-    """A placement by its name on the command line."""
-    known = {s.name.lower().replace("_", "-"): s for s in Scheme}
+def placement(name: str, packlimit: float | None = None) -> Scheme | Placement:
+    """A placement by its name on the command line; `packlimit` is for `skew`."""
     if name == "skew":
-        return SkewAware()
-    if name in known:
-        return known[name]
-    raise InputError(f"unknown placement {name!r}; {suggest(name, [*known, 'skew'])}")
+        return SkewAware() if packlimit is None else SkewAware(packlimit)
+    if name not in _PLACEMENTS:
+        raise InputError(f"unknown placement {name!r}; {suggest(name, [*_PLACEMENTS, 'skew'])}")
+    return _PLACEMENTS[name]
+
+
+def _with_place(policy: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with `place` for `placement` and `packlimit`, which are texts of the command line."""
+    rest = {k: v for k, v in options.items() if k not in _PLACED}
+    name, packlimit = options.get("placement", ""), options.get("packlimit")
+    if packlimit is not None and name != "skew":
+        raise InputError(f"policy {policy}: packlimit is {packlimit:g}; it goes with placement=skew")
+    return {**rest, "place": placement(name, packlimit)} if name else rest
 
 
 def _composed(name: str, order: Any, defaults: Mapping[str, Any], **options: Any) -> Composed:
-    values = {**defaults, **options}
-    if "placement" in values:
-        values["place"] = placement(str(values.pop("placement")))
+    values = {**defaults, **_with_place(name, options)}
     urgency = {option: values.pop(option) for option in _URGENCY if option in values}
     return Composed(name, order, urgency=Urgency(**urgency), **values)
 
 
 def _ordered(summary: str, name: str, order: Any, knows: str, *cites: str, **defaults: Any) -> tuple[str, Row]:
-    names = [f for f in _COMPOSED if f in ("placement", "min_run_s", "seed", *_URGENCY) or f in defaults]
-    if not defaults.get("preempt", True):
-        names = ["placement", "reserve_after_s", "seed", *_URGENCY]
-        if defaults.get("strict"):
-            names.remove("reserve_after_s")
-    else:
-        names = [*names, "quantum_s"] if "quantum_s" not in names else names
-    options = {n: _COMPOSED[n] for n in names}
-    return name, Row(summary, partial(_composed, name, order, defaults), knows, cites, options)
+    preempts = bool(defaults.get("preempt", True))
+    names = ["min_run_s", "quantum_s"] if preempts else ["reserve_after_s"]
+    if defaults.get("strict"):
+        names.remove("reserve_after_s")
+    options = {n: _COMPOSED[n] for n in (*_PLACED, *names, "seed", *_URGENCY)}
+    if "quantum_s" in defaults:
+        options["quantum_s"] = _FITTED_QUANTUM_S
+    return name, Row(summary, partial(_composed, name, order, defaults), knows, cites, options, preempts)
 
 
 def _tiresias(name: str, **options: Any) -> Composed:
     queue_fields = {f.name for f in dataclasses.fields(Queues)}
     rest = {k: v for k, v in options.items() if k not in queue_fields}
     values = {k: v for k, v in options.items() if k in queue_fields}
-    rest.setdefault("placement", "skew")
-    return _composed(name, Queues(**values), {}, **rest)
+    return _composed(name, Queues(**values), {}, **{"placement": "skew", **rest})
 
 
-def _tiresias_g(sizes: str = "", quantum: float | None = None, every: int = 100, **options: Any) -> Composed:
+def _tiresias_g(sizes: str = "", quantum: float | None = None, every: int | None = None, **options: Any) -> Composed:
+    index: Index
     if sizes:
-        index: Any = FixedIndex(Distribution.of_samples(_read_sizes(sizes)), quantum)
+        if every is not None:
+            raise InputError(f"policy tiresias-g: every is {every}; it goes with sizes that are learnt, without sizes=")
+        index = FixedIndex(Distribution.of_samples(_read_sizes(sizes)), quantum)
     else:
-        index = LearntIndex(every)
+        index = LearntIndex(REFRESH if every is None else every, quantum)
     return _tiresias("tiresias-g", index=index, **options)
 
 
@@ -125,17 +160,11 @@ def _muri(name: str, **options: Any) -> Composed:
     fields = {f.name for f in dataclasses.fields(Interleave)}
     values = {k: v for k, v in options.items() if k in fields}
     rest = {k: v for k, v in options.items() if k not in fields and k != "order"}
-    if values.get("guard") is False:
-        values["guard"] = None
-    elif values.get("guard") is True:
-        values["guard"] = 0.0
+    if isinstance(guard := values.get("guard"), bool):
+        values["guard"] = 0.0 if guard else None
     if "interference" in values:
-        if not isinstance(values["interference"], bool):
-            raise InputError(f"policy {name}: interference must be on or off, got {values['interference']!r}")
         values["interference"] = MEASURED_INTERFERENCE if values["interference"] is True else (1.0,)
-    asked = str(options.get("order", "remaining" if name == "muri-s" else "attained"))
-    if asked not in _MURI_ORDERS:
-        raise InputError(f"policy {name}: unknown order {asked!r}; {suggest(asked, _MURI_ORDERS)}")
+    asked = options.get("order", "remaining" if name == "muri-s" else "attained")
     order, defaults = _MURI_ORDERS[asked]
     return _composed(name, order, {"group": Interleave(**values), **defaults}, **rest)
 
@@ -161,8 +190,6 @@ def _read_sizes(path: str) -> list[float]:
 
 
 def _pollux(group: str = "none", **options: Any) -> Pollux:
-    if group not in ("none", "interleave"):
-        raise InputError(f"policy pollux: group is {group!r}; it takes none or interleave")
     if group == "none":
         return Pollux(**options)
     if options.get("exact", False) is not False:
@@ -173,18 +200,18 @@ def _pollux(group: str = "none", **options: Any) -> Pollux:
     return PolluxInterleaved(**options)
 
 
-def _sia(speeds: object = "", **options: Any) -> Sia:
-    pairs = [part.partition("=") for part in str(speeds).split("/") if part]
-    return Sia(**options, speeds={kind: _number("speeds", value) for kind, _, value in pairs})
+def _sia(speeds: str = "", **options: Any) -> Sia:
+    return Sia(**options, speeds=dict(_speed(part) for part in speeds.split("/") if part))
 
 
-def _placed(cls: Callable[..., Policy], **options: Any) -> Policy:
-    if "placement" in options:
-        options["place"] = placement(str(options.pop("placement")))
-    return cls(**options)
+def _speed(part: str) -> tuple[str, float]:
+    kind, _, value = part.partition("=")
+    return kind, number("", over=True).parse("sia", f"speeds, kind {kind}", value)
 
 
-_P = {"placement": _COMPOSED["placement"]}
+def _placed(name: str, cls: Callable[..., Policy], **options: Any) -> Policy:
+    return cls(**_with_place(name, options))
+
 
 #: whose jobs go first, by name on the command line: the order and what it needs
 _MURI_ORDERS: dict[str, tuple[Any, Mapping[str, Any]]] = {
@@ -196,31 +223,43 @@ _MURI_ORDERS: dict[str, tuple[Any, Mapping[str, Any]]] = {
 #: Options that name a file.
 _FILES = ("sizes",)
 _INTERLEAVE = {
-    "placement": _COMPOSED["placement"],
-    "quantum_s": _COMPOSED["quantum_s"],
+    **_PLACED,
+    "quantum_s": _FITTED_QUANTUM_S,
     **{option: _COMPOSED[option] for option in _URGENCY},
-    "order": "remaining, attained (continuous), discretised (Tiresias queues), themis",
-    "max_jobs": "jobs a group at most, 1 to 4",
-    "objective": "efficiency (the paper's gamma), speedup (sum of normalised throughput)",
-    "method": "blossom (the paper's), auto, exact, greedy, consecutive (no matching)",
-    "turns": "stage order: best, worst",
-    "idle_slots": "on, off: may a slot between two jobs stay empty",
-    "guard": "groups must win by this share, e.g. 0.05; off = never split",
-    "merge": "need (while GPUs are short, cheapest first), always (the paper's)",
-    "improve": "on, off: swap jobs between groups while that helps",
-    "interference": "on, off: expect the measured slow-down of sharing",
+    "order": choice("who goes first; attained is continuous, discretised has queues as Tiresias", *_MURI_ORDERS),
+    "max_jobs": whole("jobs a group at most", 1, 4, fit=Range(1, 4, "linear", whole=True)),
+    "objective": choice("efficiency (the paper's gamma) or speedup (sum of normalised throughput)",
+                        "efficiency", "speedup", fit=("efficiency", "speedup")),
+    "method": choice("blossom (the paper's), auto, exact, greedy, consecutive (no matching)",
+                     "blossom", "auto", "exact", "greedy", "consecutive"),
+    "turns": choice("stage order", "best", "worst"),
+    "idle_slots": switch("may a slot between two jobs stay empty", fit=True),
+    "guard": number("groups must win by this share, e.g. 0.05; off = never split", words=SWITCH,
+                    fit=Range(0.0, 0.5, "linear", also=("off",))),
+    "merge": choice("need (while GPUs are short, cheapest first), always (the paper's)",
+                    "need", "always", fit=("need", "always")),
+    "improve": switch("swap jobs between groups while that helps", fit=True),
+    "interference": switch("expect the measured slow-down of sharing"),
+}  # fmt: skip
+#: A policy may not ask for what its order needs and others do not know: `muri-l` does without durations.
+_MURI_S = {**_INTERLEAVE, "order": dataclasses.replace(_INTERLEAVE["order"], fit=Range(also=tuple(_MURI_ORDERS)))}
+_MURI_L = {
+    **_INTERLEAVE,
+    "order": dataclasses.replace(_INTERLEAVE["order"], fit=Range(also=("attained", "discretised"))),
 }
 
 _ROUNDS = {
-    "interval_s": "sizes are chosen anew this often, seconds",
-    "restart_s": "cost of a restart that a job has not measured yet, seconds",
-    "patience_s": "a job that waited this long goes before the others, seconds; inf = never",
-}
+    "interval_s": seconds("sizes are chosen anew this often, seconds", LEAST_S, fit=Range(30, 1800, "log")),
+    "restart_s": seconds("cost of a restart that a job has not measured yet, seconds", fit=Range(1, 600, "log")),
+    "patience_s": seconds("a job that waited this long goes before the others, seconds; inf = never", over=True,
+                          infinite=True, fit=Range(600, 604_800, "log", also=("inf",))),
+}  # fmt: skip
 _FITNESS = {
     **_ROUNDS,
-    "p": "exponent of the mean of speed-ups: -1 (harmonic) is fair, 1 efficient, 0 the geometric mean",
-    "floor": "what a job without GPUs counts as in that mean, for p <= 0",
-}
+    "p": number("exponent of the mean of speed-ups: -1 (harmonic) is fair, 1 efficient, 0 the geometric mean",
+                -math.inf, fit=Range(-4, 1, "linear")),
+    "floor": number("what a job without GPUs counts as in that mean, for p <= 0", fit=Range(1e-4, 1, "log")),
+}  # fmt: skip
 
 CATALOG: dict[str, Row] = dict(
     [
@@ -229,8 +268,9 @@ CATALOG: dict[str, Row] = dict(
         _ordered("first in, first out; what fits may go ahead", "fifo-backfill", orders.by_arrival, "nothing",
                  "tiresias", preempt=False),
         ("yarn-cs", Row("capacity scheduler: FIFO queues, gangs wait to be consolidated under one switch",
-                        partial(_placed, YarnCapacity), "nothing", ("yarn", "tiresias"),
-                        {**_P, "shares": "capacity of each queue, e.g. 2/1"})),
+                        partial(_placed, "yarn-cs", YarnCapacity), "nothing", ("yarn", "tiresias"),
+                        {**_PLACED, "shares": number("capacity of each queue, e.g. 2/1", over=True, many=True)},
+                        preempts=False)),
         _ordered("shortest job first, not preemptive", "sjf", orders.by_duration, "duration", preempt=False),
         _ordered("smallest gang first (called sjf in the released Tiresias simulator)", "smallest-first",
                  orders.by_gpus, "GPU count", "tiresias"),
@@ -242,41 +282,60 @@ CATALOG: dict[str, Row] = dict(
         _ordered("least attained service by GPU-time, continuous", "2d-las", orders.by_attained_service,
                  "nothing", "tiresias", quantum_s=360.0),
         ("tiresias-l", Row("discretised 2D-LAS: queues over attained GPU-time, promotion, skew-aware placement",
-                           partial(_tiresias, "tiresias-l"), "nothing", ("tiresias",), _QUEUES)),
+                           partial(_tiresias, "tiresias-l"), "nothing", ("tiresias",), _QUEUES, True)),
         ("tiresias-g", Row("2D-Gittins: queues ordered by the Gittins index of a size distribution",
                            _tiresias_g, "distribution of past sizes", ("tiresias", "gittins"),
-                           {**_QUEUES, "sizes": "file of job sizes in GPU-seconds; without it they are learnt",
-                            "quantum": "quantum of the index, GPU-seconds; 0 = supremum; default the queue's bound",
-                            "every": "refresh the learnt distribution after this many departures"})),
-        ("themis", Row("finish-time fairness, max-min over time shares, leases", partial(_placed, Themis),
+                           {**_QUEUES,
+                            "sizes": free_text("file of job sizes in GPU-seconds; without it they are learnt"),
+                            "quantum": number("quantum of the index, GPU-seconds; 0 = supremum; default the queue's "
+                                              "bound", unit="GPU-seconds", infinite=True,
+                                              fit=Range(100, 1e6, "log", also=("0",))),
+                            "every": whole("refresh the learnt distribution after this many departures", 1, 10**9,
+                                           fit=Range(10, 1000, "log", whole=True))}, True)),
+        ("themis", Row("finish-time fairness, max-min over time shares, leases", partial(_placed, "themis", Themis),
                        "remaining time", ("themis", "gavel"),
-                       {**_P, "lease_s": "lease of GPUs, seconds",
-                        "independent": "what rho compares with: share, queue"})),
+                       {**_PLACED,
+                        "lease_s": seconds("lease of GPUs, seconds", LEAST_S, fit=Range(60, 14_400, "log")),
+                        "independent": choice("what rho compares with", "share", "queue", fit=("share", "queue"))},
+                       True)),
         ("gandiva", Row("time slicing with suspend, packing by measured utilisation, migration", Gandiva,
                         "measured utilisation", ("gandiva",),
-                        {"slice_s": "time slice, seconds", "packing": "on, off", "migration": "on, off"})),
+                        {"slice_s": seconds("time slice, seconds", LEAST_S, fit=Range(10, 3600, "log")),
+                         "packing": switch("jobs of low GPU utilisation share GPUs", fit=True),
+                         "migration": switch("spread jobs move together once there is room", fit=True)}, True)),
         ("muri-s", Row("jobs take turns on resources, shortest remaining service first", partial(_muri, "muri-s"),
-                       "remaining time, stage profiles", ("muri",), _INTERLEAVE)),
+                       "remaining time, stage profiles", ("muri",), _MURI_S, True,
+                       {"method=exact": "sim"})),
         ("muri-l", Row("jobs take turns on resources, least attained service first", partial(_muri, "muri-l"),
-                       "stage profiles", ("muri",), _INTERLEAVE)),
+                       "stage profiles", ("muri",), _MURI_L, True, {"method=exact": "sim"})),
         ("pollux", Row("GPU counts that make the mean of speed-ups in goodput largest, chosen exactly", _pollux,
                        "what jobs fit and measure of themselves", ("pollux", "sia"),
-                       {**_FITNESS, "exact": "auto, off (a ladder of sizes), on (all sizes: integer program)",
-                        "autoscale": "on, off: ask for as many nodes as jobs that adapt use well",
-                        "group": "none, interleave (while jobs would wait, groups of equal size take turns)"})),
+                       {**_FITNESS,
+                        "exact": choice("off: a ladder of sizes; on: all sizes, by an integer program; auto: on where "
+                                        "it can matter", "auto", words=SWITCH),
+                        "autoscale": switch("ask for as many nodes as jobs that adapt use well"),
+                        "group": choice("interleave: while jobs would wait, groups of equal size take turns",
+                                        "none", "interleave", fit=("none", "interleave"))},
+                       True, {"exact=on": "sim"})),
         ("pollux-ga", Row("the same aim by the published genetic search, seeded", PolluxGa,
                           "what jobs fit and measure of themselves", ("pollux",),
-                          {**_FITNESS, "generations": "generations of a search, counting the first",
-                           "population": "allocations kept from one to the next", "seed": "of the search"})),
+                          {**_FITNESS,
+                           "generations": whole("generations of a search, counting the first", 1, MOST),
+                           "population": whole("allocations kept from one to the next", 2, MOST),
+                           "seed": whole("of the search", 0, MOST_SEED)}, True)),
         ("sia", Row("sizes and GPU kinds chosen together by an integer program", _sia,
                     "what jobs fit and measure of themselves", ("sia", "pollux"),
-                    {**_ROUNDS, "p": "exponent of goodputs: -0.5 is fair, 0.5 efficient",
-                     "penalty": "what a job without GPUs costs in that sum",
-                     "speeds": "how fast GPU kinds are, e.g. a100=2/v100=1; 1 where none is given"})),
+                    {**_ROUNDS,
+                     "p": number("exponent of goodputs: -0.5 is fair, 0.5 efficient", -MOST_POWER, MOST_POWER,
+                                 fit=Range(-2, 1, "linear")),
+                     "penalty": number("what a job without GPUs costs in that sum", fit=Range(0.01, 10, "log")),
+                     "speeds": free_text("how fast GPU kinds are, e.g. a100=2/v100=1; 1 where none is given")},
+                    True, {"": "sim"})),
         ("optimus", Row("one more GPU always to whom it saves the most time", Optimus,
-                        "remaining work, what jobs fit and measure of themselves", ("optimus", "pollux"), _ROUNDS)),
-        ("drf", Row("dominant resource fairness over users on GPUs, CPUs and memory", partial(_placed, Drf),
-                    "demands", ("drf",), _P)),
+                        "remaining work, what jobs fit and measure of themselves", ("optimus", "pollux"), _ROUNDS,
+                        True)),
+        ("drf", Row("dominant resource fairness over users on GPUs, CPUs and memory", partial(_placed, "drf", Drf),
+                    "demands", ("drf",), _PLACED, False)),
     ]
 )  # fmt: skip
 
@@ -302,7 +361,12 @@ def make_policy(text: str) -> Policy:
     if name in known:
         row = known[name]
         options = _options(text, rest, row.options)
-        return _named(row.make(**options), text)
+        try:
+            return _named(row.make(**options), text)
+        except InputError as error:
+            if f"policy {name}" in str(error) or isinstance(error, MissingExtra):
+                raise
+            raise InputError(f"policy {name}: {error}") from error
     if rest and "=" not in rest.split(":")[0]:
         attribute, _, rest = rest.partition(":")
         return _named(_user_policy(name, attribute, rest), text)
@@ -359,7 +423,7 @@ def _named(policy: Policy, text: str) -> Policy:
     return made  # type: ignore[no-any-return]
 
 
-def _options(policy: str, text: str, known: Mapping[str, str]) -> dict[str, Any]:
+def _options(policy: str, text: str, known: Mapping[str, Option]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
         key, equals, value = part.partition("=")
@@ -370,32 +434,8 @@ def _options(policy: str, text: str, known: Mapping[str, str]) -> dict[str, Any]
             raise InputError(f"policy {policy!r}: unknown option {key!r}; {hint}")
         if key in options:
             raise InputError(f"policy {policy!r}: option {key!r} is given twice; give it once")
-        options[key] = _value(key, value)
+        options[key] = known[key].parse(policy.partition(":")[0], key, value)
     return options
-
-
-def _value(key: str, text: str) -> Any:
-    if key in ("thresholds", "shares"):
-        return tuple(_number(key, part) for part in text.split("/"))
-    if text in ("on", "true", "yes"):
-        return True
-    if text in ("off", "false", "no"):
-        return False
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def _number(key: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"option {key}: {text!r} is not a number; separate values with /") from None
 
 
 def _user_policy(module: str, attribute: str, rest: str) -> Policy:
@@ -407,7 +447,7 @@ def _user_policy(module: str, attribute: str, rest: str) -> Policy:
         names = [n for n in dir(importlib.import_module(module)) if not n.startswith("_")]
         raise InputError(f"module {module!r} has no {attribute!r}; {suggest(attribute, names)}") from None
     if isinstance(found, type) or not hasattr(found, "decide"):
-        known = dict.fromkeys(inspect.signature(found).parameters, "")
+        known = dict.fromkeys(inspect.signature(found).parameters, Option(""))
         found = found(**_options(f"{module}:{attribute}", rest, known))
     if not isinstance(found, Policy):
         raise InputError(f"{module}:{attribute} has no method decide(view), so it is not a policy")

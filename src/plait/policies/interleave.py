@@ -19,6 +19,7 @@ from plait.core.policy import View
 from plait.core.resources import Resource
 from plait.grouping import Candidates, GroupingCache, group
 from plait.grouping.interference import MEASURED_INTERFERENCE
+from plait.grouping.programs import need_highs
 from plait.placement.packing import allowed_kinds
 
 
@@ -118,7 +119,7 @@ class Interleave:
     interference  slow-down by group size that is expected on top of the ideal schedule
 
     Jobs without a measured profile run alone. Memory of GPUs and nodes and declared cores are limits of a group.
-    Raises `InputError` for values that make no groups.
+    Raises `InputError` for values that make no groups, `MissingExtra` for `exact` without the solver.
     """
 
     max_jobs: int = 4
@@ -147,6 +148,8 @@ class Interleave:
         for name in ("idle_slots", "improve"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name} must be on or off, got {getattr(self, name)!r}")
+        if self.method == "exact":
+            need_highs()
         if self.guard is not None and not (isinstance(self.guard, (int, float)) and self.guard >= 0):
             raise InputError(f"guard must be >= 0 or off, got {self.guard!r}")
 

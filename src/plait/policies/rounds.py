@@ -16,7 +16,7 @@ from plait.core.errors import InputError
 from plait.core.jobs import JobClass
 from plait.core.plan import NO_GROUPS, Plan
 from plait.core.policy import View
-from plait.goodput.fitness import FLOOR, HARMONIC, fitness
+from plait.goodput.fitness import FLOOR, HARMONIC, check, fitness
 from plait.policies.pools import CLOCK_S, Pool, pools
 from plait.policies.seats import Seats, groups_of, with_companions
 
@@ -163,6 +163,10 @@ class ByFitness(InRounds):
         super().__post_init__()
         self._require("p", math.isfinite, "a finite number, e.g. -1 (fair) or 1 (efficient)")
         self._require("floor", lambda value: math.isfinite(value) and value >= 0, "a finite number >= 0")
+        try:
+            check(self.p, self.floor)
+        except InputError as error:
+            raise InputError(f"policy {self.name}: {error}") from None
 
     def choose(self, pool: Pool, found: Sizes, kept: Sizes) -> Sizes:
         """The better one."""

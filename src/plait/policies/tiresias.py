@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from plait.policies.compose import CLOCK_S, Ranking
 from plait.policies.gittins import Index
 
 WithinQueue = Literal["first_start", "running_first", "submit"]
+WITHIN: tuple[WithinQueue, ...] = get_args(WithinQueue)
 
 #: 16 GPU-hours, as in the Pollux artifact; no constant suits every workload: fit with `plait tune`.
 DEFAULT_THRESHOLDS_GPU_S = (57_600.0,)
@@ -55,10 +56,12 @@ class Queues:
         values = self.thresholds
         if any(t <= 0 or not math.isfinite(t) for t in values) or list(values) != sorted(set(values)):
             raise InputError(f"thresholds must be ascending GPU-seconds > 0, got {list(values)}")
-        if self.within not in ("first_start", "running_first", "submit"):
+        if self.within not in WITHIN:
             raise InputError(f"within is {self.within!r}; use first_start, running_first or submit")
         if not self.knob > 0:
             raise InputError(f"knob must be > 0, got {self.knob}")
+        if not 0 <= self.floor_s < math.inf:
+            raise InputError(f"floor_s must be a finite number of seconds >= 0, got {self.floor_s}")
         if self.dimensions not in (1, 2):
             raise InputError(f"dimensions must be 1 (seconds) or 2 (GPU-seconds), got {self.dimensions}")
 

@@ -222,16 +222,16 @@ def test_a_group_that_finds_too_few_cores_is_taken_apart():
 
 def test_wrong_values_are_named():
     for text, said in (
-        ("muri-s:max_jobs=5", "max_jobs must be 1 to 4"),
-        ("muri-s:objective=fun", "objective is 'fun'"),
-        ("muri-s:guard=-1", "guard must be"),
-        ("muri-s:guard=tight", "guard must be >= 0 or off, got 'tight'"),
-        ("muri-s:max_jobs=2.5", "max_jobs must be 1 to 4"),
-        ("muri-s:max_jobs=on", "max_jobs must be 1 to 4"),
-        ("muri-s:improve=5", "improve must be on or off, got 5"),
-        ("muri-s:idle_slots=some", "idle_slots must be on or off, got 'some'"),
-        ("muri-s:interference=1.5", "interference must be on or off, got 1.5"),
-        ("muri-l:order=alphabet", "unknown order 'alphabet'"),
+        ("muri-s:max_jobs=5", "max_jobs is 5; it takes a whole number from 1 to 4"),
+        ("muri-s:objective=fun", "objective is 'fun'; it takes efficiency or speedup"),
+        ("muri-s:guard=-1", "guard is -1; it takes a finite number >= 0, on or off"),
+        ("muri-s:guard=tight", "guard is 'tight'; it takes"),
+        ("muri-s:max_jobs=2.5", "max_jobs is 2.5; it takes"),
+        ("muri-s:max_jobs=on", "max_jobs is 'on'; it takes"),
+        ("muri-s:improve=5", "improve is 5; it takes on or off"),
+        ("muri-s:idle_slots=some", "idle_slots is 'some'; it takes on or off"),
+        ("muri-s:interference=1.5", "interference is 1.5; it takes on or off"),
+        ("muri-l:order=alphabet", "order is 'alphabet'; it takes remaining, attained"),
         ("muri-s:min_run_s=3", "unknown option 'min_run_s'"),
     ):
         with pytest.raises(InputError, match=said):

@@ -140,10 +140,10 @@ def test_a_settled_plan_asks_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("pollux:interval_s=0", "interval_s is 0; it takes a finite number of seconds > 0"),
+        ("pollux:interval_s=0", "interval_s is 0; it takes a finite number of seconds >= 0.001"),
         ("pollux:p=nan", "p is nan; it takes a finite number"),
         ("pollux:floor=-1", "floor is -1; it takes a finite number >= 0"),
-        ("pollux:patience_s=on", "patience_s is True; it takes seconds > 0, or inf"),
+        ("pollux:patience_s=on", "patience_s is 'on'; it takes a finite number of seconds > 0 or inf"),
         ("optimus:restart_s=inf", "restart_s is inf; it takes a finite number of seconds >= 0"),
     ],
 )

@@ -1,0 +1,98 @@
+"""Gittins indices of learnt sizes: fast ones agree with plain ones, and cost little."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.control.books import Books
+from plait.core.cluster import Cluster
+from plait.core.jobs import JobBatch
+from plait.policies.catalog import make_policy
+from plait.policies.gittins import CensoredSizes, Distribution
+from plait.sim.run import simulate
+from plait.sim.world import make_world
+
+SIZES = st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0, 4.0, 7.0, 8.0, 30.0, 64.0, 1e4]), min_size=1, max_size=30)
+STEPS = st.lists(st.integers(0, 20), max_size=30)
+
+
+def plain_supremum(of: Distribution, service: np.ndarray) -> list[float]:
+    """The largest G(a, D) over all knots ahead, one by one."""
+    ahead = [[of.index(np.array([a]), k - a)[0] for k in of.knots if k > a] for a in service]
+    return [max(values, default=0.0) for values in ahead]
+
+
+@settings(max_examples=150, deadline=None)
+@given(SIZES, STEPS, st.floats(0.1, 1e3))
+def test_censored_sizes_agree_with_kaplan_meier(sizes: list[float], steps: list[int], quantum: float) -> None:
+    departed = np.sort(np.array(sizes))
+    counts = np.bincount(np.array(steps, dtype=np.int64), minlength=1)
+    used = np.flatnonzero(counts)
+    at = np.exp2(used / 2)
+    learnt = CensoredSizes(departed, np.concatenate([[0.0], np.cumsum(departed)]), at, counts[used])
+    plain = Distribution.kaplan_meier(departed, np.repeat(at, counts[used]))
+    x = np.concatenate([departed, at, departed - 0.25, [0.0, 5.0, 1e5]])
+    above, area = learnt(x)
+    assert above == pytest.approx(plain.above(x), rel=1e-12, abs=1e-14)
+    assert area == pytest.approx(plain.integral(x), rel=1e-12)
+    for d in (quantum, np.inf):
+        assert learnt.index(x, d) == pytest.approx(plain.index(x, d), rel=1e-9, abs=1e-13)
+    assert learnt.distribution().supremum(x) == pytest.approx(plain_supremum(plain, x), rel=1e-9, abs=1e-13)
+
+
+def test_sizes_are_sorted_as_they_come() -> None:
+    books, rng = Books(), np.random.default_rng(0)
+    n = 300
+    books.append(batch_of(n, 0), 0.0)
+    books.columns["attained_gpu_s"][:n] = np.where(rng.random(n) < 0.1, 0.0, rng.exponential(100, n))
+    for left in np.array_split(rng.permutation(n), 7):
+        books.depart(left)
+        for count in (books.departures, books.departures // 2, books.departures // 10 * 10):
+            sizes, sums = books.departed_sizes(count)
+            some = books.departed_gpu_s(count)
+            assert sizes.tolist() == np.sort(some[some > 0]).tolist()
+            assert sums.tolist() == [0.0, *np.cumsum(sizes).tolist()]
+
+
+def batch_of(n: int, seed: int) -> JobBatch:
+    rng = np.random.default_rng(seed)
+    return JobBatch(
+        {
+            "id": [str(i) for i in range(n)],
+            "submit_s": np.sort(rng.uniform(0, 60 * n, n)),
+            "gpus": rng.choice([1, 2], n),
+            "iterations": np.ceil(rng.exponential(90, n)),
+            "iteration_s": np.ones(n),
+        }
+    )
+
+
+def test_learning_looks_at_every_departure_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, looked_at = Books.departed_gpu_s, []
+
+    def counting(self: Books, count: int, first: int = 0) -> np.ndarray:
+        found = original(self, count, first)
+        looked_at.append(len(found))
+        return found
+
+    monkeypatch.setattr(Books, "departed_gpu_s", counting)
+    policy = make_policy("tiresias-g:thresholds=50/300,every=10")
+    run = simulate(batch_of(600, 1), Cluster.parse("1x2"), policy, make_world("ideal"))
+    assert run.controller.books.departures == 600
+    assert 500 < sum(looked_at) <= 600
+
+
+def test_quantum_changes_what_a_learnt_index_does() -> None:
+    n = 150
+
+    def ends(policy: str) -> list[float]:
+        run = simulate(batch_of(n, 2), Cluster.parse("1x2"), make_policy(policy), make_world("ideal"))
+        return run.controller.books.columns["end_s"][:n].tolist()  # type: ignore[no-any-return]
+
+    usual = ends("tiresias-g:every=5,thresholds=1000")
+    assert ends("tiresias-g:every=5,thresholds=1000,quantum=20") != usual
+    assert ends("tiresias-g:every=5,thresholds=1000,quantum=0") != usual
+    assert ends("tiresias-g:every=5,thresholds=1000,quantum=1000") == usual
