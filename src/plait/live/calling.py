@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import random
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -20,8 +22,11 @@ from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.live import tls
 from plait.live.layout import Layout
 
-#: Seconds to connect, and to wait for an answer or for more of one; of a log that is quiet something comes each 10 s.
+#: Seconds to connect, and to wait for an answer.
 CONNECT_S, ANSWER_S = 3.0, 30.0
+#: A service silent for so long is asked, on another connection, whether it leads; one that does not say so in time is
+#: left. Of a log that is quiet something comes each 2 s.
+SILENT_S, HEALTH_S = 5.0, 2.0
 #: Asked again after these pauses, seconds, with up to as much again at random.
 PAUSES_S = (0.1, 0.3, 1.0)
 #: Where services stand ready: one of them leads after so many seconds at most, and is looked for so often.
@@ -113,7 +118,10 @@ class Caller:
             raise ServiceError(f"GET {path}: the service answered {str(answer)[:80]!r}, not a list")
         return found
 
-    def _ask(self, method: str, path: str, *, body: Json | None = None, again: bool = False, **query: Any) -> Any:
+    def _ask(
+        self, method: str, path: str, *, body: Json | None = None, again: bool = False,
+        headers: Mapping[str, str] | None = None, **query: Any,
+    ) -> Any:  # fmt: skip
         """One question; those that change nothing (or are marked `again`) are repeated when no answer comes."""
         repeat = again or method == "GET"
         params = {name: value for name, value in query.items() if value is not None}
@@ -121,9 +129,9 @@ class Caller:
         while True:
             last = attempt == len(PAUSES_S) or not repeat
             try:
-                answer = self._http.request(method, path, json=body, params=params)
+                answer = self._send(method, path, json=body, params=params, headers=headers)
             except httpx.HTTPError as error:
-                if self._follows(error, began) or (repeat and self._moves()):
+                if self._follows(error, began, left=repeat) or (repeat and self._moves()):
                     continue
                 if last:
                     raise self._gone(error) from error
@@ -135,17 +143,51 @@ class Caller:
             time.sleep(PAUSES_S[attempt] * (1 + random.random()))
             attempt += 1
 
-    def _follows(self, met: httpx.HTTPError | httpx.Response, began: float) -> bool:
-        """Go to whoever leads now; whether to ask again. Only what nobody has taken in is asked again."""
+    def _send(self, method: str, path: str, **more: Any) -> httpx.Response:
+        """Ask in a thread: a service that sleeps or hangs is left as soon as that is known."""
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+        def ask(http: httpx.Client) -> None:
+            try:
+                answers.put(http.request(method, path, **more))
+            except BaseException as error:
+                answers.put(error)
+
+        threading.Thread(target=ask, args=(self._http,), name="question", daemon=True).start()
+        while True:
+            try:
+                answer = answers.get(timeout=SILENT_S)
+            except queue.Empty:
+                if self.alive():
+                    continue  # it works on it
+                raise httpx.ReadTimeout(f"silent for {SILENT_S:g} s") from None
+            if isinstance(answer, BaseException):
+                raise answer
+            found: httpx.Response = answer
+            return found
+
+    def alive(self) -> bool:
+        """Whether the service at our URL says, at once, that it leads."""
+        try:
+            said = self._http.get("/v1/health", timeout=HEALTH_S)
+        except httpx.HTTPError:
+            return False
+        return said.status_code == 200
+
+    def _follows(self, met: httpx.HTTPError | httpx.Response, began: float, left: bool = False) -> bool:
+        """Go to whoever leads now; whether to ask again. Only what nobody has taken in is asked again.
+
+        With `left`, also what may have been taken in by a service that fell silent.
+        """
         named = None
         if isinstance(met, httpx.Response):
             said = _standby(met)
             if said is None:
                 return False
             named = said.get("leader")
-        elif not isinstance(met, (httpx.ConnectError, httpx.ConnectTimeout)) or not self._others():
+        elif not (left or isinstance(met, (httpx.ConnectError, httpx.ConnectTimeout))) or not self._others():
             return False
-        if time.monotonic() > began + LEAD_S:
+        if time.monotonic() > began + LEAD_S + (SILENT_S + HEALTH_S if left else 0.0):
             return False
         self._moves(named)
         time.sleep(LOOK_S)
@@ -198,8 +240,13 @@ class Caller:
     def _gone(self, error: Exception) -> NotRunning:
         where = "" if self._home is None else f" (home {self._home.home})"
         if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
-            return NotRunning(f"{self.url} does not answer within {ANSWER_S:g} s; look at it with: plait status")
+            return NotRunning(f"{self.url} does not answer within {SILENT_S:g} s; look at it with: plait status")
         return NotRunning(f"no service answers at {self.url}{where}; start it with: plait up")
+
+
+def quiet() -> httpx.Timeout:
+    """How long to wait for more of an answer that comes in pieces."""
+    return httpx.Timeout(SILENT_S, connect=CONNECT_S)
 
 
 def service_url(layout: Layout) -> str:

@@ -11,6 +11,7 @@ home folder. Every error is a sentence that names the next command.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
@@ -61,11 +62,16 @@ class Client(Caller):
 
     # -- jobs ---------------------------------------------------------------------------------------------
 
-    def submit(self, jobs: Sequence[Mapping[str, Any]]) -> list[Submitted]:
-        """Submit jobs, all or none; when this returns they are stored. Never repeated by itself."""
+    def submit(self, jobs: Sequence[Mapping[str, Any]], *, key: str | None = None) -> list[Submitted]:
+        """Submit jobs, all or none; when this returns they are stored.
+
+        Asked again where no answer comes: by the `key`, one of its own unless given, the service knows it for the same.
+        """
+        headers = {"Idempotency-Key": key or uuid.uuid4().hex}
+        body = dict(jobs[0]) if len(jobs) == 1 else {"jobs": [dict(job) for job in jobs]}
+        answer = self._ask("POST", "/v1/jobs", body=body, again=True, headers=headers)
         if len(jobs) == 1:
-            return [self._ask("POST", "/v1/jobs", body=dict(jobs[0]))]
-        answer = self._ask("POST", "/v1/jobs", body={"jobs": [dict(job) for job in jobs]})
+            return [answer]
         found: list[Submitted] = answer["jobs"] if isinstance(answer, dict) else answer
         return found
 
@@ -117,7 +123,7 @@ class Client(Caller):
         while True:
             try:
                 query = {"rank": rank, "offset": offset, "follow": 1}
-                with self._http.stream("GET", path, params=query) as answer:
+                with self._http.stream("GET", path, params=query, timeout=calling.quiet()) as answer:
                     if answer.status_code >= 400:
                         answer.read()
                         if self._follows(answer, heard):
@@ -136,10 +142,10 @@ class Client(Caller):
             except Broken as error:
                 if self._follows(error, heard) or self._moves():
                     continue
-                failed, heard = failed + 1, time.monotonic()
+                failed, heard = 0 if self.alive() else failed + 1, time.monotonic()
                 if failed > len(calling.PAUSES_S):
                     raise self._gone(error) from error
-                time.sleep(calling.PAUSES_S[failed - 1])
+                time.sleep(calling.PAUSES_S[max(failed - 1, 0)])
             else:
                 if self.job(job)["state"] in FINAL:
                     return

@@ -257,9 +257,16 @@ class Engine:
 
     # -- users ----------------------------------------------------------------------------------------
 
-    def submit(self, requests: Sequence[Mapping[str, Any]], *, owner: str, now: float) -> list[int]:
-        """New jobs, all or none; returns their numbers. Raises `InputError` for one that cannot be."""
+    def submit(
+        self, requests: Sequence[Mapping[str, Any]], *, owner: str, now: float, key: str | None = None
+    ) -> list[int]:
+        """New jobs, all or none; returns their numbers. Raises `InputError` for one that cannot be.
+
+        The same owner's submission of the same `key` was this one, asked again: it has its jobs already.
+        """
         now, state = self.clock(now), self.state
+        if (before := state.submissions.find(owner, key, requests)) is not None:
+            return before
         first = state.numbers
         projects = [request.get("project") or "default" for request in requests]
         self.open_jobs.check(owner, projects, self.options)
@@ -273,7 +280,8 @@ class Engine:
                 raise InputError(f"needs {counted(spec.gpus, 'GPU')}; the quota of project {project} is {quota}")
         if requests:
             rows = [dict(r) for r in requests]
-            self.do({"type": "Requested", "at_s": now, "first": first, "owner": owner, "requests": rows})
+            said = {} if key is None else {"key": key}
+            self.do({"type": "Requested", "at_s": now, "first": first, "owner": owner, "requests": rows, **said})
             self.open_jobs.add(owner, projects)
             self._go_on(now)
         return list(range(first, first + len(requests)))

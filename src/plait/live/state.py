@@ -49,6 +49,7 @@ from plait.live.attempts import ALWAYS, BYSTANDER, ONCE, Attempt, JobRecord, Nod
 from plait.live.groups import GroupBook
 from plait.live.profiles import processes_per_gpu
 from plait.live.quota import Quotas
+from plait.live.submissions import Submissions
 from plait.live.track_record import TrackRecord
 from plait.live.wire import NodeInfo
 from plait.policies.catalog import make_policy
@@ -82,6 +83,7 @@ class State:
         self.jobs: dict[int, JobRecord] = {}
         self.pending: deque[int] = deque()
         self.numbers = 0
+        self.submissions = Submissions()
         self.nodes: dict[str, NodeRecord] = {}
         self.groups = GroupBook()
         self.learnt: dict[str, dict[str, Any]] = {}
@@ -175,6 +177,7 @@ class State:
             self.pending.append(record.number)
             self.touched.add(record.number)
         self.numbers = first + len(note["requests"])
+        self.submissions.add(note)
 
     def _cancel_asked(self, note: Note) -> None:
         self.jobs[note["job"]].cancelled = True
@@ -341,6 +344,7 @@ class State:
             "policy_error": self.policy_error,
             "projects": dict(self.projects),
             "numbers": self.numbers,
+            "submissions": self.submissions.rows(),
             "jobs": [job.to_json() for job in self.jobs.values()],
             "pending": list(self.pending),
             "nodes": self.node_rows(),
@@ -375,6 +379,7 @@ class State:
         state.policy = make_policy(state.policy_text) if state.policy_text else None
         state.projects = dict(data["projects"])
         state.numbers = data["numbers"]
+        state.submissions = Submissions(data.get("submissions", ()))
         state.jobs = {job["number"]: JobRecord.from_json(job) for job in data["jobs"]}
         state.pending = deque(data["pending"])
         state.groups = GroupBook.from_json(data["groups"])

@@ -18,6 +18,7 @@ class Fake:
     answers: dict = field(default_factory=dict)
     asked: list = field(default_factory=list)
     bodies: list = field(default_factory=list)
+    keys: list = field(default_factory=list)
     url: str = ""
 
     def paths(self):
@@ -37,6 +38,7 @@ def serve(fake: Fake) -> ThreadingHTTPServer:
             length = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(length)) if length else None
             fake.asked.append((self.command, parts.path, query))
+            fake.keys.append(self.headers.get("Idempotency-Key"))
             if body is not None:
                 fake.bodies.append(body)
             if self.headers.get("Authorization") != f"Bearer {TOKEN}":

@@ -211,10 +211,20 @@ def test_sizes():
         parse_bytes("4 apples", "--memory")
 
 
-def test_a_submission_is_never_sent_twice(fake):
-    fake.answers["POST", "/v1/jobs"] = [(503, {"error": {"message": "busy"}})]
+def test_a_submission_is_sent_again_only_under_its_key(fake):
+    fake.answers["POST", "/v1/jobs"] = [(503, {"error": {"message": "busy"}}), (200, {"id": "j-0", "number": 0})]
+    with Client.at() as service:
+        for _ in range(2):
+            service.submit([{"command": ["a"]}])
+    assert len(fake.asked) == 3
+    assert fake.keys[0] == fake.keys[1] != fake.keys[2]
+    assert None not in fake.keys
+
+
+def test_what_has_no_key_is_never_sent_twice(fake):
+    fake.answers["POST", "/v1/tokens"] = [(503, {"error": {"message": "busy"}})]
     with Client.at() as service, pytest.raises(ServiceError, match="busy"):
-        service.submit([{"command": ["a"]}])
+        service.create_token("ann", "user")
     assert len(fake.asked) == 1
 
 

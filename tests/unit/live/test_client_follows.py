@@ -1,8 +1,9 @@
-"""The client goes where the leader is, and only with what nobody has taken in."""
+"""The client goes where the leader is, and asks again only what nobody has taken in or what is known by its key."""
 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,12 +78,12 @@ def test_a_dead_leader_is_looked_for_in_the_home_folder(tmp_path: Path, others: 
 
     with Client.at(str(tmp_path)) as client:
         client._http = httpx.Client(base_url=A, transport=httpx.MockTransport(answer))
-        if others:
-            assert client.submit([{"command": ["x"]}])[0]["number"] == 0
+        if others:  # nobody has taken it in
+            assert client.set_project("p") == {"id": "j-0", "number": 0}
             assert asked == ["a", "b"]
         else:
             with pytest.raises(NotRunning):
-                client.submit([{"command": ["x"]}])
+                client.set_project("p")
             assert asked == ["a"]
 
 
@@ -94,25 +95,65 @@ def home(tmp_path: Path) -> Path:
 
 
 def test_a_question_to_a_leader_that_sleeps_is_asked_where_the_next_one_is(home: Path) -> None:
-    asked = []
+    """A submission, too, under the key that the first may have stored it by; others may have been taken in."""
+    asked: list[str] = []
+    keys: list[str | None] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         asked.append(f"{request.method} {request.url.host}")
+        keys.append(request.headers.get("Idempotency-Key"))
         if request.url.host == "b":
             return httpx.Response(200, json={"term": 2})
         (home / "service.json").write_text(json.dumps({"url": B, "pid": 2}))
         raise httpx.ReadTimeout("asleep", request=request)
 
-    for method in ("GET", "POST"):
+    for ask in ("status", "submit", "token"):
         (home / "service.json").write_text(json.dumps({"url": A, "pid": 1}))
         with Client.at(str(home)) as client:
             client._http = httpx.Client(base_url=A, transport=httpx.MockTransport(answer))
-            if method == "GET":
+            if ask == "status":
                 assert client.status() == {"term": 2}
+            elif ask == "submit":
+                assert client.submit([{"command": ["x"]}])[0] == {"term": 2}
             else:
                 with pytest.raises(NotRunning, match="does not answer"):
-                    client.submit([{"command": ["x"]}])  # it may have been taken in
-    assert asked == ["GET a", "GET b", "POST a"]
+                    client.create_token("ann", "user")
+    assert asked == ["GET a", "GET b", "POST a", "POST b", "POST a"]
+    assert keys[2] == keys[3]
+    assert keys[2] is not None
+    assert keys[4] is None
+
+
+def test_a_leader_that_does_not_answer_is_left_after_seconds_one_that_works_is_waited_for(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calling, "SILENT_S", 0.05)
+    (home / "service-2.json").write_text(json.dumps({"url": B, "pid": 2}))
+    done, works, asked = threading.Event(), [False], []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append((request.url.host, request.url.path))
+        if request.url.host == "b":
+            return httpx.Response(200, json={"term": 2})
+        if request.url.path == "/v1/health":
+            if works[0]:
+                done.set()
+                return httpx.Response(200, json={"role": "leader"})
+            (home / "service.json").write_text(json.dumps({"url": B, "pid": 2}))
+            raise httpx.ReadTimeout("asleep", request=request)
+        done.wait(20.0)
+        return httpx.Response(200, json={"term": 1})
+
+    for works[0] in (True, False):
+        done.clear()
+        asked.clear()
+        (home / "service.json").write_text(json.dumps({"url": A, "pid": 1}))
+        with Client.at(str(home)) as client:
+            client._http = httpx.Client(base_url=A, transport=httpx.MockTransport(answer))
+            assert client.status() == {"term": 1 if works[0] else 2}
+        done.set()
+        assert asked[:2] == [("a", "/v1/status"), ("a", "/v1/health")]
+        assert (("b", "/v1/status") in asked) is not works[0]
 
 
 class Broken(httpx.SyncByteStream):
@@ -161,4 +202,4 @@ def test_a_log_that_is_followed_is_not_waited_for_without_end(home: Path) -> Non
 
     with Client(A, "x", transport=httpx.MockTransport(answer)) as client:
         assert list(client.follow("j-0")) == []
-    assert waits == [calling.ANSWER_S]
+    assert waits == [calling.SILENT_S]

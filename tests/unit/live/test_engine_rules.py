@@ -735,3 +735,23 @@ def test_a_job_that_waits_for_the_compiler_says_so(cluster: Make) -> None:
 def test_a_private_folder_is_private_with_what_it_is_in(tmp_path: Path) -> None:
     made = make_private(tmp_path / "home" / "ray")
     assert [oct(folder.stat().st_mode & 0o777) for folder in (made, made.parent)] == ["0o700", "0o700"]
+
+
+def test_a_submission_is_known_by_its_key_after_a_restart_from_the_log_and_from_a_snapshot(
+    cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from plait.live import submissions
+
+    for weight in (1e9, 0.0):  # no snapshot but at the start, one at each commit
+        c = cluster(snapshot_weight=weight)
+        first = c.engine.submit([{"command": ["true"]}] * 2, owner="ann", now=c.now, key="k")
+        for _ in range(2):
+            c.restart()
+            assert c.engine.submit([{"command": ["true"]}] * 2, owner="ann", now=c.now, key="k") == first
+        assert c.engine.state.numbers == 2
+        with pytest.raises(Conflict):
+            c.engine.submit([{"command": ["false"]}] * 2, owner="ann", now=c.now, key="k")
+    monkeypatch.setattr(submissions, "MOST", 3)
+    for i in range(9):
+        c.engine.submit([{"command": ["true"]}], owner="ann", now=c.now, key=f"k{i}")
+    assert [row[1] for row in c.engine.state.submissions.rows()] == ["k6", "k7", "k8"]

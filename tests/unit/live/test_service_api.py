@@ -139,6 +139,26 @@ def test_every_path_is_in_the_matrix(service: Service) -> None:
     assert set(schema["paths"]) <= listed
 
 
+def test_a_submission_asked_again_gets_the_jobs_of_the_first(service: Service) -> None:
+    def submit(key: str | None, who: str = "ann", **job: Any) -> Any:
+        headers = {"Authorization": f"Bearer {service.tokens[who]}"} | ({"Idempotency-Key": key} if key else {})
+        return service.http.post("/v1/jobs", headers=headers, json={"command": ["true"], **job})
+
+    assert submit("a").json() == submit("a").json() == {"id": "j-0", "number": 0}
+    assert submit("b").json()["number"] == 1
+    assert submit("a", who="ben").json()["number"] == 2  # keys are each user's own
+    assert submit(None).json()["number"] == 3
+    other = submit("a", gpus=2)
+    assert (other.status_code, "another submission" in other.text) == (409, True)
+    assert submit("x" * 101).status_code == submit("a b").status_code == 422
+    several = {"jobs": [{"command": ["true"]}] * 3}
+    for _ in range(2):
+        headers = {"Authorization": f"Bearer {service.tokens['ann']}", "Idempotency-Key": "c"}
+        found = service.http.post("/v1/jobs", headers=headers, json=several).json()
+        assert [job["number"] for job in found] == [4, 5, 6]
+    assert len(service.ask("GET", "/v1/jobs").json()) == 7
+
+
 def test_a_policy_named_over_http_runs_nothing(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

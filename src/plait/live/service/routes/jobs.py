@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
 
 from plait.live import views
@@ -17,14 +17,21 @@ from plait.live.service.auth import Denied, owns
 from plait.live.service.models import ForecastIn, Invalid, JobIn, JobOut, JobsIn, parse
 from plait.live.store import Token
 
+#: What a key may be made of.
+KEY = r"^[!-~]+$"
 router = APIRouter()
 _BOTH = {"anyOf": [JobIn.model_json_schema(), JobsIn.model_json_schema()]}
 _DESCRIBED = {"requestBody": {"required": True, "content": {"application/json": {"schema": _BOTH}}}}
 
 
 @router.post("/v1/jobs", response_model=JobOut | list[JobOut], openapi_extra=_DESCRIBED)
-async def submit(request: Request) -> Response:
-    """Submit one job, or several, all or none; they are stored when the answer comes."""
+async def submit(
+    request: Request, key: Annotated[str | None, Header(alias="Idempotency-Key", pattern=KEY, max_length=100)] = None
+) -> Response:
+    """Submit one job, or several, all or none; they are stored when the answer comes.
+
+    With an `Idempotency-Key` it may be asked again: the same key of the same user gets the jobs of the first time.
+    """
     api = api_of(request)
     token = api.who(request, "admin", "user")
     data = await api.body(request)
@@ -33,7 +40,7 @@ async def submit(request: Request) -> Response:
     requests = [_in_project(job.request(), token) for job in jobs]
     numbers, remarks = await api.worker.call(
         lambda engine, now: (
-            engine.submit(requests, owner=token.user, now=now),
+            engine.submit(requests, owner=token.user, now=now, key=key),
             [engine.remarks(request) for request in requests],
         )
     )

@@ -23,8 +23,8 @@ from plait.live.wire import Reply
 
 #: Parts of a log: default, at most.
 PART, LARGEST_PART = 65_536, 1_000_000
-#: How often a log is looked at that does not grow, and after how long something is sent anyway: clients wait 30 s.
-FOLLOW_S, QUIET_S = 0.3, 10.0
+#: How often a log is looked at that does not grow, and after how long something is sent anyway: clients wait 5 s.
+FOLLOW_S, QUIET_S = 0.3, 2.0
 
 router = APIRouter()
 
