@@ -71,8 +71,7 @@ def read(path: Pathish, *, strict: bool = False) -> TraceTable:
 
     Gang = sum over tasks of instances x share of a GPU. Less than one GPU becomes `gpus` 1 with `gpu_milli`;
     a gang with a fraction is rounded up, its true size kept in `x_gpu_share`. Run time = latest task end -
-    earliest task start; the workload tag is the model. Dropped, counted: never_started, no_task, negative,
-    zero_duration.
+    earliest task start; the workload tag is the model. Dropped, counted: never_started, no_task, negative.
     """
     jobs_path, tasks_path, tags_path = _tables(Path(path))
     tasks, latest_s = _read_tasks(tasks_path)
@@ -148,7 +147,7 @@ def _reason(state: str, mine: _Tasks | None, latest_s: float) -> str | None:
     if mine.start_s is None:
         return "never_started"
     seconds = (_end(mine, state, latest_s) or latest_s) - mine.start_s
-    return "negative" if seconds < 0 else "zero_duration" if seconds == 0 else None
+    return "negative" if seconds < 0 else None
 
 
 def _run(mine: _Tasks, state: str, submit_s: float, latest_s: float) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def read(path: Pathish, *, strict: bool = False) -> TraceTable:
     No creation time: the instance is older than the trace; it is submitted at 0 and its duration is a lower
     bound. No deletion time: it outlives the trace; its duration, until the latest time in the file, is
     right-censored (also where both are missing). Created but never scheduled: dropped as never_started;
-    negative and zero_duration likewise.
+    negative likewise.
     """
     source = Source(path)
     latest_s = 0.0
@@ -43,8 +43,8 @@ def _add(builder: TableBuilder, row: Row, latest_s: float) -> None:
         return
     start_s = max(0.0, scheduled_s or 0.0)
     seconds = (latest_s if deleted_s is None else deleted_s) - start_s
-    if seconds <= 0:
-        builder.drop("negative" if seconds < 0 else "zero_duration")
+    if seconds < 0:
+        builder.drop("negative")
         return
     known = "lower_bound" if created_s is None else "exact"
     builder.keep(

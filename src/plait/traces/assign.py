@@ -72,7 +72,8 @@ def assign_models(
 
     mix: `uniform` over the models measured at the job's size; `by_gpu_hours` by the job's GPU-hours; a
     mapping model -> weight; or four such mappings, for the classes under 1, 10, 100 and above 100 GPU-hours.
-    noise: n multiplies each stage by a draw from U[1-n, 1+n], seeded apart from the choice of the model.
+    noise: n multiplies each stage by a draw from U[1-n, 1+n], seeded apart from the choice of the model; no stage
+    becomes longer than its iteration.
 
     `iterations` = max(1, round(duration / iteration time)) and `duration_s` becomes their product; the
     trace's value is kept in `x_duration_trace_s`. A size without a profile is an InputError naming the job
@@ -105,7 +106,8 @@ def assign_models(
     if noise:
         for stage in STAGES:
             scale = 1 - noise + 2 * noise * uniforms(seed, f"noise\n{stage}", ids[jobs])
-            columns[stage][jobs] *= scale
+            most = np.maximum(columns[stage][jobs], columns["iteration_s"][jobs])  # no stage outlasts its iteration
+            columns[stage][jobs] = np.minimum(columns[stage][jobs] * scale, most)
     what = {"what": "model", "seed": seed, "catalogue": known.version, "mix": mix, "noise": noise}
     return _assigned(table, columns, what)
 

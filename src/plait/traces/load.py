@@ -85,9 +85,10 @@ def cluster_of(table: TraceTable) -> Cluster:
             str(kinds[i]) if kinds is not None and kinds[i] else "gpu",
             cpus=float(cpus) / 1000,
             memory_bytes=float(memory),
+            gpu_memory_bytes=int(gpu_memory),
         )
-        for i, (gpus, cpus, memory) in enumerate(
-            zip(numbers("gpus"), numbers("cpu_milli"), numbers("memory_bytes"), strict=True)
+        for i, (gpus, cpus, memory, gpu_memory) in enumerate(
+            zip(*map(numbers, ("gpus", "cpu_milli", "memory_bytes", "gpu_memory_bytes")), strict=True)
         )
         if gpus >= 1
     ]

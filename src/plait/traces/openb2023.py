@@ -35,7 +35,7 @@ def read(path: Pathish, *, nodes: Pathish | None = None, end_s: float = END_S, s
 
     Run time = deletion - scheduled. Phase Running is the phase last seen of a pod deleted later: its run time
     counts, its state is unknown; deleted at `end_s` it is right-censored. Dropped, counted: never_started,
-    negative, zero_duration. Pods without GPU are kept with `gpus` 0.
+    negative. Pods without GPU are kept with `gpus` 0.
     """
     source = Source(path)
     builder = TableBuilder(source, kinds={"x_qos": "string", "x_phase": "string"})
@@ -43,8 +43,8 @@ def read(path: Pathish, *, nodes: Pathish | None = None, end_s: float = END_S, s
         start_s, deleted_s = row.maybe_number("scheduled_time"), row.maybe_number("deletion_time")
         stopped_s = end_s if deleted_s is None else deleted_s
         seconds = None if start_s is None else stopped_s - start_s
-        if start_s is None or seconds is None or seconds <= 0:
-            builder.drop("never_started" if seconds is None else "negative" if seconds < 0 else "zero_duration")
+        if start_s is None or seconds is None or seconds < 0:
+            builder.drop("never_started" if seconds is None else "negative")
             continue
         state = row.choice("pod_phase", PHASES) if row.maybe_text("pod_phase") else "unknown"
         censored = stopped_s >= end_s and state not in ("completed", "failed")

@@ -34,7 +34,7 @@ def read(path: Pathish, *, attempts: str = "sum", strict: bool = False) -> Trace
     each attempt a job `<id>#<k>`, submitted when the one before ended.
 
     Dropped, counted: never_started (no attempt, or none with a start), negative (an end before its start),
-    zero_duration, no_gpus. An attempt without a start, or without an end that is not the last, is a logging
+    no_gpus. An attempt without a start, or without an end that is not the last, is a logging
     error and left out with a warning. A last attempt without end still runs when the log ends (its latest
     stamp).
     """
@@ -105,7 +105,7 @@ def _reason(runs: list[Attempt], end_s: float) -> str | None:
         return "negative"
     if min(run.gpus for run in runs) < 1:
         return "no_gpus"
-    return None if all(s > 0 for s in seconds[-1:]) and sum(seconds) > 0 else "zero_duration"
+    return None
 
 
 def _observed(job: dict[str, Any], runs: list[Attempt], counted: list[Attempt], end_s: float) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def read_log(log: Log, path: Pathish, *, strict: bool) -> TraceTable:
     """Reads a log, times counted from the first submission.
 
     Run time is end - start, never the file's `duration` column (which is only compared with it). Dropped,
-    counted: never_started, negative, zero_duration, suspended. A job without end runs until the latest stamp
+    counted: never_started, negative, suspended. A job without end runs until the latest stamp
     of the log.
     """
     source = Source(path)
@@ -99,7 +99,7 @@ def _reason(state: str, submit_s: float, start_s: float | None, end_s: float | N
     seconds = (latest_s if end_s is None else end_s) - start_s
     if seconds < 0 or start_s < submit_s:
         return "negative"
-    return "zero_duration" if seconds == 0 else None
+    return None
 
 
 def _sizes(row: Row) -> dict[str, Any]:

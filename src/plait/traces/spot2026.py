@@ -30,16 +30,11 @@ def read(path: Pathish, *, nodes: Pathish | None = None, strict: bool = False) -
     """Reads the job list, and its cluster from the node list `nodes`.
 
     Gang = GPUs of a worker x workers; one worker with part of a GPU has `gpu_milli`; CPUs are summed over
-    workers. Durations of 0 are dropped as zero_duration. Taken literally, the durations ask for more A10s
-    than there are.
+    workers. Taken literally, the durations ask for more A10s than there are.
     """
     source = Source(path)
     builder = TableBuilder(source)
     for row in read_rows(source, required=HEADER):
-        duration_s = row.number("duration")
-        if duration_s == 0:
-            builder.drop("zero_duration")
-            continue
         workers, share = row.whole("worker_num"), row.number("gpu_request")
         part = workers == 1 and 0 < share < 1
         if not part and share * workers != int(share * workers):
@@ -50,7 +45,7 @@ def read(path: Pathish, *, nodes: Pathish | None = None, strict: bool = False) -
             submit_s=row.number("submit_time"),
             gpus=1 if part else int(share * workers),
             gpu_milli=max(1, round(share * 1000)) if part else None,
-            duration_s=duration_s,
+            duration_s=row.number("duration"),
             duration_kind="exact",
             group=row.maybe_text("organization"),
             gpu_kinds=row.maybe_text("gpu_model"),
