@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from plait.control.messages import JobProfiled, NodeJoined, NodeLost
+from plait.control.messages import JobKept, JobProfiled, NodeJoined, NodeLost
 from plait.core.cluster import Node
 from plait.core.errors import InputError
 from plait.core.jobs import Phase
@@ -21,7 +21,7 @@ from plait.live.adaptive import hear_estimate, hear_restart
 from plait.live.attempts import NOT_STARTED, JobRecord, NodeRecord, Rank
 from plait.live.errors import Conflict
 from plait.live.layout import NODE_NAME
-from plait.live.profiles import like_keys, pass_on, profile_key
+from plait.live.profiles import like_keys, pass_on, profile_key, protect
 from plait.live.reconcile import ask_stop
 from plait.live.requests import limits_of
 from plait.live.sane import check_node, sane_notice, sane_profile, sane_seen
@@ -176,6 +176,7 @@ def _see(engine: Engine, node: NodeRecord, seen: Seen, now: float) -> None:
         engine.state.touched.add(seen.job)
     if seen.rank == 0:
         _learn(engine, job, attempt.ranks[0], seen, now)
+        protect(engine, job, attempt, seen, now)
         hear_restart(engine, job, seen, now)
         hear_estimate(engine, job, seen, now)
     if seen.state == ENDED:
@@ -230,6 +231,8 @@ def _learn(engine: Engine, job: JobRecord, rank: Rank, seen: Seen, now: float) -
         engine.do(JobProfiled(now, np.array([job.number]), np.array([iteration_s]), np.array([stage_s])))
         learnt = {"stage_s": stage_s, "iteration_s": iteration_s, "like": like_keys(job.request)}
         engine.do({"type": "Learnt", "at_s": now, "job": job.number, "key": key, **learnt})
+        if learnt_s.pop("kept", None) is not None:
+            engine.do(JobKept(now, np.array([job.number]), np.array([math.nan])))
         pass_on(engine, job, now)
         engine.state.touched.add(job.number)
 

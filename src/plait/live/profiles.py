@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from plait.control.messages import JobProfiled
+from plait.control.messages import JobKept, JobProfiled
 from plait.core.errors import InputError
 from plait.core.jobs import Phase
+from plait.live.wire import RUNNING, Seen
 from plait.training.command import parse_script
 
 if TYPE_CHECKING:
-    from plait.live.attempts import JobRecord
+    from plait.live.attempts import Attempt, JobRecord
     from plait.live.engine import Engine
+
+#: A profile in the making is waited for at most so long, seconds, and takes so many iterations at least.
+PROFILE_S, FEWEST_ITERATIONS = 120.0, 25
 
 #: measured once, used for later jobs: key -> {"stage_s", "iteration_s", "skew"}
 Learnt = Mapping[str, Mapping[str, Any]]
@@ -89,6 +94,23 @@ def pass_on(engine: Engine, learnt_from: JobRecord, now: float) -> None:
         iteration_s = np.array([known["iteration_s"] for known in found.values()])
         stage_s = np.array([known["stage_s"] for known in found.values()])
         engine.do(JobProfiled(now, np.array(list(found)), iteration_s, stage_s))
+
+
+def protect(engine: Engine, job: JobRecord, attempt: Attempt, seen: Seen, now: float) -> None:
+    """Have policies leave a job where it runs while it measures its profile, for `PROFILE_S` from its first iteration.
+
+    A stop would begin the measurement again, and meanwhile the job stays out of groups. A job is not protected if its
+    iterations are too long for that time, nor beside others, where it measures nothing.
+    """
+    controller, kept = engine.state.controller, "kept" in attempt.ranks[0].learnt_s
+    if controller is None or kept or seen.state != RUNNING or not seen.step_s:
+        return
+    group = engine.state.groups.by_gpus.get(attempt.gpus)
+    alone = attempt.stop is None and group is not None and len(group.members) == 1
+    unknown = math.isnan(controller.books.columns["stage_s"][job.number, 0])
+    if unknown and alone and seen.profile is None and FEWEST_ITERATIONS * seen.step_s <= PROFILE_S:
+        attempt.ranks[0].learnt_s["kept"] = now
+        engine.do(JobKept(now, np.array([job.number]), np.array([now + PROFILE_S])))
 
 
 def profile_source(engine: Engine, job: JobRecord) -> str | None:

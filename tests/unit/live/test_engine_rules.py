@@ -539,6 +539,42 @@ def test_jobs_like_one_that_was_measured_get_a_provisional_profile(cluster: Make
     assert c.engine.fields([1])[1]["profile_source"] == "measured"
 
 
+@pytest.mark.parametrize("step_s", [0.5, 30.0])
+def test_a_profile_in_the_making_is_finished_first_unless_that_takes_too_long(cluster: Make, step_s: float) -> None:
+    c = cluster((1,), policy="2d-las:quantum_s=1")
+    c.submit({"command": ["a"]})
+    c.pass_s(1.1)
+    seen = {"saves": "yes", "step_s": step_s, "held_s": 10.0}
+    c.nodes[0].report(0, steps=3.0, **seen)
+    c.pass_s(1.1)
+    c.submit({"command": ["b"]})
+    for i in range(5):
+        c.nodes[0].report(0, steps=4.0 + i, **seen)
+        c.pass_s(2.0)
+    stopped = [run.stop for run in c.nodes[0].sync().attempts if run.job == 0]
+    if step_s > 1:
+        assert stopped != [False], "25 iterations of 30 s are more than anybody waits for"
+        return
+    assert stopped == [False]
+    c.nodes[0].report(0, profile=Profile([0.1, 0.2, 0.2, 0.0], 0.5, 20), **seen)
+    for _ in range(3):
+        c.pass_s(2.0)
+    assert [run.stop for run in c.nodes[0].sync().attempts if run.job == 0] != [False]
+
+
+def test_a_profile_that_never_comes_is_waited_for_two_minutes(cluster: Make) -> None:
+    c = cluster((1,), policy="2d-las:quantum_s=1")
+    c.submit({"command": ["a"]}, {"command": ["b"]})
+    c.pass_s(1.1)
+    begin = c.now
+    while c.now < begin + 200:
+        c.nodes[0].report(0, steps=3.0, saves="yes", step_s=0.5, held_s=10.0)
+        c.pass_s(2.0)
+        if [run.stop for run in c.nodes[0].sync().attempts if run.job == 0] != [False]:
+            break
+    assert 118 <= c.now - begin <= 130
+
+
 def test_a_process_that_keeps_changing_its_profile_is_not_believed_each_time(cluster: Make) -> None:
     c = cluster()
     c.submit({"model": "vgg"})
