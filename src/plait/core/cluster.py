@@ -183,8 +183,9 @@ class Cluster:
 
     @cached_property
     def shapes(self) -> Counter[tuple[str, int, float, float]]:
-        """How many nodes there are of each GPU kind, number of GPUs, CPU cores and memory bytes."""
-        return Counter((n.gpu_kind, n.gpus, n.cpus, n.memory_bytes) for n in self.nodes)
+        """How many nodes there are of each GPU kind, number of GPUs, CPU cores and memory bytes; not free places."""
+        there = (n for i, n in enumerate(self.nodes) if n.id != _free(i))
+        return Counter((n.gpu_kind, n.gpus, n.cpus, n.memory_bytes) for n in there)
 
     @cached_property
     def gpus_up(self) -> int:

@@ -17,10 +17,11 @@ from plait.control.messages import JobKept, JobProfiled, NodeJoined, NodeLost
 from plait.core.cluster import Node
 from plait.core.errors import InputError
 from plait.core.jobs import Phase
+from plait.core.words import counted
 from plait.live.adaptive import hear_estimate, hear_restart
 from plait.live.attempts import NOT_STARTED, JobRecord, NodeRecord, Rank
 from plait.live.errors import Conflict
-from plait.live.layout import NODE_NAME
+from plait.live.layout import NODE_NAME, job_name
 from plait.live.profiles import like_keys, pass_on, profile_key, protect
 from plait.live.reconcile import ask_stop
 from plait.live.requests import limits_of
@@ -59,12 +60,10 @@ def _meet(engine: Engine, seen: Observed, now: float, address: str) -> NodeRecor
     check_node(info)
     record = state.nodes.get(info.id)
     if record is not None and record.info is not None and record.info.gpus != info.gpus:
-        raise Conflict(
-            f"node {info.id!r} came back with {info.gpus} GPUs, had {record.info.gpus}; give it another name"
-        )
+        record = _resized(engine, record, seen, now)
     if record is None:
         engine.do(NodeJoined(now, hardware(NodeRecord(info.id, info=info))))
-        engine.rounds.settle_s = now + engine.options.settle_s
+        engine.rounds.joined(now)
         engine.touched_nodes.add(info.id)
         record = state.nodes[info.id]
     # After a restart nobody is known: words of an earlier term are late once somebody speaks in a later one, and if
@@ -94,6 +93,42 @@ def _meet(engine: Engine, seen: Observed, now: float, address: str) -> NodeRecor
     if fresh:
         _miss(engine, record, seen, now)
     return record
+
+
+def _resized(engine: Engine, record: NodeRecord, seen: Observed, now: float) -> NodeRecord:
+    """The node with another number of GPUs: a new one that takes the name, once nothing runs on the old one.
+
+    Raises `Conflict` while the old one runs something, and for late words of an agent that was replaced.
+    """
+    name, info = record.id, seen.node
+    assert record.info is not None
+    running = sorted({one.job for one in seen.attempts if one.state != ENDED})
+    if running or seen.agent in record.agents:
+        jobs = ", ".join(job_name(number) for number in running)
+        raise Conflict(
+            f"node {name!r} came back with {counted(info.gpus, 'GPU')}, had {record.info.gpus}"
+            + (f", and still runs {jobs}: start its agent with {record.info.gpus}, or end them first" if jobs else "")
+        )
+    for one in seen.attempts:
+        _see(engine, record, one, now)
+    for number in sorted(engine.live):
+        attempt = engine.state.jobs[number].live
+        for i, rank in enumerate(attempt.ranks if attempt else ()):
+            if attempt and rank.node == name and not rank.ended:
+                _ended(engine, number, attempt.epoch, i, None, "its node came back with other GPUs", True, now)
+    if not record.lost:
+        engine.do(NodeLost(now, name))
+    engine.do({"type": "NodeForgotten", "at_s": now, "node": name})
+    engine.assigner.forget(name)
+    engine.do(NodeJoined(now, hardware(NodeRecord(name, info=info))))
+    engine.rounds.joined(now)
+    engine.touched_nodes.add(name)
+    new = engine.state.nodes[name]
+    new.agents, new.version = set(record.agents), record.version
+    if record.drained:
+        engine.do(NodeLost(now, name))
+        engine.do({"type": "NodeDrained", "at_s": now, "node": name, "drained": True})
+    return new
 
 
 def _notice_given(engine: Engine, record: NodeRecord, seen: Observed, fresh: bool, now: float) -> None:

@@ -17,7 +17,7 @@ from plait.live.asking import Asker
 from plait.live.attempts import JobRecord
 from plait.live.errors import Conflict
 from plait.live.layout import make_private
-from plait.live.wire import ENDED, STARTING, NodeInfo, Observed, Profile, Seen
+from plait.live.wire import ENDED, RUNNING, STARTING, NodeInfo, Observed, Profile, Seen
 
 Make = Callable[..., Cluster]
 
@@ -470,8 +470,13 @@ def test_a_job_taken_back_before_it_was_admitted(cluster: Make) -> None:
 
 def test_a_node_may_not_change_its_size_nor_have_a_name_that_is_a_path(cluster: Make) -> None:
     c = cluster((2,))
+    c.submit({})
+    c.pass_s()
+    running = [Seen(0, 1, 0, RUNNING, pid=100)]
+    with pytest.raises(Conflict, match="came back with 3 GPUs, had 2, and still runs j-0"):
+        c.engine.observe(Observed(NodeInfo("n0", 3), "z", attempts=running), c.now)
     with pytest.raises(Conflict, match="came back with 3 GPUs, had 2"):
-        c.engine.observe(Observed(NodeInfo("n0", 3), "z"), c.now)
+        c.engine.observe(Observed(NodeInfo("n0", 3), c.nodes[0].agent), c.now)  # it is the one that has 2
     with pytest.raises(InputError, match="cannot be called"):
         c.engine.observe(Observed(NodeInfo("../etc", 1), "z"), c.now)
 

@@ -11,6 +11,7 @@ behave as several machines would, which is what tests and demonstrations need.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -31,6 +32,8 @@ from plait.live.layout import Layout
 if TYPE_CHECKING:
     from plait.live.client import Client
 
+#: In the folder of a node: how many slots or which GPUs its last agent had.
+_SIZE = "size.json"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 
 
@@ -116,8 +119,10 @@ class LocalBackend:
     def start(self) -> list[str]:
         """Agents for all nodes; those that run already are kept. The names of nodes whose agent was started now.
 
-        Agents of nodes that are no more are ended with their jobs; one of another size is replaced, its jobs go on.
+        Agents of nodes that are no more are ended with their jobs; one of another size is replaced. Raises `InputError`
+        for another size of a node that still runs jobs.
         """
+        self._check_sizes()
         for name in self._known():
             record = procs.read_json(self.layout.node(name) / "agent.json") or {}
             node = self.nodes.get(name)
@@ -130,6 +135,21 @@ class LocalBackend:
                 self._end([name], jobs=False)
         return [name for name in self.nodes if self.ensure_node_agent(name)]
 
+    def _check_sizes(self) -> None:
+        """Refuse to change nodes under the jobs that run on them."""
+        for name, node in self.nodes.items():
+            record = procs.read_json(self.layout.node(name) / _SIZE) or {}
+            before, cuda = record.get("gpus"), None if node.cuda is None else list(node.cuda)
+            if not isinstance(before, int) or (before, record.get("cuda")) == (node.gpus, cuda):
+                continue
+            if self._host.has_jobs(name):
+                has = counted(before, "slot" if record.get("cuda") is None else "GPU")
+                raise InputError(
+                    f"node {name} has {has} and still runs jobs, so it cannot have {node.gpus} now; stop them first "
+                    "(those with checkpoints go on from there): plait down --stop-jobs, or keep the size: "
+                    f"plait up --gpus-per-node {before}"
+                )
+
     def ensure_node_agent(self, name: str) -> bool:
         """Start the agent of a node unless it runs; whether it was started."""
         if self._runs(name):
@@ -139,6 +159,8 @@ class LocalBackend:
 
     def _spawn(self, node: LocalNode) -> None:
         self._host.spawn(node.name, _size(node))
+        with contextlib.suppress(OSError):  # a full disk: then the next size is not compared with this one
+            procs.write_json(self.layout.node(node.name) / _SIZE, {"gpus": node.gpus, "cuda": node.cuda})
 
     def tend(self, service: Client | None = None) -> list[str]:
         """Start agents that died, later each time if they die again soon.
@@ -159,6 +181,10 @@ class LocalBackend:
     def expected(self) -> int:
         """All of them."""
         return len(self.nodes)
+
+    def expected_gpus(self) -> int:
+        """Those of all nodes, which are there from the start."""
+        return sum(node.gpus for node in self.nodes.values())
 
     def most_gpus(self) -> int:
         """No more than its nodes have, which are there from the start."""
