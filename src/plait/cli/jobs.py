@@ -22,6 +22,9 @@ CommandArgument = Annotated[
 ]
 EnvOption = Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE, or NAME for its value here.")]
 MergeFlag = Annotated[bool, typer.Option("--merge", help="May share a process with other jobs of mine in this folder.")]
+WaitForNodesFlag = Annotated[
+    bool, typer.Option("--wait-for-nodes", help="Take it although no node that may come has room for it.")
+]
 AccumulationFlag = Annotated[
     bool, typer.Option("--accumulation", help="Adaptive: several passes may make one optimizer step.")
 ]
@@ -50,8 +53,13 @@ def submit(
     model: Annotated[str | None, typer.Option(help="What is trained; jobs of one model share measurements.")] = None,
     iterations: Annotated[float | None, typer.Option(help="Optimizer steps it will make; default: until exit.")] = None,
     env: EnvOption = None,
+    python: Annotated[str | None, typer.Option(help="Interpreter, or venv folder; default: this shell's.")] = None,
+    conda: Annotated[str | None, typer.Option(help="Conda environment, by name or folder.")] = None,
+    container: Annotated[str | None, typer.Option(help="Image to run in (Apptainer, Podman or Docker).")] = None,
+    export_all: Annotated[bool, typer.Option("--export-all", help="All of this shell's variables.")] = False,
+    node_env: Annotated[bool, typer.Option("--node-env", help="No variables of this shell.")] = False,
     workdir: Annotated[Path | None, typer.Option(help="Folder to run in; default: this one.")] = None,
-    retries: Annotated[int | None, typer.Option(help="Starts again after failures; default 3.")] = None,
+    retries: Annotated[int | None, typer.Option(help="New starts after failures; default 3, 0 if at once.")] = None,
     gpu_memory: Annotated[str | None, typer.Option(help="GPU memory of a process, e.g. 4G.")] = None,
     cpus: Annotated[float | None, typer.Option(help="CPU cores of the whole job.")] = None,
     memory: Annotated[str | None, typer.Option(help="Memory of the whole job, e.g. 16G.")] = None,
@@ -61,6 +69,7 @@ def submit(
     ] = None,
     checkpoint_s: Annotated[float | None, typer.Option("--checkpoint", help="Seconds between checkpoints.")] = None,
     merge: MergeFlag = False,
+    wait_for_nodes: WaitForNodesFlag = False,
     project: Annotated[str | None, typer.Option(help="Whose quota it counts against.")] = None,
     priority: Annotated[float | None, typer.Option(help="Higher goes first; default 0.")] = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for the end; exit code 1 if it fails.")] = False,
@@ -76,6 +85,9 @@ def submit(
     plait submit --batch-size 128 --max-batch-size 4096 --local-batch 32..1024 --max-gpus 8 -- python train.py
     plait submit -f job.yaml
     """
+    import os
+
+    from plait.cli.submission import Asked, batch_bounds, requests_of, runs_here
     from plait.live.jobfile import schema_text
 
     if show_schema:
@@ -85,10 +97,14 @@ def submit(
         "gpus": gpus, "min_gpus": min_gpus, "max_gpus": max_gpus, "name": name, "class": job_class, "model": model,
         "iterations": iterations, "retries": retries, "merge": merge or None, "cpus": cpus, "deadline_s": deadline_s,
         "checkpoint_s": checkpoint_s, "project": project, "priority": priority,
+        "wait_for_nodes": wait_for_nodes or None,
     }  # fmt: skip
-    if batch := _batch(batch_size, max_batch_size, local_batch, accumulation):
-        given["batch"] = batch
-    ready = _requests(command, file, given, {"gpu_memory": gpu_memory, "memory": memory}, workdir, env or [])
+    asked = Asked(
+        command, file, given, {"gpu_memory": gpu_memory, "memory": memory},
+        batch_bounds(batch_size, max_batch_size, local_batch, accumulation), workdir, env or (), python, conda,
+        container, export_all, node_env,
+    )  # fmt: skip
+    ready = requests_of(asked, os.environ, here=runs_here(home, os.environ))
     with client(home) as service:
         answers = service.submit(ready)
     _tell(answers, as_json)
@@ -108,74 +124,6 @@ def _tell(answers: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     for remark, jobs in said.items():
         note(f"warning: {remark}" + (f" (of {jobs} jobs)" if len(answers) > 1 else ""))
     note(f"submitted; follow it with: plait logs -f {answers[0]['id']}")
-
-
-def _requests(
-    command: list[str] | None, file: Path | None, given: dict[str, Any], sizes: dict[str, str | None],
-    workdir: Path | None, env: list[str],
-) -> list[dict[str, Any]]:  # fmt: skip
-    """The jobs of a file, or the one of a command, with what the options say instead; `InputError` for bad ones."""
-    from plait.core.errors import InputError
-    from plait.live.jobfile import check, parse_bytes, read_jobs
-    from plait.live.requests import check_sizes
-
-    given = {field: value for field, value in given.items() if value is not None}
-    for field, text in sizes.items():
-        if text is not None:
-            given[field] = parse_bytes(text, f"--{field.replace('_', '-')}")
-    if workdir is not None:
-        given["workdir"] = str(workdir.expanduser().resolve())
-    if file is None and not command:
-        raise InputError("nothing to submit; write plait submit -- python train.py, or plait submit -f job.yaml")
-    jobs: list[dict[str, Any]] = [{"command": command}] if file is None else read_jobs(file)
-    if file is not None and command:
-        jobs = [{**job, "command": command} for job in jobs]
-    ready = []
-    for i, job in enumerate(jobs, start=1):
-        where = "plait submit" if file is None else f"{file}: job {i}" if len(jobs) > 1 else str(file)
-        merged = {**job, **given}
-        if "batch" in given:
-            merged["batch"] = {**(job.get("batch") or {}), **given["batch"]}
-        merged.setdefault("workdir", str(Path.cwd()))
-        merged["workdir"] = str((Path.cwd() / merged["workdir"]).expanduser().resolve())
-        if env:
-            merged["env"] = {**merged.get("env", {}), **_environment(env)}
-        if "batch" in given and "initial" not in merged["batch"]:
-            raise InputError(f"{where}: --batch-size is missing; the other bounds of the batch need it")
-        ready.append(check(merged, where))
-        check_sizes(ready[-1], where, {*given, *(f"batch.{name}" for name in given.get("batch", {}))}, file is None)
-    return ready
-
-
-def _batch(initial: int | None, most: int | None, local: str | None, accumulation: bool) -> dict[str, Any]:
-    """What the options say of the bounds of the batch; `InputError` for a range that is none."""
-    import re
-
-    from plait.core.errors import InputError
-
-    bounds: list[int | None] = [None, None]
-    if local is not None:
-        match = re.fullmatch(r"\s*([0-9]+)\s*\.\.\s*([0-9]+)\s*", local)
-        if match is None:
-            raise InputError(f"--local-batch is {local!r}; write the fewest and the most examples of one GPU: 32..1024")
-        bounds = [int(match[1]), int(match[2])]
-    said = {"initial": initial, "most": most, "least_local": bounds[0], "most_local": bounds[1]}
-    found: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
-    return {**found, "accumulation": True} if accumulation else found
-
-
-def _environment(pairs: list[str]) -> dict[str, str]:
-    import os
-
-    from plait.core.errors import InputError
-
-    out = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not name or (not equals and name not in os.environ):
-            raise InputError(f"--env {pair!r}: write NAME=VALUE, or the NAME of a variable that is set here")
-        out[name] = value if equals else os.environ[name]
-    return out
 
 
 def ls(

@@ -57,6 +57,7 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
         note(f"other users can look into {layout.home}; close it with: chmod 700 {layout.home}")
     options = {**remembered(layout), **given}
     backend = open_backend(layout, for_backend(options))
+    options["expect-gpus"] = getattr(backend, "expected_gpus", int)()
     options["most-gpus"] = getattr(backend, "most_gpus", int)()  # those of other packages may not have it yet
     kept = keeping.stop(layout, keeping.KEEPER)  # it would go on with the options of before
     try:

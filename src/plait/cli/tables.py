@@ -90,7 +90,8 @@ def table(
     chosen = list(range(len(columns)))
     widths = [_natural(column, [line[i] for line in lines]) for i, column in enumerate(columns)]
     if width is None:
-        widths = [min(w, MOST_CHARACTERS) if c.text else w for w, c in zip(widths, columns, strict=True)]
+        if most_lines <= MOST_LINES:
+            widths = [min(w, MOST_CHARACTERS) if c.text else w for w, c in zip(widths, columns, strict=True)]
         most_lines = 1
     else:
         chosen, widths = _fit(columns, widths, width)

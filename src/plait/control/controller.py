@@ -257,7 +257,7 @@ class Controller:
         self._require(event.jobs, Phase.FAILED, event)
         columns["failures"][event.jobs] += 1
         columns["reason"][event.jobs] = event.reason
-        again = columns["failures"][event.jobs] <= columns["retries"][event.jobs]
+        again = (columns["failures"][event.jobs] <= columns["retries"][event.jobs]) & event.again
         self._to_waiting(event.jobs[again])
         lost = event.jobs[~again]
         if not len(lost):

@@ -112,11 +112,12 @@ class JobFinished:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobFailed:
-    """Jobs whose processes failed; the controller starts them again while retries are left."""
+    """Jobs whose processes failed; the controller starts them again while retries are left, and if `again`."""
 
     at_s: float
     jobs: IntArray
     reason: str
+    again: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -247,7 +248,7 @@ _TYPES: dict[str, type[Any]] = {
 
 
 #: Fields that logs of before do not have: they are written where they say something.
-_LATER = {"room": 0}
+_LATER: Mapping[str, Any] = {"room": 0, "again": True}
 
 
 def to_json(message: Event | Command) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.live.attempts import Attempt, JobRecord, NodeRecord, Rank
 from plait.live.reconcile import GRACEFUL
-from plait.live.requests import limits_of, merge_key
+from plait.live.requests import command_of, limits_of, merge_key
 from plait.live.wire import Assignment, GroupInfo, Mate, Run
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Where a job finds the bounds of its batch that were given when it was submitted: `BatchLimits` as JSON.
 BATCH_VARIABLE = "PLAIT_BATCH"
+#: Where its agent finds the image of its container; see `plait.live.agent.container`.
+CONTAINER_VARIABLE = "PLAIT_CONTAINER"
 
 
 class Assigner:
@@ -120,11 +122,11 @@ class Assigner:
             epoch=attempt.epoch,
             rank=index,
             world=world,
-            argv=list(request["command"]),
+            argv=command_of(request),
             gpus=[rank.gpu],
             group=self._group(job, attempt),
             workdir=request.get("workdir") or "",
-            env=dict(request.get("env") or {}) | _batch_env(request),
+            env=dict(request.get("env") or {}) | _batch_env(request) | _container_env(request),
             stop=attempt.stop is not None,
             grace_s=_grace_s(attempt, options.grace_s) if graceful else options.kill_grace_s,
             local_rank=same_node.index(index),
@@ -143,6 +145,11 @@ class Assigner:
             return groups.by_gpus[attempt.gpus]
         # It is on its way out: it waits for nobody's turn, and others wait for its GPUs.
         return GroupInfo(f"left-{job.number}-{attempt.epoch}", members=[Mate(job.number, 0, len(attempt.ranks))])
+
+
+def _container_env(request: Mapping[str, Any]) -> dict[str, str]:
+    """The image in which agents run the job."""
+    return {CONTAINER_VARIABLE: request["container"]} if request.get("container") else {}
 
 
 def _batch_env(request: Mapping[str, Any]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from plait.control.books import refusal
 from plait.control.messages import (
     Command,
     GoodputReported,
@@ -34,7 +35,7 @@ from plait.control.messages import (
     ReplanDue,
     to_json,
 )
-from plait.core.errors import InputError, PlaitError
+from plait.core.errors import InputError, PlaitError, suggest
 from plait.core.jobs import JobSpec, Phase
 from plait.core.words import counted
 from plait.live import views
@@ -45,7 +46,7 @@ from plait.live.fences import Fence, Fences
 from plait.live.hearing import hardware, hear
 from plait.live.layout import Layout, job_name
 from plait.live.open_jobs import OpenJobs
-from plait.live.options import Options
+from plait.live.options import ANY_SIZE, Options
 from plait.live.requests import spec_of
 from plait.live.rounds import Rounds
 from plait.live.snapshots import Later, Snapshots, at_once
@@ -275,6 +276,7 @@ class Engine:
                 raise InputError("command is empty; give the program and its arguments")
             project = projects[i]
             spec = self.spec(first + i, request, owner, project, now)
+            self._check_room(spec, request, now)
             quota = state.projects.get(project, {}).get("gpu_quota")
             if quota is not None and spec.gpus > quota:
                 raise InputError(f"needs {counted(spec.gpus, 'GPU')}; the quota of project {project} is {quota}")
@@ -285,6 +287,24 @@ class Engine:
             self.open_jobs.add(owner, projects)
             self._go_on(now)
         return list(range(first, first + len(requests)))
+
+    def check_project(self, name: str) -> None:
+        """Raise `InputError` for a project that nobody made."""
+        if name not in (known := {"default": None, **self.state.projects}):
+            raise InputError(f"no project {name!r}; {suggest(name, known)}, or make it with: plait project set {name}")
+
+    def room(self, request: Mapping[str, Any]) -> int:
+        """GPUs of the cluster that a job may wait for, beyond the nodes that there are."""
+        return ANY_SIZE if request.get("wait_for_nodes") else self.options.most_gpus
+
+    def _check_room(self, spec: JobSpec, request: Mapping[str, Any], now: float) -> None:
+        """Refuse a job that no node has room for, nor any that may come; while nodes join nobody knows."""
+        controller = self.state.controller
+        if controller is None or now < self.rounds.settle_s:
+            return
+        why = refusal(spec, controller.cluster, self.room(request))
+        if why is not None:
+            raise InputError(f"{why}; ask for less, or wait for nodes that are not there yet with --wait-for-nodes")
 
     def spec(self, number: int, request: Mapping[str, Any], owner: str, project: str, submit_s: float) -> JobSpec:
         """A request as the policies see it; raises `InputError` for a job that cannot be."""

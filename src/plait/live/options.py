@@ -20,7 +20,10 @@ class Options:
     lease_s         an agent without contact for so long stops its work
     first_step_s    an attempt gets so long for its first step before it makes room for others: else jobs that take
                     long to begin would be started for ever and never trained
+    crash_s         a program that fails so soon after its start, without an iteration, is not started again unless its
+                    submission names a number of retries
     settle_s        a job too large for the cluster waits so long for more nodes before it is refused
+    expect_gpus     ... but for no more than these GPUs, where it is known how many there will be; 0 = unknown
     most_gpus       the nodes may become so many that they have so many GPUs: a job that is too large for those there
                     are, but not for that, waits for them; 0 = they are what they are
     progress_s      note progress at least this often while jobs run
@@ -42,7 +45,9 @@ class Options:
     lost_s: float = 15.0
     lease_s: float = 600.0
     first_step_s: float = 0.0
+    crash_s: float = 15.0
     settle_s: float = 10.0
+    expect_gpus: int = 0
     most_gpus: int = 0
     progress_s: float = 10.0
     estimate_s: float = 30.0

@@ -6,6 +6,7 @@ on a lost node and the epoch keeps it from committing anything. A failure of one
 
 from __future__ import annotations
 
+import signal
 import zlib
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Why an attempt was told to stop although it could have gone on with a checkpoint.
 GRACEFUL = frozenset({"preempted", "moved", "drained", "leaving"})
+#: Signals by which programs crash of themselves.
+CRASHES = tuple(-number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGBUS))
 #: Those that can wait until the attempt has got something out of its start.
 ROOM = frozenset({"preempted", "moved"})
 
@@ -135,13 +138,24 @@ def _close(engine: Engine, job: JobRecord, attempt: Attempt, now: float) -> None
         end_s = max(now - max(ago, 0.0), attempt.began_s)
         engine.do(JobFinished(now, jobs, np.array([end_s])))
     elif outcome == "failed":
-        engine.do(JobFailed(now, jobs, attempt.cause))
+        engine.do(_failed(engine, job, attempt, now))
     elif outcome in ("start failed", "requeued"):
         options = engine.options
         if job.launch_failures >= options.launch_tries or job.requeues > options.requeues:
-            engine.do(JobFailed(now, jobs, attempt.cause))
+            engine.do(_failed(engine, job, attempt, now))
         elif phase is Phase.RUNNING:
             engine.do(LaunchFailed(now, jobs, attempt.cause))
+
+
+def _failed(engine: Engine, job: JobRecord, attempt: Attempt, now: float) -> JobFailed:
+    """What a failure means: a program that fails at once would do so again, so nobody starts it unless asked to."""
+    codes = {rank.exit_code for rank in attempt.ranks if rank.ended}
+    own = attempt.fault == START or any(code is not None and (code > 0 or code in CRASHES) for code in codes)
+    at_once = attempt.held_s < engine.options.crash_s and not job.mark and not attempt.steps
+    jobs = np.array([job.number])
+    if own and at_once and attempt.fault != REQUEUE and job.request.get("retries") is None:
+        return JobFailed(now, jobs, f"failed at once (no retries unless --retries asks): {attempt.cause}", again=False)
+    return JobFailed(now, jobs, attempt.cause)
 
 
 def _troubled(engine: Engine, gpus: tuple[int, ...]) -> bool:

@@ -22,6 +22,17 @@ OPTIONS = BoundNames(
 )
 
 
+def command_of(request: Mapping[str, Any]) -> list[str]:
+    """What is run: the command as it was written, `python` being the interpreter of whoever submitted it.
+
+    >>> command_of({"command": ["python", "train.py"], "python": "/venv/bin/python"})
+    ['/venv/bin/python', 'train.py']
+    """
+    program, *rest = request["command"]
+    python = request.get("python")
+    return [python if python and program in ("python", "python3") else program, *rest]
+
+
 def most_gpus(request: Mapping[str, Any]) -> int:
     """The size of the job, of an elastic one the largest."""
     return max(int(request.get("gpus") or 1), int(request.get("max_gpus") or 1))
@@ -105,7 +116,9 @@ def merge_key(request: Mapping[str, Any], owner: str, project: str) -> str:
     """
     if most_gpus(request) != 1:
         raise InputError(f"merge is for jobs of one process; this one has {most_gpus(request)}: leave merge out")
-    script = parse_script(request["command"])
+    if request.get("container"):
+        raise InputError("merge is not for jobs in containers: leave merge or container out")
+    script = parse_script(command_of(request))
     folder = os.path.normpath(os.path.join(request.get("workdir") or "", script.folder))
     env = sorted((request.get("env") or {}).items())
     same = [owner, project, request.get("workdir"), env, script.python, script.options, folder]

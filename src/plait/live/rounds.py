@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,7 +47,8 @@ class Rounds:
         """Nothing is due yet."""
         self._engine = engine
         #: Until then jobs too large for the cluster wait for more nodes.
-        self.settle_s = engine.begin_s + engine.options.settle_s
+        self.settle_s = 0.0
+        self.joined(engine.begin_s)
         self._watched_s = self._reported_s = -math.inf
         #: No node has been silent for too long before then: a bound, so that not every report looks at all nodes.
         self._silence_s = math.inf
@@ -73,6 +75,12 @@ class Rounds:
             self.report_progress(now)
         self._due_s = self._wake_s(now)
         return self._due_s
+
+    def joined(self, now: float) -> None:
+        """A new node is there: others may follow, unless these are all."""
+        options, controller = self._engine.options, self._engine.state.controller
+        there = 0 if controller is None else controller.cluster.gpus
+        self.settle_s = now if 0 < options.expect_gpus <= there else now + options.settle_s
 
     def look(self) -> None:
         """Look at the nodes next time, however short a time ago they were looked at."""
@@ -132,17 +140,23 @@ class Rounds:
         if controller is None:
             return
         specs: list[JobSpec] = []
-        waits, room = now < self.settle_s, engine.options.most_gpus
+        rooms: list[int] = []
+        waits = now < self.settle_s
         for number in state.pending:
             job = state.jobs[number]
             spec = engine.spec(number, job.request, job.owner, job.project, job.created_s)
+            room = engine.room(job.request)
             if waits and not job.cancelled and refusal(spec, controller.cluster, room) is not None:
                 break
             specs.append(spec)
+            rooms.append(room)
         if not specs:
             return
-        first = controller.books.count
-        engine.do(JobSubmitted(now, first, JobBatch.of(specs), room))
+        first = number = controller.books.count
+        for room, batch in groupby(zip(rooms, specs, strict=True), key=lambda pair: pair[0]):
+            several = [spec for _, spec in batch]
+            engine.do(JobSubmitted(now, number, JobBatch.of(several), room))
+            number += len(several)
         for number in range(first, first + len(specs)):
             job = state.jobs[number]
             if job.cancelled and state.phase(job) <= Phase.RUNNING:

@@ -65,7 +65,7 @@ def waiting_reason(engine: Engine, job: JobRecord) -> str:
 
 def _too_large(engine: Engine, controller: Controller, job: JobRecord) -> str | None:
     """That a waiting job needs more than the nodes have that are there now, if so."""
-    columns, most = controller.books.columns, engine.options.most_gpus
+    columns, most = controller.books.columns, engine.room(job.request)
     needs, up = int(columns["min_gpus"][job.number]), controller.cluster.gpus_up
     if needs > up:
         why = f"needs {counted(needs, 'GPU')}; the nodes that are there have {up}"

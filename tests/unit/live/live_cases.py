@@ -90,7 +90,9 @@ class Cluster:
         self.engine = self._engine(None)
 
     def submit(self, *requests: dict[str, Any], owner: str = "ann") -> list[int]:
-        return self.engine.submit([{"command": ["true"], **r} for r in requests], owner=owner, now=self.now)
+        """Jobs that ask for retries, unless they say otherwise: else one that fails at once is not started again."""
+        jobs = [{"command": ["true"], "retries": 3, **request} for request in requests]
+        return self.engine.submit(jobs, owner=owner, now=self.now)
 
     def pass_s(self, seconds: float = 1.1, silent: Sequence[str] = ()) -> None:
         """Time passes; every agent that is not silent syncs twice a second."""

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from plait.live.agent import procs
+from plait.live.agent import container, procs
 from plait.live.agent.node_environment import node_environment, passed
 from plait.live.agent.runner import HELD_BACK
 from plait.live.layout import Layout, job_name, make_private
@@ -120,11 +120,19 @@ def spawn_host(runs: list[Run], layout: Layout, envs: list[dict[str, str]]) -> i
 
 
 def _task(run: Run, layout: Layout, env: dict[str, str]) -> dict[str, Any]:
-    """What a runner is told, see `runner.Task`."""
+    """What a runner is told, see `runner.Task`; raises `InputError` for a container that cannot be run here."""
+    image, argv, workdir = env.get(container.VARIABLE), run.argv, run.workdir or str(layout.job(run.job))
+    env = {name: value for name, value in env.items() if name != container.VARIABLE}
+    if image:
+        folders = [layout.job(run.job), *([layout.gates] if layout.gates.is_dir() else []), Path(workdir)]
+        argv = container.inside(
+            image, argv, env, folders=list(dict.fromkeys(folders)), readable=[_PLAIT], workdir=workdir,
+            gpus=bool(env["CUDA_VISIBLE_DEVICES"]), memory_bytes=run.memory_bytes,
+        )  # fmt: skip
     return {
         "folder": str(layout.rank(run.job, run.epoch, run.rank)),
-        "argv": run.argv,
-        "cwd": run.workdir or str(layout.job(run.job)),
+        "argv": argv,
+        "cwd": workdir,
         "env": env,
         "mark": env[procs.MARK],
         "grace_s": run.grace_s,

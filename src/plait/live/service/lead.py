@@ -41,6 +41,7 @@ def open_lead(args: argparse.Namespace, layout: Layout, seat: Seat | None) -> Le
             round_s=args.round, lost_s=args.lost, lease_s=args.lease, settle_s=args.settle, grace_s=args.grace,
             estimate_s=args.estimates, first_step_s=args.first_step, user_jobs=args.user_jobs,
             project_jobs=args.project_jobs, suspect_s=min(3.0, args.lost / 2), most_gpus=most_gpus,
+            expect_gpus=args.expect_gpus,
             policy_modules=tuple(args.allow_policy),
         )  # fmt: skip
         beside = ThreadPoolExecutor(1, thread_name_prefix="snapshots")

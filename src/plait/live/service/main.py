@@ -89,6 +89,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="larger jobs are refused, others wait for nodes; default: as many as there are, "
         "or, with a backend other than local, any number",
     )
+    parser.add_argument("--expect-gpus", type=int, default=0, help="once there are so many, no more are waited for")
     parser.add_argument(
         "--allow-policy", action="append", default=[], metavar="MODULE",
         help="policies of this Python module may be named over HTTP; may be repeated",

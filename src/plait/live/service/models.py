@@ -75,8 +75,11 @@ class JobIn(Model):
     command: Annotated[list[Word], Field(min_length=1, max_length=4096)]
     name: Text | None = None
     workdir: Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00]*$")] | None = None
+    python: Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^/[^\x00]*$")] | None = None
+    container: Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00-\x20-][^\x00-\x20]*$")] | None = None
     env: Annotated[dict[Variable, Word], Field(max_length=1000)] = {}
     gpus: Annotated[int, Field(ge=1, le=100_000)] = 1
+    wait_for_nodes: StrictBool | None = None
     min_gpus: Annotated[int, Field(ge=1, le=100_000)] | None = None
     max_gpus: Annotated[int, Field(ge=1, le=100_000)] | None = None
     batch: BatchIn | None = None
@@ -84,7 +87,7 @@ class JobIn(Model):
     iterations: Annotated[float, Field(gt=0, le=1e15)] | None = None
     model: Text | None = None
     job_class: Annotated[Literal["guaranteed", "opportunistic"], Field(alias="class")] = "guaranteed"
-    retries: Annotated[int, Field(ge=0, le=1000)] = 3
+    retries: Annotated[int, Field(ge=0, le=1000)] | None = None
     gpu_memory: Size | None = None
     cpus: Size | None = None
     memory: Size | None = None

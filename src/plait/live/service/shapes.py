@@ -106,7 +106,10 @@ def whole_job(row: Mapping[str, Any], live: dict[str, Any], now_s: float, *, sec
     request = row["request"]
     out = job({k: v for k, v in row.items() if k not in ("request", "attempts")}, live, now_s, mine=True)
     out["command"] = request["command"]
-    for name in ("workdir", "retries", "gpu_memory", "cpus", "memory", "deadline_s", "checkpoint_s", "priority"):
+    for name in (
+        "python", "container", "workdir", "retries", "gpu_memory", "cpus", "memory", "deadline_s", "checkpoint_s",
+        "priority", "wait_for_nodes",
+    ):  # fmt: skip
         if request.get(name) is not None:
             out[name] = request[name]
     for name in ("min_gpus", "max_gpus", "batch", "profile", "skew", "merge"):

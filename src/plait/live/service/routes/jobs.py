@@ -9,6 +9,7 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
 
 from plait.live import views
+from plait.live.engine import Engine
 from plait.live.errors import Conflict
 from plait.live.layout import job_name
 from plait.live.service import shapes
@@ -40,7 +41,7 @@ async def submit(
     requests = [_in_project(job.request(), token) for job in jobs]
     numbers, remarks = await api.worker.call(
         lambda engine, now: (
-            engine.submit(requests, owner=token.user, now=now, key=key),
+            _submit(engine, requests, token, now, key),
             [engine.remarks(request) for request in requests],
         )
     )
@@ -154,6 +155,14 @@ async def job_events(
         return Json({"events": [_only(entry, number, token) for entry in shown]})
 
     return await asyncio.to_thread(read)
+
+
+def _submit(engine: Engine, requests: list[dict[str, Any]], token: Token, now: float, key: str | None) -> list[int]:
+    """Store the jobs; `InputError` for one of a project that nobody made."""
+    for project in dict.fromkeys(str(request["project"]) for request in requests):
+        if project != token.project:
+            engine.check_project(project)
+    return engine.submit(requests, owner=token.user, now=now, key=key)
 
 
 def _in_project(request: dict[str, Any], token: Token) -> dict[str, Any]:

@@ -1,0 +1,223 @@
+"""From the words of `plait submit` to requests: options over files, the submitter's environment, what cannot run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from plait.cli.environment import of_submitter
+from plait.core.errors import InputError
+from plait.live.agent.node_environment import PATH as NODE_PATH
+from plait.live.jobfile import check, parse_bytes, read_jobs
+from plait.live.requests import check_sizes, command_of
+from plait.training.command import parse_script
+
+#: Fields of a job that are sizes in bytes; their options are texts such as 4G.
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of `plait submit` about what is run and in which environment; `given` the fields that they say."""
+
+    command: Sequence[str] | None = None
+    file: Path | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, str | None] = field(default_factory=dict)
+    batch: Mapping[str, Any] = field(default_factory=dict)
+    workdir: Path | None = None
+    env: Sequence[str] = ()
+    python: str | None = None
+    conda: str | None = None
+    container: str | None = None
+    export_all: bool = False
+    node_env: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse options that exclude each other."""
+        ways = {
+            "--python": self.python, "--conda": self.conda, "--container": self.container,
+            "--node-env": self.node_env or None,
+        }  # fmt: skip
+        said = [name for name, value in ways.items() if value is not None]
+        if len(said) > 1:
+            raise InputError(f"{' and '.join(said)} exclude each other: each says where the job's programs come from")
+        if self.export_all and self.node_env:
+            raise InputError("--export-all and --node-env exclude each other")
+        if self.file is None and not self.command:
+            raise InputError("nothing to submit; write plait submit -- python train.py, or plait submit -f job.yaml")
+
+
+def requests_of(asked: Asked, environ: Mapping[str, str], *, here: bool) -> list[dict[str, Any]]:
+    """The jobs of a file, or the one of a command, with what the options say instead; `InputError` for bad ones.
+
+    `here`: they run on this machine, so that folders, programs and scripts can be looked for before they are sent.
+    """
+    given = {name: value for name, value in asked.given.items() if value is not None}
+    for name, text in asked.sizes.items():
+        if text is not None:
+            given[name] = parse_bytes(text, f"--{name.replace('_', '-')}")
+    if asked.workdir is not None:
+        given["workdir"] = str(asked.workdir.expanduser().resolve())
+    if asked.batch:
+        given["batch"] = dict(asked.batch)
+    command = list(asked.command or ())
+    jobs: list[dict[str, Any]] = [{"command": command}] if asked.file is None else read_jobs(asked.file)
+    if asked.file is not None and command:
+        jobs = [{**job, "command": command} for job in jobs]
+    variables = _variables(asked.env, environ)
+    python, shell = (None, {}) if asked.node_env else _of_shell(asked, environ)
+    ready = []
+    for i, job in enumerate(jobs, start=1):
+        where = "plait submit" if asked.file is None else f"{asked.file}: job {i}" if len(jobs) > 1 else str(asked.file)
+        merged = {**job, **given}
+        if "batch" in given:
+            merged["batch"] = {**(job.get("batch") or {}), **given["batch"]}
+        merged.setdefault("workdir", str(Path.cwd()))
+        merged["workdir"] = str((Path.cwd() / merged["workdir"]).expanduser().resolve())
+        _settle(merged, asked, python, shell, variables)
+        if "batch" in given and "initial" not in merged["batch"]:
+            raise InputError(f"{where}: --batch-size is missing; the other bounds of the batch need it")
+        ready.append(check(merged, where))
+        check_sizes(ready[-1], where, {*given, *(f"batch.{n}" for n in given.get("batch", {}))}, asked.file is None)
+        if here:
+            check_runnable(ready[-1], where)
+    return ready
+
+
+def _of_shell(asked: Asked, environ: Mapping[str, str]) -> tuple[str | None, dict[str, str]]:
+    return of_submitter(environ, python=asked.python, conda=asked.conda, export_all=asked.export_all)
+
+
+def _settle(
+    job: dict[str, Any], asked: Asked, python: str | None, shell: Mapping[str, str], variables: Mapping[str, str]
+) -> None:
+    """Interpreter and variables of one job: options, its file, the shell; in a container only what is named."""
+    if asked.container is not None:
+        job["container"] = asked.container
+    if job.get("container"):
+        image = Path(job["workdir"], job["container"]).expanduser()
+        if image.exists():
+            job["container"] = str(image.resolve())
+        job.pop("python", None)
+        carried = of_submitter(dict(shell), export_all=True)[1] if asked.export_all else {}
+        drop = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "SHELL", "VIRTUAL_ENV", "CONDA_PREFIX")
+        shell = {name: value for name, value in carried.items() if name not in drop}
+    elif python is not None:
+        if asked.python is not None or asked.conda is not None:
+            job["python"] = python
+        else:
+            job.setdefault("python", python)
+            if job["python"] != python:  # the file names another one, which comes with its own folder
+                shell = of_submitter(dict(shell), python=job["python"])[1] if os.path.exists(job["python"]) else shell
+    env = {**shell, **job.get("env", {}), **variables}
+    if env:
+        job["env"] = env
+
+
+def _variables(pairs: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """What --env says."""
+    out = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or (not equals and name not in environ):
+            raise InputError(f"--env {pair!r}: write NAME=VALUE, or the NAME of a variable that is set here")
+        out[name] = value if equals else environ[name]
+    return out
+
+
+def batch_bounds(initial: int | None, most: int | None, local: str | None, accumulation: bool) -> dict[str, Any]:
+    """What the options say of the bounds of the batch; `InputError` for a range that is none."""
+    bounds: list[int | None] = [None, None]
+    if local is not None:
+        match = re.fullmatch(r"\s*([0-9]+)\s*\.\.\s*([0-9]+)\s*", local)
+        if match is None:
+            raise InputError(f"--local-batch is {local!r}; write the fewest and the most examples of one GPU: 32..1024")
+        bounds = [int(match[1]), int(match[2])]
+    said = {"initial": initial, "most": most, "least_local": bounds[0], "most_local": bounds[1]}
+    found: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    return {**found, "accumulation": True} if accumulation else found
+
+
+# -- what cannot run ---------------------------------------------------------------------------------------
+
+
+def runs_here(home: str | None, environ: Mapping[str, str]) -> bool:
+    """Whether the jobs of this service run on this machine: its home is here, and so are its nodes."""
+    from plait.cli.remembered import remembered
+    from plait.live.agent.procs import boot_id
+    from plait.live.client import read_service_file
+    from plait.live.layout import Layout
+
+    if environ.get("PLAIT_URL"):
+        return False
+    layout = Layout.at(home)
+    record = read_service_file(layout) or {}
+    return record.get("boot") == boot_id() and remembered(layout).get("backend", "local") == "local"
+
+
+def check_runnable(job: Mapping[str, Any], where: str) -> None:
+    """Raise `InputError` for a job whose folder, program or script is not there."""
+    workdir = Path(job["workdir"])
+    if not workdir.is_dir():
+        raise InputError(f"{where}: the folder {workdir} is not there; give another one with --workdir, or make it")
+    if job.get("container"):
+        image = job["container"]
+        if image.endswith((".sif", ".img")) and "://" not in image and not Path(image).exists():
+            raise InputError(f"{where}: the image {image} is not there; pull it first, or name one of a registry")
+        return
+    argv = command_of(job)
+    _check_program(argv[0], job, workdir, where)
+    script = _script(argv)
+    if script is not None and not (workdir / script).exists():
+        raise InputError(
+            f"{where}: no file {script!r} in {workdir}, where the job runs{_near(script, workdir)}; give another "
+            "--workdir, or the path of the file"
+        )
+
+
+def _check_program(program: str, job: Mapping[str, Any], workdir: Path, where: str) -> None:
+    if "/" in program:
+        path = workdir / program
+        if not path.exists():
+            raise InputError(f"{where}: no program {program!r} (looked for {path})")
+        if not os.access(path, os.X_OK) or path.is_dir():
+            raise InputError(f"{where}: {path} is not executable; run it with its interpreter, or: chmod +x {path}")
+        return
+    own = str(Path(sys.executable).parent)
+    search = os.pathsep.join([job.get("env", {}).get("PATH") or os.pathsep.join([own, NODE_PATH]), own])
+    if shutil.which(program, path=search) is None:
+        names = [name for folder in search.split(os.pathsep) for name in _names(folder)]
+        near = get_close_matches(program, names, n=1, cutoff=0.6)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"{where}: command not found: {program!r}{hint}; the job looks in {search}")
+
+
+def _script(argv: Sequence[str]) -> str | None:
+    """The file that an interpreter is to run, if that can be told."""
+    if Path(argv[0]).name in _SHELLS:
+        return argv[1] if len(argv) > 1 and not argv[1].startswith(("-", "+")) else None
+    try:
+        script = parse_script(argv)
+    except InputError:  # no Python, or with options such as -c
+        return None
+    return None if script.module else script.target
+
+
+def _near(script: str, workdir: Path) -> str:
+    near = get_close_matches(script, _names(str(workdir)), n=1, cutoff=0.6)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

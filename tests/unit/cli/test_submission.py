@@ -1,0 +1,146 @@
+"""Whose interpreter a job gets, what it takes along of the shell, and what is refused before it is sent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from plait.cli.environment import conda_prefix, of_submitter
+from plait.cli.submission import Asked, check_runnable, requests_of, runs_here
+from plait.core.errors import InputError
+
+
+def interpreter(prefix: Path, *, venv: bool = False) -> Path:
+    """An executable `python` below a folder, as an environment has one."""
+    python = prefix / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    if venv:
+        (prefix / "pyvenv.cfg").write_text("")
+    return python
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch):
+    """The environment of a shell with one interpreter on its PATH, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    interpreter(tmp_path / "system")
+    return {"PATH": f"{tmp_path}/system/bin:/usr/bin:/bin", "HOME": str(tmp_path / "home"), "SECRET": "s"}
+
+
+def asked(*command: str, **more: object) -> Asked:
+    return Asked(list(command) or ["python", "-c", "1"], **more)
+
+
+def test_the_interpreter_is_that_of_the_activated_environment(shell, tmp_path):
+    assert of_submitter(shell) == (f"{tmp_path}/system/bin/python", {"PATH": shell["PATH"]})
+    venv = interpreter(tmp_path / "venv", venv=True)
+    python, env = of_submitter({**shell, "VIRTUAL_ENV": str(tmp_path / "venv")})
+    assert python == str(venv)
+    assert env["PATH"].split(":")[:2] == [str(venv.parent), f"{tmp_path}/system/bin"]
+    assert "SECRET" not in env
+    conda = interpreter(tmp_path / "conda")
+    assert of_submitter({**shell, "CONDA_PREFIX": str(tmp_path / "conda")})[0] == str(conda)
+
+
+def test_a_link_to_an_interpreter_stays_a_link_and_a_shim_is_looked_behind(shell, tmp_path):
+    real = interpreter(tmp_path / "real")
+    (tmp_path / "v" / "bin").mkdir(parents=True)
+    (tmp_path / "v" / "bin" / "python").symlink_to(real)
+    assert of_submitter(shell, python=str(tmp_path / "v"))[0] == f"{tmp_path}/v/bin/python"
+    (tmp_path / "shims").mkdir()
+    (tmp_path / "shims" / "python").write_text(f"#!/bin/sh\necho {real}\n")
+    (tmp_path / "shims" / "python").chmod(0o755)
+    assert of_submitter({**shell, "PATH": f"{tmp_path}/shims:/usr/bin:/bin"})[0] == str(real)
+
+
+def test_another_interpreter_or_conda_environment_by_name(shell, tmp_path):
+    other = interpreter(tmp_path / "other", venv=True)
+    python, env = of_submitter({**shell, "CONDA_PREFIX": "/gone"}, python="other/bin/python")
+    assert (python, env["VIRTUAL_ENV"]) == (str(other), str(tmp_path / "other"))
+    assert "CONDA_PREFIX" not in env
+    base = tmp_path / "home" / "miniconda3"
+    interpreter(base)
+    nlp = interpreter(base / "envs" / "nlp")
+    python, env = of_submitter({**shell, "VIRTUAL_ENV": "/v"}, conda="nlp")
+    assert (python, env["CONDA_PREFIX"], env["CONDA_DEFAULT_ENV"]) == (str(nlp), str(base / "envs" / "nlp"), "nlp")
+    assert "VIRTUAL_ENV" not in env
+    assert conda_prefix("base", shell) == base
+    assert conda_prefix(str(base / "envs" / "nlp"), shell) == base / "envs" / "nlp"
+    with pytest.raises(InputError, match="no environment 'npl'; did you mean 'nlp'"):
+        of_submitter(shell, conda="npl")
+    with pytest.raises(InputError, match="no such program on PATH"):
+        of_submitter(shell, python="python9")
+
+
+def test_the_environment_as_a_whole_goes_without_what_is_the_services(shell):
+    env = of_submitter({**shell, "PLAIT_TOKEN": "t", "SHLVL": "1"}, export_all=True)[1]
+    assert env["SECRET"] == "s"
+    assert not {"PLAIT_TOKEN", "SHLVL"} & set(env)
+
+
+def test_what_is_named_goes_before_the_file_and_the_file_before_the_shell(shell, tmp_path):
+    (tmp_path / "job.yaml").write_text("command: [python, t.py]\nenv: {A: file, B: file, PATH: /file}\n")
+    one = asked(file=tmp_path / "job.yaml", env=("A=said",))
+    (job,) = requests_of(Asked(None, one.file, env=one.env), shell, here=False)
+    assert (job["env"]["A"], job["env"]["B"], job["env"]["PATH"]) == ("said", "file", "/file")
+    assert job["python"] == f"{tmp_path}/system/bin/python"
+    (job,) = requests_of(asked(node_env=True), shell, here=False)
+    assert "python" not in job
+    assert "env" not in job
+
+
+def test_in_a_container_only_what_is_named_goes_along(shell, tmp_path):
+    (job,) = requests_of(asked(container="pytorch/pytorch:2.4", env=("A=1",)), shell, here=False)
+    assert (job["container"], job["env"]) == ("pytorch/pytorch:2.4", {"A": "1"})
+    assert "python" not in job
+    (tmp_path / "own.sif").touch()
+    (job,) = requests_of(asked(container="own.sif", export_all=True), shell, here=True)
+    assert job["container"] == str(tmp_path / "own.sif")
+    assert job["env"] == {"SECRET": "s"}
+    with pytest.raises(InputError, match=r"image .*gone.sif is not there"):
+        requests_of(asked(container=str(tmp_path / "gone.sif")), shell, here=True)
+    with pytest.raises(InputError, match="--python and --container exclude each other"):
+        asked(container="a", python="b")
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (("pyhton", "train.py"), "command not found: 'pyhton'; did you mean 'python'"),
+        (("python", "trian.py"), r"no file 'trian.py' in .*\(did you mean 'train.py'\?\)"),
+        (("python", "-u", "gone.py"), "no file 'gone.py'"),
+        (("sh", "gone.sh"), "no file 'gone.sh'"),
+        (("./gone",), "no program './gone'"),
+        (("./train.py",), "train.py is not executable"),
+    ],
+)
+def test_what_is_not_there_is_refused_before_it_is_sent(shell, tmp_path, command, says):
+    (tmp_path / "train.py").touch()
+    with pytest.raises(InputError, match=says):
+        requests_of(asked(*command), shell, here=True)
+    requests_of(asked(*command), shell, here=False)  # elsewhere nobody here can tell
+    with pytest.raises(InputError, match="the folder /nowhere is not there"):
+        requests_of(asked(workdir=Path("/nowhere")), shell, here=True)
+
+
+@pytest.mark.parametrize("command", ["python train.py", "python -c 1", "python -m x", "sh -c x", "ls"])
+def test_what_is_there_is_sent(shell, tmp_path, command):
+    (tmp_path / "train.py").touch()
+    (job,) = requests_of(asked(*command.split()), shell, here=True)
+    check_runnable(job, "again")
+
+
+def test_jobs_of_another_machines_service_are_not_looked_for_here(tmp_path):
+    assert not runs_here(str(tmp_path), {})  # no service
+    assert not runs_here(str(tmp_path), {"PLAIT_URL": "http://elsewhere"})
+    (tmp_path / "service.json").write_text('{"boot": "another", "url": "http://127.0.0.1:1", "pid": 1}')
+    assert not runs_here(str(tmp_path), {})
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    (tmp_path / "service.json").write_text(f'{{"boot": "{boot}", "url": "http://127.0.0.1:1", "pid": {os.getpid()}}}')
+    assert runs_here(str(tmp_path), {})
+    (tmp_path / "up.json").write_text('{"backend": "slurm"}')
+    assert not runs_here(str(tmp_path), {})

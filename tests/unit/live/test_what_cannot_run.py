@@ -1,0 +1,145 @@
+"""What is refused when it is submitted, what is not started again, and a node that comes back with other GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from live_cases import Cluster, Node
+
+from plait.core.errors import InputError
+
+Make = Callable[..., Cluster]
+
+
+def test_a_gang_that_no_node_has_room_for_is_refused_at_once(cluster: Make) -> None:
+    c = cluster((2, 2), expect_gpus=4)
+    with pytest.raises(InputError, match=r"needs 5 GPUs of one kind; .* is 4; ask for less, or .*--wait-for-nodes"):
+        c.submit({}, {"gpus": 5})
+    assert c.engine.state.numbers == 0  # all or none
+
+
+def test_while_nodes_may_still_join_nobody_is_refused(cluster: Make) -> None:
+    c = cluster((2,))  # nobody said how many there will be: others may follow for ten seconds
+    (wide,) = c.submit({"gpus": 4})
+    c.nodes.append(Node(c, "n1", 2))
+    c.pass_s(3.0)
+    assert c.state(wide) == "running"
+    c.pass_s(12.0)
+    with pytest.raises(InputError, match="needs 5 GPUs"):
+        c.submit({"gpus": 5})
+
+
+def test_a_job_may_wait_for_nodes_that_are_not_there(cluster: Make) -> None:
+    c = cluster((2,), expect_gpus=2)
+    wide, small = c.submit({"gpus": 4, "wait_for_nodes": True}, {"gpus": 1})
+    c.pass_s(15.0)
+    assert (c.state(wide), c.state(small)) == ("waiting", "running")
+    assert c.engine.fields([wide])[wide]["reason"].startswith("waits for more nodes: needs 4 GPUs")
+    c.restart()
+    c.pass_s(3.0)
+    c.nodes[0].end(small)
+    c.nodes.append(Node(c, "n1", 2))
+    c.pass_s(5.0)
+    assert c.state(wide) == "running"
+
+
+@pytest.mark.parametrize(("exit_code", "why"), [(1, "ended with exit code 1"), (-11, "was killed by SIGSEGV")])
+def test_a_program_that_fails_at_once_is_not_started_again(cluster: Make, exit_code: int, why: str) -> None:
+    c = cluster((2,))
+    (job,) = c.submit({"retries": None})
+    c.pass_s()
+    c.nodes[0].report(job, held_s=2.0)
+    c.nodes[0].end(job, exit_code)
+    c.pass_s(4.0)
+    row = c.store.job(job)
+    assert row is not None
+    assert (row["state"], row["starts"]) == ("failed", 1)
+    assert row["reason"] == f"failed at once (no retries unless --retries asks): its process {why}"
+    c.restart()  # the log says it again
+    assert c.state(job) == "failed"
+
+
+@pytest.mark.parametrize(
+    ("request_", "report", "exit_code"),
+    [
+        ({"retries": 1}, {"held_s": 2.0}, 1),  # asked for
+        ({"retries": None}, {"held_s": 40.0}, 1),  # it ran for a while
+        ({"retries": None}, {"held_s": 2.0, "steps": 5.0}, 1),  # it had begun to train
+        ({"retries": None}, {"held_s": 2.0}, -9),  # somebody killed it
+        ({"retries": None}, {"held_s": 2.0}, None),  # nobody knows
+    ],
+)
+def test_other_failures_are_tried_again(
+    cluster: Make, request_: dict[str, object], report: dict[str, float], exit_code: int | None
+) -> None:
+    c = cluster((2,))
+    (job,) = c.submit(request_)
+    c.pass_s()
+    c.nodes[0].report(job, **report)
+    c.nodes[0].end(job, exit_code)
+    c.pass_s(4.0)
+    assert c.state(job) == "running"
+    assert c.engine.state.jobs[job].epoch == 2
+
+
+@pytest.mark.parametrize("gpus", [1, 3])
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_node_comes_back_with_another_number_of_gpus(cluster: Make, gpus: int, lost: bool) -> None:
+    c = cluster((2,), lost_s=5.0)
+    ran, waits = c.submit({"gpus": 1}, {"gpus": 2, "min_gpus": 1})
+    c.pass_s()
+    c.nodes.clear()  # plait down --stop-jobs; the service hears nothing of it any more
+    c.pass_s(8.0 if lost else 1.0)
+    c.restart()
+    c.nodes.append(Node(c, "n0", gpus))
+    c.nodes[0].agent = "n0-b"
+    c.pass_s(6.0)
+    assert [(n["id"], n["gpus"], n["state"]) for n in c.engine.nodes(c.now)] == [("n0", gpus, "ready")]
+    assert c.state(ran) == "running"
+    c.nodes[0].end(ran)
+    c.pass_s(4.0)
+    assert c.state(ran) == "finished"
+    if gpus > 1:
+        assert c.state(waits) == "running"
+    c.restart()
+    c.pass_s(2.0)
+    assert c.engine.status(c.now)["gpus"]["total"] == gpus
+    c.pass_s(12.0)
+    with pytest.raises(InputError, match=f"is {gpus};"):
+        c.submit({"gpus": 5})
+
+
+def test_a_drained_node_stays_drained_with_other_gpus(cluster: Make) -> None:
+    c = cluster((2,))
+    c.engine.drain("n0", c.now)
+    c.nodes[0] = Node(c, "n0", 3)
+    c.nodes[0].agent = "n0-b"
+    c.pass_s(2.0)
+    assert [(n["gpus"], n["state"]) for n in c.engine.nodes(c.now)] == [(3, "drained")]
+    c.engine.resume("n0", c.now)
+    (job,) = c.submit({"gpus": 3})
+    c.pass_s(3.0)
+    assert c.state(job) == "running"
+
+
+def test_an_unknown_project_is_refused_with_a_suggestion(cluster: Make) -> None:
+    c = cluster((2,))
+    c.engine.set_project("vision", gpu_quota=None, weight=1.0, now=c.now)
+    c.engine.check_project("vision")
+    c.engine.check_project("default")
+    with pytest.raises(
+        InputError, match=r"no project 'vison'; did you mean 'vision'\?, or make it with: plait project"
+    ):
+        c.engine.check_project("vison")
+
+
+def test_a_job_of_more_memory_than_nodes_have_is_refused(cluster: Make) -> None:
+    c = cluster((), expect_gpus=1)
+    node = Node(c, "n0", 1)
+    node.info = replace(node.info, memory_bytes=8e9)
+    c.nodes.append(node)
+    c.pass_s(1.0)
+    with pytest.raises(InputError, match="needs 1 GPU with its CPUs and memory"):
+        c.submit({"memory": 16e9})
