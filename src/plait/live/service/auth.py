@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plait.live.layout import NODE_NAME, Layout, write_secret
+from plait.live.service.connections import AGENT, KNOWN, STRANGER
 from plait.live.store import Store, Token
 
 ROLES = ("admin", "user", "viewer", "agent")
@@ -110,6 +111,14 @@ class Tokens:
             token = found
         need(token, "agent")
         return token
+
+    def rank(self, header: str) -> int:
+        """What a connection with this header counts among others; see `connections`."""
+        try:
+            role = self.who(header).role
+        except Denied:
+            return STRANGER
+        return AGENT if role == "agent" else KNOWN
 
     def knows(self, header: str | None) -> bool:
         """Whether a request carries a token that is valid."""

@@ -7,7 +7,10 @@ just before it goes, since a process may have slept since the question came.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from plait.live.service.connections import STRANGER, Connection, Connections
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,6 +29,9 @@ class Front:
         self.seat, self.app = seat, None
 
     app: ASGIApp | None
+    #: The rank of whoever sends a header `Authorization`, where that is known; see `connections`.
+    rank: Callable[[str], int] = staticmethod(lambda header: STRANGER)
+    connections: Connections | None = None
     #: Whether a follower has loaded all that leading needs.
     prepared = False
 
@@ -38,6 +44,20 @@ class Front:
         """One request."""
         if scope["type"] != "http":
             return
+        one: Connection | None = scope.get("state", {}).pop("connection", None)
+        if one is None or self.connections is None:
+            await self._answer(scope, receive, send)
+            return
+        if one.rank == STRANGER and self.leads:
+            header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+            self.connections.know(one, self.rank(header.decode("latin-1")))
+        self.connections.begin(one)
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            self.connections.end(one)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == HEALTH:
             role = "leader" if self.leads else "standby"
             said = {"role": role, "prepared": self.prepared or self.leads, **self._who()}

@@ -1,7 +1,8 @@
-"""Requests that are too large are refused before they are read, and every answer is counted."""
+"""Requests that are too large, or too slow, are refused before they are read; every answer is counted."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -14,12 +15,18 @@ if TYPE_CHECKING:
 
 #: Bytes of a body at most; agents may send more, as replies hold parts of logs.
 LARGEST_BODY, LARGEST_REPORT = 1_000_000, 16_000_000
+#: Seconds for a body, and for each further million bytes of it.
+BODY_S = 30.0
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 _LOG = logging.getLogger("plait.http")
 
 
 class TooLarge(Exception):
     """The body has more bytes than allowed."""
+
+
+class TooSlow(Exception):
+    """The body does not come to its end."""
 
 
 class BodyLimit:
@@ -53,6 +60,9 @@ class BodyLimit:
             except TooLarge:
                 if not status:
                     await _refuse(counted_send, limit)
+            except TooSlow:
+                if not status:
+                    await _end(counted_send, 408, f"the body did not come within {BODY_S:g} s and as much for each MB")
         self._count(scope, status, time.perf_counter() - began, agent)
 
     def _count(self, scope: Scope, status: int, taken_s: float, agent: bool) -> None:
@@ -67,11 +77,19 @@ class BodyLimit:
 
 
 def _limited(receive: Receive, limit: int) -> Receive:
-    seen = 0
+    seen, whole, began = 0, False, time.monotonic()
 
     async def counted() -> Message:
-        nonlocal seen
-        message = await receive()
+        nonlocal seen, whole
+        if whole:  # what comes now is that the client has gone
+            return await receive()
+        left_s = began + BODY_S * (1 + seen / 1e6) - time.monotonic()
+        try:
+            async with asyncio.timeout(max(left_s, 0.0)):
+                message = await receive()
+        except TimeoutError:
+            raise TooSlow from None
+        whole = not message.get("more_body", False)
         seen += len(message.get("body", b""))
         if seen > limit:
             raise TooLarge
@@ -81,11 +99,16 @@ def _limited(receive: Receive, limit: int) -> Receive:
 
 
 async def _refuse(send: Any, limit: int) -> None:
-    body = json.dumps({"error": {"message": f"the body has more than {limit:,} bytes"}}).encode()
+    await _end(send, 413, f"the body has more than {limit:,} bytes")
+
+
+async def _end(send: Any, status: int, message: str) -> None:
+    """An answer after which the connection is closed."""
+    body = json.dumps({"error": {"message": message}}).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
         (b"connection", b"close"),
     ]
-    await send({"type": "http.response.start", "status": 413, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from plait.core.errors import PlaitError
 from plait.live.layout import Layout
 from plait.live.service import facts
+from plait.live.service.connections import Connection, Connections, Door, counted, room
 from plait.live.service.front import Front
 from plait.live.service.lead import Lead, open_lead
 from plait.live.service.warm import get_ready, warm_up
@@ -61,10 +62,11 @@ class Service:
         config = uvicorn.Config(
             self.front, log_config=None, access_log=False, lifespan="off", server_header=False, date_header=False,
             ssl_certfile=self.args.tls_cert, ssl_keyfile=self.args.tls_key, timeout_graceful_shutdown=GOODBYE_S,
-            timeout_keep_alive=75,
+            timeout_keep_alive=75, ws="none",
         )  # fmt: skip
         self._answers = asyncio.Event()
-        self._server = _server(config, self._answers.set)
+        self.front.connections = Connections(room())
+        self._server = _server(config, self._answers.set, self.front.connections)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop)
         if self.seat is not None:
@@ -178,7 +180,7 @@ class Service:
             self.seat.pulse, self.seat.doing = lambda: worker.turns, worker.doing
         self._worker = worker
         self._api = Api(store, worker, tokens, mailbox, self.begin)
-        self.front.app = make_app(self._api)
+        self.front.app, self.front.rank = make_app(self._api), tokens.rank
         # What is loaded stays; and a long listing need not be stopped to look through it.
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
@@ -240,14 +242,27 @@ async def _until(event: asyncio.Event, seconds: float) -> None:
         return
 
 
-def _server(config: uvicorn.Config, ready: Any) -> uvicorn.Server:
-    """A server that says when it answers, and leaves signals to us."""
+def _server(config: uvicorn.Config, ready: Any, connections: Connections) -> uvicorn.Server:
+    """A server that says when it answers, leaves signals to us, and lets in whom there is room for."""
     import uvicorn
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
+            await super().startup(sockets=[])
+            kind = counted(config.http_protocol_class, connections)
+
+            def protocol(one: Connection) -> Any:
+                return kind(config=config, server_state=self.server_state, app_state={"connection": one})
+
+            self._doors = [Door(listener, connections, protocol, config.ssl) for listener in sockets or []]
+            for door in self._doors:
+                door.open()
             if not self.should_exit:
                 ready()
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            for door in self._doors:
+                door.close()
+            await super().shutdown(sockets)
 
     return Server(config)

@@ -1,0 +1,232 @@
+"""Who may keep a connection to the service open: agents before all others, then whoever has shown a token.
+
+Anybody can open connections, and each costs a descriptor. None is refused while there is room; where there is not, the
+one goes that matters least: strangers before those that have shown a valid token, these before agents, and of each
+kind the one that has been idle longest. Strangers get few seconds to ask something, and only a part of all room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import socket
+import ssl
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_LOG = logging.getLogger("plait.service")
+#: Seconds from a new connection, or from the last answer, to the end of a request's head; and for all of a request of
+#: somebody without a token.
+HEAD_S, REQUEST_S = 10.0, 30.0
+#: Of those who have shown a token: somewhat longer than connections are kept for them.
+IDLE_S = 90.0
+#: Connections at most; descriptors that the store, logs and threads need.
+MOST, OWN = 10_000, 64
+#: Ranks: nobody knows who it is, somebody with a valid token, an agent.
+STRANGER, KNOWN, AGENT = range(3)
+#: Connections accepted at a time, and the pause where there is no room at all.
+_AT_ONCE, _PAUSE_S = 64, 0.1
+_SWEEP_S, _SAY_S = 1.0, 10.0
+
+
+@dataclass(eq=False)
+class Connection:
+    """One of them. `since`: when it came, when its newest request began or, if it is idle, when that ended."""
+
+    address: str
+    since: float
+    close: Callable[[], object] = lambda: None
+    rank: int = STRANGER
+    busy: int = 0
+
+
+def room() -> int:
+    """How many connections the limit of descriptors leaves room for; raised as far as that is allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST + OWN if hard == resource.RLIM_INFINITY else min(MOST + OWN, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    most = MOST if soft == resource.RLIM_INFINITY else min(MOST, soft - OWN)
+    return max(most, 8)
+
+
+class Connections:
+    """All that are open, at most `most`; of strangers a quarter of that, of strangers at one address an eighth."""
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """None is open."""
+        self.most, self.strangers, self.each = most, max(most // 4, 4), max(most // 8, 2)
+        self._clock = clock
+        self._open: set[Connection] = set()
+        # Strangers, all and by address, in the order of `since`: looking for one to close costs nothing.
+        self._strange: OrderedDict[Connection, None] = OrderedDict()
+        self._of: dict[str, OrderedDict[Connection, None]] = {}
+        self._said = float("-inf")
+        #: How many were closed since that was last said, by why.
+        self.closed: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        """All."""
+        return len(self._open)
+
+    def admit(self, address: str) -> Connection:
+        """A new one; another has to go if there are too many."""
+        here = self._of.setdefault(address, OrderedDict())
+        if len(here) >= self.each:
+            self._close(next(iter(here)), "too many of one address")
+        if len(self._strange) >= self.strangers:
+            self._close(next(iter(self._strange)), "too many without a token")
+        if len(self._open) >= self.most:
+            self.make_room()
+        new = Connection(address, self._clock())
+        self._open.add(new)
+        self._strange[new] = self._of.setdefault(address, OrderedDict())[new] = None
+        return new
+
+    def make_room(self) -> None:
+        """Close the one that matters least, if there is any that may go."""
+        if self._strange:
+            self._close(next(iter(self._strange)), "no room")
+        elif idle := [one for one in self._open if not one.busy]:
+            self._close(min(idle, key=lambda one: (one.rank, one.since)), "no room")
+
+    def begin(self, one: Connection) -> None:
+        """A request has come."""
+        self._touch(one, 1)
+
+    def end(self, one: Connection) -> None:
+        """It was answered, or given up."""
+        self._touch(one, -1)
+
+    def _touch(self, one: Connection, requests: int) -> None:
+        one.busy, one.since = one.busy + requests, self._clock()
+        if one in self._strange:
+            self._strange.move_to_end(one)
+            self._of[one.address].move_to_end(one)
+
+    def know(self, one: Connection, rank: int) -> None:
+        """A valid token was shown."""
+        if rank != STRANGER:
+            self._no_stranger(one)
+        one.rank = max(one.rank, rank)
+
+    def gone(self, one: Connection) -> None:
+        """It is closed."""
+        self._open.discard(one)
+        self._no_stranger(one)
+
+    def _no_stranger(self, one: Connection) -> None:
+        if one in self._strange:
+            del self._strange[one]
+            del self._of[one.address][one]
+            if not self._of[one.address]:
+                del self._of[one.address]
+
+    def sweep(self) -> None:
+        """Close those that have said nothing for too long."""
+        now = self._clock()
+        for one in list(self._open):
+            silent_s = now - one.since
+            if one.rank == STRANGER:
+                late = silent_s > (REQUEST_S if one.busy else HEAD_S)
+            else:
+                late = not one.busy and silent_s > IDLE_S
+            if late:
+                self._close(one, "silent for too long")
+        if self.closed and now > self._said + _SAY_S:
+            self._said = now
+            _LOG.warning("connections were closed", extra={"facts": {**self.closed, "open": len(self._open)}})
+            self.closed.clear()
+
+    def _close(self, one: Connection, why: str) -> None:
+        self.closed[why] += 1
+        self.gone(one)
+        one.close()
+
+
+class Door:
+    """Accepts connections of a listening socket. `protocol` makes what talks to one; `gone` is told when it ends."""
+
+    def __init__(
+        self, listener: socket.socket, connections: Connections, protocol: Callable[[Connection], asyncio.Protocol],
+        context: ssl.SSLContext | None,
+    ) -> None:  # fmt: skip
+        """Nobody is let in yet."""
+        self._listener, self._connections, self._protocol, self._context = listener, connections, protocol, context
+        self._loop = asyncio.get_running_loop()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._open = False
+
+    def open(self) -> None:
+        """Let them in."""
+        self._listener.setblocking(False)
+        self._listener.listen(2048)
+        self._open = True
+        self._loop.add_reader(self._listener.fileno(), self._accept)
+        self._sweep()
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._open = False
+        self._loop.remove_reader(self._listener.fileno())
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _sweep(self) -> None:
+        self._connections.sweep()
+        self._timer = self._loop.call_later(_SWEEP_S, self._sweep)
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                sock, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    raise
+                self._connections.make_room()  # its descriptor is free after this turn of the loop
+                self._loop.remove_reader(self._listener.fileno())
+                self._loop.call_later(_PAUSE_S, self._again)
+                return
+            sock.setblocking(False)
+            one = self._connections.admit(str(address[0]))
+            task = self._loop.create_task(self._greet(sock, one))
+            one.close = task.cancel
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    def _again(self) -> None:
+        if self._open:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    async def _greet(self, sock: socket.socket, one: Connection) -> None:
+        """The handshake; whoever does not finish it in time is gone."""
+        try:
+            handshake_s = None if self._context is None else HEAD_S
+            transport, _ = await self._loop.connect_accepted_socket(
+                lambda: self._protocol(one), sock, ssl=self._context, ssl_handshake_timeout=handshake_s
+            )
+        except (OSError, asyncio.CancelledError):
+            sock.close()
+            self._connections.gone(one)
+            return
+        one.close = transport.abort
+
+
+def counted(base: Any, connections: Connections) -> type[Any]:
+    """The protocol of a web server, with a word to `connections` when one is lost."""
+
+    class Counted(base):  # type: ignore[misc]
+        def connection_lost(self, exc: Exception | None) -> None:
+            connections.gone(self.app_state["connection"])
+            super().connection_lost(exc)
+
+    return Counted

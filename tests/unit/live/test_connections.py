@@ -1,0 +1,202 @@
+"""Connections: everybody gets in, few seconds for strangers, room kept for agents and for those who have a token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from plait.live.client import Client
+from plait.live.layout import make_private, write_secret
+from plait.live.service import limits
+from plait.live.service.connections import AGENT, HEAD_S, IDLE_S, KNOWN, REQUEST_S, STRANGER, Connection, Connections
+from plait.live.service.limits import BodyLimit
+from plait.live.wire import NodeInfo, Observed
+from plait.testing.over_http import HttpLink
+
+
+class World:
+    """Connections under a clock that tests move."""
+
+    def __init__(self, most: int) -> None:
+        self.now = 0.0
+        self.all = Connections(most, lambda: self.now)
+        self.closed: list[Connection] = []
+
+    def come(self, address: str = "a", rank: int = STRANGER) -> Connection:
+        self.now += 0.001
+        one = self.all.admit(address)
+        one.close = lambda: self.closed.append(one)
+        self.all.know(one, rank)
+        return one
+
+
+def test_strangers_are_closed_oldest_first_and_never_for_them_an_agent_or_a_known_one() -> None:
+    w = World(80)
+    agents = [w.come(rank=AGENT) for _ in range(30)]
+    known = [w.come(rank=KNOWN) for _ in range(29)]
+    strangers = [w.come(f"address {i}") for i in range(100)]
+    assert w.closed == strangers[:80]  # a quarter of the room is theirs
+    assert len(w.all) == 79
+    assert not set(w.closed) & {*agents, *known}
+
+
+def test_strangers_of_one_address_leave_room_for_those_of_others() -> None:
+    w = World(80)
+    other = w.come("b")
+    many = [w.come("a") for _ in range(50)]
+    assert w.closed == many[:40]
+    assert other not in w.closed
+
+
+def test_where_all_room_is_taken_agents_stay() -> None:
+    w = World(40)
+    agents = [w.come(rank=AGENT) for _ in range(20)]
+    known = [w.come(f"{i}", rank=KNOWN) for i in range(20)]
+    for one in known[1:]:
+        w.all.begin(one)
+    w.come("new", rank=AGENT)
+    assert w.closed == [known[0]]  # the only one that is idle and no agent
+    w.come("newer", rank=AGENT)
+    assert w.closed[1] in agents  # the rest of the others is at work
+    w.all.end(known[5])
+    w.come("newest", rank=AGENT)
+    assert w.closed[2] is known[5]
+
+
+def test_who_says_nothing_is_closed_in_time() -> None:
+    w = World(100)
+    silent, asks, known, works = w.come(), w.come(), w.come(rank=KNOWN), w.come(rank=AGENT)
+    w.all.begin(asks)
+    w.all.begin(works)
+    w.now = HEAD_S + 1
+    w.all.sweep()
+    assert w.closed == [silent]
+    w.now = REQUEST_S + 1
+    w.all.sweep()
+    assert w.closed == [silent, asks]
+    w.now = IDLE_S + 1
+    w.all.sweep()
+    assert w.closed == [silent, asks, known]
+    assert len(w.all) == 1
+
+
+def test_counts_hold_whatever_happens() -> None:
+    draw, w = random.Random(1), World(40)
+    there: list[Connection] = []
+    for _ in range(2000):
+        act = draw.randrange(6)
+        if act < 2 or not there:
+            there.append(w.come(draw.choice("abc"), draw.choice([STRANGER, STRANGER, KNOWN, AGENT])))
+        elif act == 2:
+            w.all.gone(there.pop(draw.randrange(len(there))))
+        elif act == 3:
+            w.all.begin(draw.choice(there))
+        elif act == 4:
+            one = draw.choice(there)
+            if one.busy:
+                w.all.end(one)
+        else:
+            w.now += draw.choice([0.1, 20.0])
+            w.all.sweep()
+        there = [one for one in there if one not in w.closed]
+        assert len(w.all) == len(there) <= 41
+        strangers = [one for one in there if one.rank == STRANGER]
+        assert len(strangers) <= w.all.strangers
+        assert sorted(map(id, strangers)) == sorted(map(id, w.all._strange))
+        assert {a: len(found) for a, found in w.all._of.items()} == {
+            a: n for a in "abc" if (n := sum(one.address == a for one in strangers))
+        }
+
+
+def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BODY_S", 0.05)
+    count = SimpleNamespace(labels=lambda *words: SimpleNamespace(inc=lambda: None), observe=lambda s: None)
+    sent: list[Any] = []
+    parts = [{"type": "http.request", "body": b"{", "more_body": True}]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        raise AssertionError("it came to an end")
+
+    async def receive() -> Any:
+        if parts:
+            return parts.pop()
+        await asyncio.sleep(60)
+        return None
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/jobs", "headers": []}
+    limited = BodyLimit(app, cast("Any", SimpleNamespace(requests=count, seconds=count)))
+    asyncio.run(limited(cast("Any", scope), receive, send))
+    assert sent[0]["status"] == 408
+    assert (b"connection", b"close") in sent[0]["headers"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A service that may have 256 descriptors open, and a node known by the secret in its file."""
+    write_secret(make_private(tmp_path / "nodes" / "n0") / "enrol", "s" * 50)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "plait.live.service", "--home", str(tmp_path), "--policy", "fifo"],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)),
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "service.json").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    yield tmp_path
+    process.terminate()
+    assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    "many", [300, pytest.param(1500, marks=pytest.mark.skipif("PLAIT_SLOW" not in os.environ, reason="PLAIT_SLOW"))]
+)
+def test_idle_connections_without_a_token_leave_agents_and_clients_unharmed(home: Path, many: int) -> None:
+    found = json.loads((home / "service.json").read_text())
+    address = ("127.0.0.1", int(found["url"].rpartition(":")[2]))
+
+    async def agent(link: HttpLink, times: int) -> None:
+        for _ in range(times):
+            await link.ask(Observed(NodeInfo("n0", 1), "agent-1", wait_s=0.05))
+
+    async def attack() -> None:
+        async with HttpLink(found["url"], "s" * 50) as link:
+            await agent(link, 2)  # known from now on: its connection is to outlast all others
+            with ExitStack() as idle, Client.at(str(home)) as client:
+                client.status()
+                for i in range(many):
+                    one = idle.enter_context(socket.create_connection(address))
+                    if i % 3 == 1:
+                        one.sendall(b"GET /v1/status HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+                    elif i % 3 == 2:
+                        one.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+                    if i % 60 == 59:
+                        await agent(link, 1)
+                        await asyncio.to_thread(client.status)
+                        with Client.at(str(home)) as new:  # a connection of its own
+                            await asyncio.to_thread(new.status)
+                async with HttpLink(found["url"], "s" * 50) as other:
+                    await agent(other, 1)
+                await agent(link, 1)
+
+    asyncio.run(attack())
