@@ -13,7 +13,7 @@ import typer
 from plait.cli.adapting import batch_text, gpus_cell, pace_text
 from plait.cli.adapting import rows as adaptive_rows
 from plait.cli.live import HomeOption, JsonFlag, client, duration, note, print_json, print_table, progress
-from plait.cli.tables import plain
+from plait.cli.tables import plain, plain_lines
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The name it got when it was submitted, e.g. j-12.")]
 JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="Names of jobs, e.g. j-12.")]
@@ -287,24 +287,42 @@ def logs(
     tail: Annotated[int | None, typer.Option("--tail", min=1, help="Only about the last so many bytes.")] = None,
     home: HomeOption = None,
 ) -> None:
-    """Print what a job wrote."""
+    """Print what a job wrote in its newest attempt; to a terminal without escapes that it would obey."""
+    import sys
+
+    shown = plain_lines if sys.stdout.isatty() else str
+
     with client(home) as service:
+        if not follow and (waits := _between_attempts(service.job(job))):
+            note(f"{waits}; plait logs -f {job} goes on with the next attempt")
         offset = 0
         if tail is not None:
             offset = max(0, int(service.logs(job, rank=rank, limit=1)["size"]) - tail)
         if follow:
-            for text in service.follow(job, rank=rank, offset=offset):
-                typer.echo(text, nl=False)
+            for text in service.follow(job, rank=rank, offset=offset, notice=lambda said: note(f"{job}: {said}")):
+                typer.echo(shown(text), nl=False)
             return
         while True:
             part = service.logs(job, rank=rank, offset=offset)
             text = str(part.get("text", ""))
             if not text:
                 return
-            typer.echo(text, nl=False)
+            typer.echo(shown(text), nl=False)
             offset = int(part.get("next", part["offset"] + len(text.encode())))
             if offset >= int(part["size"]):
                 return
+
+
+def _between_attempts(found: Mapping[str, Any]) -> str:
+    """That a job does not write now although it has not ended, if so."""
+    attempts = found.get("attempts") or ()
+    if found["state"] not in ("waiting", "starting") or not attempts:
+        return ""
+    last = attempts[-1]
+    if found["state"] == "starting" and last["state"] == "running":
+        return f"{found['id']} is starting: attempt {last['epoch']}" if len(attempts) > 1 else ""
+    why = f" ({plain(last['reason'])})" if last.get("reason") and last["reason"] != last["state"] else ""
+    return f"{found['id']} waits to start again; this is attempt {last['epoch']}, which is over: {last['state']}{why}"
 
 
 def cancel(jobs: JobsArgument, home: HomeOption = None) -> None:

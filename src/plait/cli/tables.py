@@ -43,8 +43,8 @@ def plain(text: str) -> str:
 
 
 def plain_lines(text: str) -> str:
-    """The same for several lines: line feeds and tabs stay."""
-    return _printable(_ESCAPES.sub("", text), keep="\n\t")
+    """The same for several lines: line feeds, returns (of progress bars) and tabs stay."""
+    return _printable(_ESCAPES.sub("", text), keep="\n\r\t")
 
 
 def _printable(text: str, keep: str = "") -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
 from plait.live import calling
@@ -116,8 +116,13 @@ class Client(Caller):
         """Part of a log: {text, offset, size}."""
         return self._object("GET", f"/v1/jobs/{segment(job)}/logs", rank=rank, offset=offset, limit=limit)
 
-    def follow(self, job: str, *, rank: int = 0, offset: int = 0) -> Iterator[str]:
-        """The log as it grows, until the job has ended; a connection that breaks goes on where it was."""
+    def follow(
+        self, job: str, *, rank: int = 0, offset: int = 0, notice: Callable[[str], object] | None = None
+    ) -> Iterator[str]:
+        """The log as it grows, over all attempts, until the job has ended; a broken connection goes on where it was.
+
+        `notice` is told, in a sentence, when an attempt is over and when the next one begins.
+        """
         path = f"/v1/jobs/{segment(job)}/logs"
         failed, heard = 0, time.monotonic()
         while True:
@@ -135,6 +140,10 @@ class Client(Caller):
                             return
                         if kind == "error":
                             raise ServiceError(str(data.get("message", data)))
+                        if kind == "notice":
+                            if notice is not None:
+                                notice(str(data.get("message", "")))
+                            continue
                         text = str(data.get("text", ""))
                         offset = int(data.get("next", data.get("offset", offset) + len(text.encode())))
                         if text:

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from plait.training.members import here
+from plait.training.notes import note
 
 WATCHED = "torch.optim.optimizer"
 _watching = False
@@ -35,7 +36,15 @@ def _register(module: Any) -> None:
 
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     """After every optimizer step. The first one attaches a script that has not."""
-    from plait.training.job import AttachedJob, attach_quietly, current
+    global _lacking
+    if _lacking:
+        return
+    try:
+        from plait.training.job import AttachedJob, attach_quietly, current
+    except Exception as error:  # the script's environment lacks what plait needs, and the script goes on without
+        _lacking = True
+        note(os.environ.get("PLAIT_RUN_DIR"), f"this script runs without step counts: {error!r}")
+        return
 
     job = current()
     if job is None:
@@ -54,6 +63,7 @@ def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 _stepped_pid = 0
+_lacking = False
 
 
 class _Finder(importlib.abc.MetaPathFinder):

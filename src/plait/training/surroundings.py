@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from typing import Any
 from plait.core.errors import InputError
 from plait.training.gates import open_gate
 from plait.training.group import Group, GroupError, GroupPage, LockFiles, group_of
+from plait.training.notes import note
 from plait.training.page import Page, PageError, check_versions
 from plait.training.stagegate import GateStats, NullGate, StageGate
 from plait.training.tokens import TokenGate
@@ -110,7 +110,7 @@ class ControlFile:
             return {}
         trouble = check_versions(_whole(control.get("made_by")), _whole(control.get("oldest")))
         if trouble:
-            print(f"plait: no gate: control.json is {trouble}", file=sys.stderr, flush=True)
+            note(self._around.run_dir, f"no gate: control.json is {trouble}")
             return {}
         return control
 

@@ -343,9 +343,23 @@ def test_logs_page_by_page_and_from_the_end(plait, fake):
         return {"text": part, "offset": at, "next": at + len(part), "size": len(text)}
 
     fake.answers["GET", "/v1/jobs/j-3/logs"] = log
+    fake.answers["GET", "/v1/jobs/j-3"] = JOB
     assert plait("logs", "j-3").out == text
     assert plait("logs", "j-3", "--tail", 16, "--rank", 1).out == text[-16:]
     assert fake.asked[-1][2]["rank"] == "1"
+
+
+def test_logs_of_a_job_between_two_attempts_say_so(plait, fake):
+    fake.answers["GET", "/v1/jobs/j-3/logs"] = {"text": "one\n", "offset": 0, "next": 4, "size": 4}
+    attempt = {"epoch": 2, "state": "preempted", "reason": "moved"}
+    fake.answers["GET", "/v1/jobs/j-3"] = {**JOB, "state": "waiting", "attempts": [attempt]}
+    answer = plait("logs", "j-3")
+    assert answer.out == "one\n"
+    assert "j-3 waits to start again; this is attempt 2, which is over: preempted (moved)" in answer.err
+    stream = 'event: notice\ndata: {"message": "attempt 3 begins"}\n\ndata: {"text": "two\\n", "next": 8}\n\n'
+    fake.answers["GET", "/v1/jobs/j-3/logs"] = stream + "event: end\ndata: {}\n\n"
+    answer = plait("logs", "-f", "j-3")
+    assert (answer.out, answer.err) == ("two\n", "plait: j-3: attempt 3 begins\n")
 
 
 def test_logs_follow_until_the_end(plait, fake):

@@ -23,6 +23,8 @@ from plait.training.page import Page
 _PLAIT = Path(__file__).resolve().parents[2]
 #: A folder whose sitecustomize hooks torch when a job imports it.
 HOOK = _PLAIT / "training" / "hook"
+#: torch's profiler says when it starts and stops on the job's standard error; this is above all that it says.
+QUIET = "99"
 #: Of one job among those that share a process.
 _OF_ONE = ("PLAIT_JOB", "PLAIT_EPOCH", "PLAIT_RUN_DIR", "PLAIT_JOB_DIR", "PLAIT_CHECKPOINT_S", "MASTER_PORT")
 
@@ -40,7 +42,11 @@ def environment(run: Run, layout: Layout, cuda: list[int] | None, threads: int) 
     says otherwise.
     """
     env = node_environment(os.environ, passed(layout.home, os.environ))
-    env |= {"PYTHONUNBUFFERED": "1"} | ({"OMP_NUM_THREADS": str(threads)} if cuda is None else {}) | run.env
+    env |= (
+        {"PYTHONUNBUFFERED": "1", "KINETO_LOG_LEVEL": QUIET}
+        | ({"OMP_NUM_THREADS": str(threads)} if cuda is None else {})
+        | run.env
+    )
     # `python` is found where nobody activated an environment, and nothing of the user's is hidden by it.
     env["PATH"] = os.pathsep.join([env["PATH"], str(Path(sys.executable).parent)])
     paths = [str(HOOK), *filter(None, [env.get("PYTHONPATH")])]

@@ -1,7 +1,7 @@
 """Run by Python at its start, when the agent has put this folder first on the path.
 
 Sees to it that plait hears of optimizer steps, and then runs the sitecustomize that would have run without us. It must
-never keep a script from starting: whatever goes wrong is one line on stderr.
+never keep a script from starting: whatever goes wrong is one line in plait.log beside the script's own log.
 """
 
 import importlib.machinery
@@ -27,6 +27,16 @@ def _plait() -> None:
     watch_torch()
 
 
+def _note(text: str) -> None:
+    """For whoever wonders; what the script's log has is what the script wrote."""
+    folder = os.environ.get("PLAIT_RUN_DIR")
+    try:
+        with open(os.path.join(folder or "", "plait.log"), "a", encoding="utf-8") as file:
+            file.write(text + "\n")
+    except OSError:
+        pass
+
+
 def _next() -> None:
     """The sitecustomize that this one hides."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -42,5 +52,5 @@ if os.environ.get("PLAIT_RUN_DIR") or os.environ.get("PLAIT_MERGED"):
     try:
         _plait()
     except Exception as error:
-        print(f"plait: this script runs without step counts: {error!r}", file=sys.stderr)
+        _note(f"this script runs without step counts: {error!r}")
 _next()

@@ -93,9 +93,10 @@ async def _follow(
 ) -> AsyncIterator[str]:
     """The log of the newest attempt, then of the next one, until the job has ended and all of it was sent.
 
-    `may` raises `Denied` once the token was revoked: a stream that is open is no way around that.
+    Between attempts an event `notice` says why the job does not run, and when the next attempt begins. `may` raises
+    `Denied` once the token was revoked: a stream that is open is no way around that.
     """
-    epoch, said, patience = 0, time.monotonic(), 0
+    epoch, said, patience, noticed = 0, time.monotonic(), 0, 0
     while not api.closing.is_set():
         try:
             may()
@@ -103,7 +104,8 @@ async def _follow(
             yield _event({"message": str(error)}, "error")
             return
         row = await api.row(job)
-        newest = max((a["epoch"] for a in row["attempts"]), default=0)
+        tries = {a["epoch"]: a for a in row["attempts"]}
+        newest = max(tries, default=0)
         over = row["state"] in shapes.FINAL
         part: dict[str, Any] | None = None
         if newest:
@@ -120,15 +122,29 @@ async def _follow(
             offset, said = part["next"], time.monotonic()
             yield _event(part)
         elif newest > epoch:
-            epoch, offset = newest, 0
+            if epoch:
+                yield _event({"message": _between(tries[epoch], noticed) + f"attempt {newest} begins"}, "notice")
+            epoch, offset, noticed = newest, 0, epoch
         elif over:
             yield _event({"state": row["state"]}, "end")
             return
+        elif epoch and noticed != epoch and tries[epoch]["outcome"]:
+            noticed = epoch
+            yield _event({"message": _between(tries[epoch], 0) + "the job waits to start again"}, "notice")
         else:
             if time.monotonic() - said > QUIET_S:
                 said = time.monotonic()
                 yield ": still here\n\n"
             await asyncio.sleep(FOLLOW_S)
+
+
+def _between(attempt: dict[str, Any], noticed: int) -> str:
+    """How an attempt ended, unless that was said."""
+    if noticed == attempt["epoch"]:
+        return ""
+    cause = attempt["cause"]
+    why = f" ({cause})" if cause and cause != attempt["outcome"] else ""
+    return f"attempt {attempt['epoch']} is over: {attempt['outcome'] or 'it ended'}{why}; "
 
 
 def _event(data: dict[str, Any], kind: str = "") -> str:

@@ -1,0 +1,78 @@
+"""Who follows a log hears why it stands still: an attempt is over, the next one begins."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from plait.live.client import Client
+from plait.live.service.routes import logs as route
+
+
+def attempt(epoch: int, outcome: str = "", cause: str = "") -> dict[str, Any]:
+    return {"epoch": epoch, "outcome": outcome, "cause": cause, "ranks": [{"node": "n0"}]}
+
+
+def row(state: str, *attempts: dict[str, Any]) -> dict[str, Any]:
+    return {"number": 0, "state": state, "attempts": list(attempts)}
+
+
+def heard(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], texts: dict[int, str]) -> list[tuple[str, str]]:
+    """Events of a stream that sees these rows, one a look, and these logs by attempt."""
+
+    async def part(api: Any, row: Any, rank: int, offset: int, limit: int, epoch: int) -> dict[str, Any]:
+        text = texts.get(epoch, "")[offset:]
+        return {"text": text, "next": offset + len(text), "offset": offset}
+
+    async def next_row(job: str) -> dict[str, Any]:
+        return rows.pop(0) if len(rows) > 1 else rows[0]
+
+    async def all_of() -> list[str]:
+        api: Any = SimpleNamespace(closing=asyncio.Event(), row=next_row)
+        return [text async for text in route._follow(api, lambda: None, "j-0", 0, 0, 100)]
+
+    monkeypatch.setattr(route, "_part", part)
+    monkeypatch.setattr(route, "FOLLOW_S", 0.0)
+    found = []
+    for text in asyncio.run(all_of()):
+        kind, _, data = text.rpartition("data: ")
+        said = json.loads(data)
+        found.append((kind.strip().removeprefix("event: "), said.get("message") or said.get("text") or said["state"]))
+    return found
+
+
+def test_a_restart_is_told_once_and_then_the_next_attempt_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = attempt(1, "preempted", "moved")
+    rows = [row("running", attempt(1)), row("waiting", over), row("waiting", over), row("starting", over, attempt(2))]
+    rows += [row("finished", over, attempt(2, "finished"))] * 3
+    assert heard(monkeypatch, rows, {1: "one\n", 2: "two\n"}) == [
+        ("", "one\n"),
+        ("notice", "attempt 1 is over: preempted (moved); the job waits to start again"),
+        ("notice", "attempt 2 begins"),
+        ("", "two\n"),
+        ("end", "finished"),
+    ]
+
+
+def test_a_restart_that_nobody_saw_is_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row("running", attempt(1)), row("running", attempt(1, "failed", "exit code 1"), attempt(2))]
+    rows += [row("finished", attempt(1, "failed"), attempt(2, "finished"))] * 3
+    assert heard(monkeypatch, rows, {1: "one\n"})[1] == (
+        "notice", "attempt 1 is over: failed (exit code 1); attempt 2 begins",
+    )  # fmt: skip
+
+
+def test_the_client_passes_notices_on_and_nothing_of_them_is_of_the_log() -> None:
+    notice = 'event: notice\ndata: {"message": "attempt 1 is over"}\n\n'
+    stream = 'data: {"text": "a", "next": 1}\n\n' + notice + "event: end\ndata: {}\n\n"
+    answers = httpx.MockTransport(lambda request: httpx.Response(200, text=stream))
+    told: list[str] = []
+    with Client("http://a:1", "x", transport=answers) as client:
+        assert "".join(client.follow("j-0", notice=told.append)) == "a"
+        assert "".join(client.follow("j-0")) == "a"
+    assert told == ["attempt 1 is over"]
