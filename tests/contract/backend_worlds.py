@@ -21,7 +21,7 @@ from plait.live.store import Store
 from plait.live.wire import Seen
 
 SCRIPT = Path(contract_job.__file__).resolve()
-GPUS, LOST_S = 2, 3.0
+GPUS, LOST_S = 2, 6.0
 FINAL = ("finished", "failed", "cancelled")
 #: Preempts larger gangs for smaller ones, at once.
 POLICY = "resizing:Resizing"

@@ -62,7 +62,6 @@ class Served(World):
             "policy": POLICY,
             "round": 0.1,
             "lost": LOST_S,
-            "lease": 120,
             "first-step": 0,
             "settle": 1,
             "grace": 20,

@@ -12,7 +12,7 @@ from typing import Any
 import contract_job
 from backend_worlds import FINAL, GPUS, LOST_S, POLICY, SCRIPT, Json, World
 
-from plait.live.options import Options
+from plait.live.options import LEASE_SHARE, Options
 from plait.live.wire import Ask, Assignment, NodeInfo, Observed, Run, Seen
 from plait.testing.agents import Fleet, SimulatedAgent
 from plait.testing.programs import HomeDisk, Program
@@ -27,7 +27,7 @@ class Simulated(World):
     def __init__(self, home: Path) -> None:
         super().__init__(home)
         disk = HomeDisk(self.layout)
-        options = Options(round_s=0.5, lost_s=LOST_S, settle_s=1.0, grace_s=20.0)
+        options = Options(round_s=0.5, lost_s=LOST_S, lease_s=LEASE_SHARE * LOST_S, settle_s=1.0, grace_s=20.0)
         self.fleet = Fleet(home, policy=POLICY, options=options, disk=disk)
         self._ids = 0
         self._gone: set[str] = set()

@@ -16,12 +16,14 @@ from pathlib import Path
 import pytest
 from agent_world import DEADLINE_S, World, group, until
 
-from plait.live.agent import journal, procs
+from plait.live.agent import journal, launch, lease, procs
 from plait.live.agent.journal import Journal
 from plait.live.agent.procs import Process
 from plait.live.layout import make_private
 from plait.live.wire import Assignment, GroupInfo, Mate
 
+LEASE_S = 3.0
+LAPSED = "no contact with the service for its lease of 3 s"
 PATIENT = "import time\nprint('ready')\nwhile True: time.sleep(0.01)\n"
 
 
@@ -244,7 +246,7 @@ def test_a_lost_service_stops_nothing_and_is_found_again_elsewhere(world: World)
 
 def test_without_contact_for_the_lease_work_is_stopped_gracefully(world: World) -> None:
     world.start()
-    world.service.lease_s = 0.5
+    world.service.lease_s = LEASE_S
     leave = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n" + PATIENT
     world.service.want(world.python(1, leave))
     world.said(1, "ready")
@@ -252,13 +254,13 @@ def test_without_contact_for_the_lease_work_is_stopped_gracefully(world: World) 
     until(lambda: (world.folder(1) / "exit.json").exists(), "the job to be stopped")
     world.service.quiet = False
     seen = world.service.wait(1, "ended")
-    assert (seen.exit_code, seen.reason) == (75, "no contact with the service for 0.5 s")
+    assert (seen.exit_code, seen.reason) == (75, LAPSED)
 
 
 def test_a_node_on_loan_is_given_back_when_the_lease_is_over_and_its_jobs_have_stopped(world: World) -> None:
     agent = world.start("--on-loan").agent
     assert agent is not None
-    world.service.lease_s = 0.5
+    world.service.lease_s = LEASE_S
     leave = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n" + PATIENT
     world.service.want(world.python(1, leave))
     world.said(1, "ready")
@@ -271,29 +273,125 @@ def test_a_node_on_loan_is_given_back_when_the_lease_is_over_and_its_jobs_have_s
 
 def test_ended_by_the_lease_is_no_failure_of_the_job(world: World) -> None:
     world.start()
-    world.service.lease_s = 0.5
+    world.service.lease_s = LEASE_S
     world.service.want(world.python(1, PATIENT))  # it knows nothing of SIGTERM, and dies of it
     world.said(1, "ready")
     world.service.quiet = True
     until(lambda: (world.folder(1) / "exit.json").exists(), "the job to be stopped")
     world.service.quiet = False
     seen = world.service.wait(1, "ended")
-    assert (seen.exit_code, seen.reason) == (75, "no contact with the service for 0.5 s")
+    assert (seen.exit_code, seen.reason) == (75, LAPSED)
 
 
-def test_an_agent_stopped_beyond_its_lease_asks_before_it_acts(world: World) -> None:
+def test_an_agent_stopped_for_less_than_its_lease_changes_nothing(world: World) -> None:
     world.start()
-    world.service.lease_s = 0.5
+    world.service.lease_s = 2 * LEASE_S
     world.service.want(world.python(1, PATIENT))
     world.said(1, "ready")
     assert world.agent is not None
     world.agent.send_signal(signal.SIGSTOP)
-    time.sleep(1.0)  # twice the lease
+    time.sleep(1.0)
     asked = len(world.service.told)
     world.agent.send_signal(signal.SIGCONT)
     until(lambda: len(world.service.told) > asked + 3, "words after it was woken")
     assert world.service.wait(1, "running")
     assert not (world.folder(1) / "exit.json").exists()
+
+
+#: A shell's program, which the death of the shell alone does not end; and one that no signal but SIGKILL ends.
+SHELL = "import subprocess, sys; subprocess.run(['sh', '-c', 'echo begun; sleep 900; echo never'])"
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('begun', flush=True); time.sleep(900)"
+)
+
+
+@pytest.mark.parametrize("code", [SHELL, STUBBORN], ids=["shell", "stubborn"])
+@pytest.mark.parametrize("fault", ["killed", "stopped", "all stopped"])
+def test_work_ends_with_the_lease_of_its_node_whatever_has_become_of_its_agent(
+    world: World, code: str, fault: str
+) -> None:
+    """As the service may start the job elsewhere a moment later: no process of it lives on, of whatever depth."""
+    world.start()
+    world.service.lease_s = LEASE_S
+    world.service.want(world.python(1, code))
+    world.said(1, "begun")
+    asked = [told for told in world.service.told if told.reached]
+    assert asked
+    agent, runner, mark = world.agent, world.runner(1), launch.mark_of(world.layout, 1, 1, 0)
+    assert agent is not None
+    if fault == "all stopped":
+        for pid in [runner, *procs.descendants(runner)]:
+            os.kill(pid, signal.SIGSTOP)
+    last_s = procs.boot_s()
+    if fault == "killed":
+        world.end_agent(signal.SIGKILL)
+    else:
+        agent.send_signal(signal.SIGSTOP)
+    working = [pid for pid in procs.marked(mark) if pid != runner]
+    assert working
+    if fault == "all stopped":  # who wakes them finds the runner dead, and what a shell started ends at once
+        until(lambda: procs.start_time(runner) is None, "the end of the runner")
+        for pid in procs.marked(mark):
+            os.kill(pid, signal.SIGCONT)
+    until(lambda: not procs.marked(mark), "the end of all its processes")
+    assert procs.boot_s() - last_s < LEASE_S + (2.0 if fault == "all stopped" else 1.0)
+    if fault != "all stopped":
+        ended = json.loads((world.folder(1) / "exit.json").read_text())
+        assert (ended["exit_code"], ended["reason"]) == (75, LAPSED)
+    if fault == "killed":
+        world.start()
+    else:
+        agent.send_signal(signal.SIGCONT)
+    seen = world.service.wait(1, "ended")
+    assert (seen.exit_code, seen.reason) == (75, LAPSED)
+
+
+@pytest.mark.parametrize("who", ["runner", "agent and runner"])
+def test_what_a_shell_started_dies_with_the_runner(world: World, who: str) -> None:
+    world.start()
+    world.service.want(world.python(1, SHELL))
+    world.said(1, "begun")
+    mark = launch.mark_of(world.layout, 1, 1, 0)
+    if who != "runner":
+        world.end_agent(signal.SIGKILL)
+    os.kill(world.runner(1), signal.SIGKILL)
+    until(lambda: not procs.marked(mark), "the end of all its processes")
+    if world.agent is None:
+        world.start()
+    assert world.service.wait(1, "ended").exit_code == -9
+
+
+def test_an_agent_without_its_journal_takes_back_what_runs_on_its_node(world: World) -> None:
+    world.start()
+    world.service.want(world.python(1, PATIENT))
+    world.said(1, "ready")
+    world.end_agent(signal.SIGKILL)
+    (world.layout.node("n0") / "journal.jsonl").unlink()
+    told = len(world.service.told)
+    world.start()
+    until(lambda: len(world.service.told) > told + 2, "words of the new agent")
+    assert [a.state for words in world.service.told[told:] for a in words.attempts][:1] == ["running"]
+    world.service.want(drop=((1, 1, 0),))
+    until(lambda: (world.folder(1) / "exit.json").exists(), "its end")
+
+
+def test_jobs_go_on_without_an_end_where_the_service_was_stopped_before_the_agent(world: World) -> None:
+    """As `plait down` does: nobody is left who could start them elsewhere. Who starts a service ends that."""
+    world.start("--parks")
+    world.service.lease_s = LEASE_S
+    world.service.want(world.python(1, PATIENT))
+    world.said(1, "ready")
+    until(lambda: (found := lease.read(world.layout.lease("n0"))) and found.lease_s == LEASE_S, "the lease")
+    world.layout.service_file.unlink()
+    world.service.quiet = True
+    world.end_agent()
+    parked = lease.read(world.layout.lease("n0"))
+    assert parked is not None
+    assert parked.parked
+    time.sleep(LEASE_S + 0.5)
+    assert not (world.folder(1) / "exit.json").exists()
+    lease.unpark(world.layout.leases())
+    until(lambda: (world.folder(1) / "exit.json").exists(), "the end of the lease")
 
 
 def test_an_agent_told_to_stop_jobs_ends_them_and_tells(world: World) -> None:

@@ -99,11 +99,11 @@ class Trial:
         shapes = [(world, draw.randrange(self.seeds)) for world in worlds]
         out = self.tmp / "out"
         out.mkdir()
-        options = {"policy": "muri-l", "round": 2, "lost": self.lost_s, "lease": 2 * self.lost_s, "grace": 5}
+        options = {"policy": "muri-l", "round": 2, "lost": self.lost_s, "grace": 5}
         cluster = Cluster(self.tmp / "home", nodes=2, slots=4, options=options)
         undisturbed = Undisturbed(self.tmp / "alone")
         begin = time.monotonic()
-        plan = plan_faults(self.seed, self.faults, every_s=self.every_s, longest_s=2.5 * self.lost_s)
+        plan = plan_faults(self.seed, self.faults, every_s=self.every_s, longest_s=2.0 * self.lost_s)
         try:
             with cluster:
                 chaos = Chaos(cluster, plan, self.tmp / "faults.jsonl")
@@ -208,7 +208,7 @@ def _jobs(database: Path) -> list[tuple[int, str, str, int]]:
 
 def test_nothing_is_lost_whatever_is_killed(tmp_path):
     Trial(
-        tmp_path, jobs=6, faults=10, widest=2, patience_s=150, every_s=1.2, pause_s=0.08, submit_s=1.0, lost_s=2.5
+        tmp_path, jobs=6, faults=10, widest=2, patience_s=150, every_s=1.2, pause_s=0.08, submit_s=1.0, lost_s=4.0
     ).run()
 
 
@@ -216,5 +216,5 @@ def test_nothing_is_lost_whatever_is_killed(tmp_path):
 @pytest.mark.skipif(os.environ.get("PLAIT_CHAOS") != "1", reason="the long form: make chaos")
 def test_nothing_is_lost_whatever_is_killed_for_minutes(tmp_path):
     Trial(
-        tmp_path, jobs=30, faults=50, widest=4, patience_s=1500, every_s=6.0, pause_s=0.1, submit_s=3.0, lost_s=4.0
+        tmp_path, jobs=30, faults=50, widest=4, patience_s=1500, every_s=6.0, pause_s=0.1, submit_s=3.0, lost_s=6.0
     ).run()

@@ -235,11 +235,11 @@ def test_one_that_was_to_share_and_starts_alone_after_all_is_alone(
     one, two = (agent._new(Run(job=job, epoch=1, argv=["python", "x.py"], **shared)) for job in (1, 2))
     agent._spawn([one, two])
     assert two.shares
-    assert two.mark == launch.mark_of(layout, one.run)
+    assert two.mark == launch.mark_of(layout, *one.key)
     two.wait("the disk is full")
     agent._spawn([two])
     assert not two.shares
-    assert two.mark == launch.mark_of(layout, two.run)
+    assert two.mark == launch.mark_of(layout, *two.key)
     agent.gates.clear([])
     agent.journal.close()
 

@@ -281,7 +281,7 @@ def test_a_job_too_large_for_the_allocations_there_are_waits_for_more_until_slur
 
 
 def test_an_allocation_whose_service_stays_away_for_the_lease_is_given_back(plait):
-    plait.up("--lease", 6, max_nodes=1)
+    plait.up("--lost", 8, "--lease", 6, max_nodes=1)
     job = plait.submit("--", "sleep", 600)
     plait.comes(lambda: plait.job(job)["state"] == "running", "a running job")
     plait("down")

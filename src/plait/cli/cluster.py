@@ -53,8 +53,10 @@ def up(
     tls_cert: CertOption = None,
     tls_key: Annotated[str | None, typer.Option(help="Key file.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without TLS.")] = False,
-    lost: Annotated[float | None, typer.Option(min=0.1, help="A node silent for so many seconds is lost: 15.")] = None,
-    lease: Annotated[float | None, typer.Option(min=1, help="Seconds that agents work without a service: 600.")] = None,
+    lost: Annotated[float | None, typer.Option(min=1, help="A node silent for so many seconds is lost: 300.")] = None,
+    lease: Annotated[
+        float | None, typer.Option(min=0.5, help="... and ends its jobs before that, after so many: 0.8 of --lost.")
+    ] = None,
     allow_policy: AllowOption = None,
     pass_env: PassOption = None,
     standby: StandbyFlag = False,

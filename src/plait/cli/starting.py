@@ -29,6 +29,7 @@ from plait.core.words import counted
 from plait.live.backends.base import Backend, open_backend
 from plait.live.client import Client
 from plait.live.layout import Layout, make_private
+from plait.live.options import LEASE_SHARE, LOST_S, check_lease
 from plait.live.service.facts import FIRST, file_of
 
 
@@ -56,6 +57,10 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     if make_private(layout.home).stat().st_mode & 0o077:
         note(f"other users can look into {layout.home}; close it with: chmod 700 {layout.home}")
     options = {**remembered(layout), **given}
+    if "lost" in given and "lease" not in given:
+        options.pop("lease", None)  # by the new one
+    lost_s = float(options.get("lost", LOST_S))
+    check_lease(lost_s, float(options.get("lease", LEASE_SHARE * lost_s)))
     backend = open_backend(layout, for_backend(options))
     options["expect-gpus"] = getattr(backend, "expected_gpus", int)()
     options["most-gpus"] = getattr(backend, "most_gpus", int)()  # those of other packages may not have it yet

@@ -103,6 +103,8 @@ def kill_jobs(layout: Layout) -> None:
 def _remove_gates(layout: Layout) -> None:
     """Gates of a home without jobs are of no use, and shared memory is not to be left behind."""
     shutil.rmtree(layout.gates, ignore_errors=True)
+    for path in layout.leases():
+        path.unlink(missing_ok=True)
     if layout.gates.parent != layout.home:
         with contextlib.suppress(OSError):
             layout.gates.parent.rmdir()

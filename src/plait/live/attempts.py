@@ -239,8 +239,8 @@ class NodeRecord:
     """A node: what it has, whether it takes work, and (*seen*) when and by which agent process it was last heard.
 
     `term`, `reached`: the last assignment which that agent says it has. `leaving`: it gave notice and takes no work,
-    and has `leaving_s` left as of its last word; `gone`: why the backend says that it is dead, which only makes it lost
-    sooner.
+    and has `leaving_s` left as of its last word; `gone`: why the backend says that it is dead; `dead`: nothing can run
+    there any more, so that it is lost sooner.
     """
 
     id: str
@@ -258,6 +258,7 @@ class NodeRecord:
     version: int = 0
     suspect: bool = False
     gone: str = ""
+    dead: bool = False
     leaving_s: float | None = None
 
     @property

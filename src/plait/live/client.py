@@ -181,9 +181,14 @@ class Client(Caller):
         """Let a drained node work again."""
         return self._object("POST", f"/v1/nodes/{segment(node)}/resume", again=True)
 
-    def node_gone(self, node: str, why: str = "") -> Json:
-        """Say that a node is dead, as its backend knows: once it is silent, nobody waits for it."""
-        return self._object("POST", f"/v1/nodes/{segment(node)}/gone", body={"why": why}, again=True)
+    def node_gone(self, node: str, why: str = "", *, certain: bool = True) -> Json:
+        """Say that a node is dead, as its backend knows: once it is silent, nobody waits for it.
+
+        Not `certain`: it may only be out of reach, so that its lease is waited for.
+        """
+        return self._object(
+            "POST", f"/v1/nodes/{segment(node)}/gone", body={"why": why, "certain": certain}, again=True
+        )
 
     def forget_node(self, node: str) -> Json:
         """Take a node that has gone out of the lists; `Refused` while something may run there."""

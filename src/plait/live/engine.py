@@ -404,14 +404,15 @@ class Engine:
         self.touched_nodes.add(node)
         self._go_on(now)
 
-    def node_gone(self, node: str, why: str, now: float) -> None:
+    def node_gone(self, node: str, why: str, now: float, *, certain: bool = True) -> None:
         """Its backend says that a node is dead: it is lost at once if it is silent, or as soon as it is.
 
-        What it says itself counts for more: one that is still heard of is not lost.
+        What it says itself counts for more: one that is still heard of is not lost. Where it is not `certain` that
+        nothing runs there any more (it may only be out of reach), its lease is waited for all the same.
         """
         record, now = self._node(node), self.clock(now)
-        if not record.gone:
-            record.gone, self.stale = why or "its backend says so", True
+        if not record.gone or (certain and not record.dead):
+            record.gone, record.dead, self.stale = why or "its backend says so", certain, True
             self.rounds.look()
         self._go_on(now)
 

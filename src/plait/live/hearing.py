@@ -87,6 +87,7 @@ def _meet(engine: Engine, seen: Observed, now: float, address: str) -> NodeRecor
         engine.touched_nodes.add(info.id)
         touch_node(engine, info.id)
     record.heard_s, record.address, record.usage, record.gone = now, address, seen.usage, ""
+    record.dead = False
     record.term = max(record.term, seen.term)
     if seen.term == engine.term:
         record.reached = max(record.reached, seen.reached)

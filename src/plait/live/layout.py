@@ -6,13 +6,15 @@
     nodes/<node>/journal.jsonl, agent.log, agent.lock, enrol      an agent
     jobs/<job>/checkpoints, EPOCH                                 a job, over all its attempts
     jobs/<job>/attempts/<epoch>/rank<r>/                          one process of one attempt
-    gates/<group>/                                                the gate of a running group, in /dev/shm if possible
+    gates/<group>/, lease-<node>                                  the gate of a running group, the lease of a node:
+                                                                  in /dev/shm if possible
 
 Folders are for their owner alone. Names that come from outside never become paths: jobs are `j-<number>`.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -89,10 +91,45 @@ class Layout:
     @property
     def gates(self) -> Path:
         """Gates of running groups: in shared memory where there is any, so that waiting costs microseconds."""
+        return (self._shared or self.home) / "gates"
+
+    def lease(self, node: str) -> Path:
+        """How long what runs on a node may go on: in shared memory where there is any, which no slow disk holds up."""
+        return self._shared / f"lease-{node}" if self._shared else self.node(node) / "lease"
+
+    def leases(self) -> list[Path]:
+        """Those of all nodes of this machine."""
+        return sorted(self._shared.glob("lease-*") if self._shared else self.home.glob("nodes/*/lease"))
+
+    @property
+    def _shared(self) -> Path | None:
+        """The home's part of this machine's shared memory."""
         if SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK):
             mark = hashlib.sha256(str(self.home).encode()).hexdigest()[:12]
-            return SHARED_MEMORY / f"plait-{os.getuid()}-{mark}" / "gates"
-        return self.home / "gates"
+            return SHARED_MEMORY / f"plait-{os.getuid()}-{mark}"
+        return None
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of a file (`flock`); one that looks holds it for a moment, too."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
+
+
+def may_lead(layout: Layout) -> bool:
+    """Whether a service of this home may be running: it says so in its file, or holds its lock."""
+    return layout.service_file.exists() or any(is_locked(path) for path in layout.home.glob("service*.lock"))
 
 
 def make_private(folder: Path) -> Path:

@@ -4,8 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from plait.core.errors import InputError
+
 #: GPUs of a cluster that grows without a limit that anybody knows.
 ANY_SIZE = 10**9
+#: Seconds of silence after which a node is lost, unless told otherwise; as long as Slurm waits for its daemons.
+LOST_S = 300.0
+#: The lease of a node is this share of that, unless told otherwise.
+LEASE_SHARE = 0.8
+#: How much shorter it has to be: seconds for ending what runs, and a share for clocks that do not run alike.
+SPARE_S, DRIFT = 0.2, 0.01
+
+
+def check_lease(lost_s: float, lease_s: float) -> None:
+    """Raise `InputError` unless work on a silent node has ended by itself before the node is called lost."""
+    if not (lease_s > 0 and lost_s - lease_s >= SPARE_S + DRIFT * lost_s):
+        raise InputError(
+            f"the lease is {lease_s:g} s and a node is lost after {lost_s:g} s: the lease must be shorter, or a job "
+            "could start elsewhere while it still runs on a node that does not answer; give --lease "
+            f"{LEASE_SHARE * lost_s:g} (or none), or a longer --lost"
+        )
 
 
 @dataclass(frozen=True)
@@ -17,7 +35,8 @@ class Options:
                     unless rounds are longer than 5 s
     suspect_s       a node silent for so long gets no new work
     lost_s          ... is lost: its jobs wait again and may be replaced, under a new epoch
-    lease_s         an agent without contact for so long stops its work
+    lease_s         what runs on a node without contact for so long has ended by itself: always before the node is lost,
+                    so that no job runs twice at once
     first_step_s    an attempt gets so long for its first step before it makes room for others: else jobs that take
                     long to begin would be started for ever and never trained
     crash_s         a program that fails so soon after its start, without an iteration, is not started again unless its
@@ -42,8 +61,8 @@ class Options:
     round_s: float = 1.0
     early_s: float = 0.25
     suspect_s: float = 3.0
-    lost_s: float = 15.0
-    lease_s: float = 600.0
+    lost_s: float = LOST_S
+    lease_s: float = LEASE_SHARE * LOST_S
     first_step_s: float = 0.0
     crash_s: float = 15.0
     settle_s: float = 10.0
@@ -61,3 +80,7 @@ class Options:
     project_jobs: int = 50_000
     policy_modules: tuple[str, ...] = ()
     snapshot_weight: float = 2000.0
+
+    def __post_init__(self) -> None:
+        """Raise `InputError` for times by which a job could run twice at once."""
+        check_lease(self.lost_s, self.lease_s)

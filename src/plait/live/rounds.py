@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Nodes are looked at this often at most, seconds.
 WATCH_S = 0.25
+#: Beyond its notice a node may need so many seconds to end what runs there (`agent.attempt.RUNNER_PATIENCE_S`, twice).
+LEFT_S = 10.0
 #: Coming so many seconds later than was asked for means that the process stood still.
 LATE_S = 0.5
 #: Submissions have paused when none came for so long; an early decision waits so many times this at most.
@@ -127,9 +129,17 @@ class Rounds:
         )
 
     def _patience_s(self, node: NodeRecord) -> float:
-        """A silent node is lost after so long; one that its backend says is dead, as soon as it is suspect."""
+        """A silent node is lost after so long: what runs there has ended by itself by then.
+
+        One that is known to be dead is lost as soon as it is suspect. One that gave notice has ended its jobs when it
+        said that it would, or soon after.
+        """
         options = self._engine.options
-        return options.suspect_s if node.gone else options.lost_s
+        if node.gone and node.dead:
+            return options.suspect_s
+        if node.leaving and node.leaving_s is not None:
+            return min(options.lost_s, max(options.suspect_s, node.leaving_s + LEFT_S))
+        return options.lost_s
 
     # -- jobs -----------------------------------------------------------------------------------------
 

@@ -12,13 +12,15 @@ as in `plait.live.agent`; the contract suite runs the same script against both.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from plait.live.agent.lease import Lease
 from plait.live.engine import Engine
 from plait.live.layout import Layout
-from plait.live.options import Options
+from plait.live.options import LEASE_SHARE, LOST_S, Options
 from plait.live.store import Store
 from plait.live.wire import ENDED, PREEMPTED, STARTING, Ask, Assignment, NodeInfo, Observed, Reply, Run
 from plait.testing.programs import Disk, Held, Key, MemoryDisk, Process, Program
@@ -41,13 +43,16 @@ class SimulatedAgent:
         self.alive, self.frozen = False, False
         self._births = self._pids = 0
         self.refused: list[str] = []
+        #: The lease that runners go by, over the agent's death; and when which question was asked.
+        self.lease = Lease(-math.inf, LEASE_SHARE * LOST_S)
+        self._asked: deque[tuple[Observed, float]] = deque(maxlen=64)
         self.start()
 
     def start(self) -> None:
         """A new agent process takes the node, and back what runs there."""
         self._births += 1
         self.id, self.alive, self.frozen = f"{self.node.id}-{self._births}", True, False
-        self.reached, self.lease_s, self.contact_s = 0, 600.0, math.nan
+        self.reached, self.ever = 0, False
         self.replies: list[Reply] = []
         self._leave_s = math.inf
 
@@ -78,27 +83,34 @@ class SimulatedAgent:
         replies, self.replies = self.replies, []
         seen = [held.seen(now) for held in self.held.values()]
         words = Observed(self.node, self.id, self.term, self.reached, seen, replies=replies, wait_s=wait_s)
-        if self._leave_s == math.inf:
-            return words
-        left_s = max(self._leave_s - now, 0.001) if any(held.alive for held in self.held.values()) else 0.0
-        return replace(words, leaving_s=left_s)
+        if self._leave_s < math.inf:
+            left_s = max(self._leave_s - now, 0.001) if any(held.alive for held in self.held.values()) else 0.0
+            words = replace(words, leaving_s=left_s)
+        self._asked.append((words, now))
+        return words
 
     # -- what it obeys ------------------------------------------------------------------------------------
 
     def obey(self, answer: Assignment, told: Observed, now: float) -> bool:
         """Take in what should be; False if its leader was replaced. Told twice or late, it changes nothing."""
+        asked_s = next((at for words, at in self._asked if words is told), now)
+        lease = Lease(asked_s, answer.lease_s)
+        if now >= lease.stop_s():
+            return True  # it was under way for as long as the lease
         if answer.term < self.term:
             self.refused.append(f"term {answer.term}: term {self.term} was seen")
             return False
         if answer.term > self.term:
             self.term, self.reached = answer.term, 0
+        if lease.asked_s >= self.lease.asked_s:
+            self.lease = lease
         if self._leave_s < math.inf:
             for run in answer.attempts:  # assigned before the service knew that the node goes
                 if (key := (run.job, run.epoch, run.rank)) not in self.held:
                     self.held[key] = Held(run)
                     self.held[key].end(now, PREEMPTED, _LEAVES)
             return True
-        self.lease_s, self.contact_s = answer.lease_s, now
+        self.ever = True
         self._forget(answer, told)
         if answer.version >= self.reached:
             self._apply(answer.attempts, now)
@@ -116,9 +128,11 @@ class SimulatedAgent:
 
     def _apply(self, runs: Iterable[Run], now: float) -> None:
         wanted = {(run.job, run.epoch, run.rank): run for run in runs}
+        newest = {run.job: run.epoch for run in wanted.values()}
         for key, held in self.held.items():
             if key not in wanted:
-                held.stop(now, held.run.grace_s, "no longer wanted")
+                replaced = held.run.epoch < max(self.disk.epoch(held.run.job), newest.get(held.run.job, 0))
+                held.stop(now, 0.0 if replaced else held.run.grace_s, "no longer wanted")
         for key, run in wanted.items():
             held = self.held.get(key) or self._meet(key, run, now)
             held.run = replace(held.run, group=run.group, stop=run.stop, grace_s=run.grace_s)
@@ -153,15 +167,16 @@ class SimulatedAgent:
         """Processes go on; what the agent sees of it and starts, it does unless it is dead or stands still."""
         for held in self.held.values():
             if held.process is not None:
+                held.process.lapse(now, self.lease)
                 held.process.advance(now)
         if not self.alive or self.frozen:
             return
-        out_of_touch = now - self.contact_s > self.lease_s
+        in_touch = now < self.lease.stop_s()
         for held in self.held.values():
             held.collect()
-            if out_of_touch:
-                held.stop(now, held.run.grace_s, f"no contact with the service for {self.lease_s:g} s", own=True)
-        if math.isnan(self.contact_s) or out_of_touch or self._leave_s < math.inf:
+            if held.state == STARTING and not in_touch:
+                held.end(now, PREEMPTED, str(self.lease))
+        if not (self.ever and in_touch) or self._leave_s < math.inf:
             return
         for key, held in self.held.items():
             if held.state == STARTING and not any(o.alive and not _share(held.run, o.run) for o in self.held.values()):

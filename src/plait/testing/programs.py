@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from plait.live.agent.lease import Lease
 from plait.live.layout import Layout
 from plait.live.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, Run, Seen
 from plait.training.commits import Commits, StaleEpoch
@@ -131,7 +132,7 @@ class Process:
         self._disk = disk
         self.first = self.saved = 0 if program.plain else disk.newest(run, program.keep)
         self._working_s = now + program.boot_s
-        self.stop_s, self.grace_s = math.inf, 0.0
+        self.stop_s, self.grace_s, self.lapsed = math.inf, 0.0, ""
         self.ended_s: float | None = None
         self.exit_code: int | None = None
         self.reason: str | None = None
@@ -164,6 +165,13 @@ class Process:
         else:
             self.grace_s = min(self.grace_s, now + grace_s - self.stop_s)
 
+    def lapse(self, now: float, lease: Lease) -> None:
+        """It is told to stop if the lease of its node is nearly over, and killed when it is: `advance` does it."""
+        if self.ended_s is None and now >= lease.stop_s(self.run.grace_s):
+            at_s = min(lease.stop_s(self.run.grace_s), self.stop_s)
+            known_s = self.grace_s if self.stop_s < math.inf else math.inf
+            self.stop_s, self.grace_s, self.lapsed = at_s, min(known_s, lease.kill_s - at_s), str(lease)
+
     def advance(self, now: float) -> None:
         """What it has done until now: checkpoints that were due, its end."""
         if self.ended_s is not None:
@@ -175,13 +183,15 @@ class Process:
             self.log += f"rank {self.run.rank} of {self.run.world}: done at step {step:g}\n"
             self.end(self._working_s + (step - self.first) * program.pace_s, program.exit_code, None)
         elif program.stubborn or program.hangs_at <= step:
-            if now >= self.stop_s + self.grace_s:
+            if now >= self.stop_s + self.grace_s and self.lapsed:
+                self.end(self.stop_s + self.grace_s, PREEMPTED, self.lapsed)
+            elif now >= self.stop_s + self.grace_s:
                 why = f"did not end within {self.grace_s:g} s after SIGTERM, so it was killed"
                 self.end(self.stop_s + self.grace_s, -9, why)
         elif now >= self.stop_s + program.stop_s:
             self._save(int(step))
             self.log += f"rank {self.run.rank} of {self.run.world}: stopped at step {step:g}\n"
-            self.end(self.stop_s + program.stop_s, PREEMPTED, None)
+            self.end(self.stop_s + program.stop_s, PREEMPTED, self.lapsed or None)
 
     def _save(self, step: int) -> None:
         if self.program.plain:

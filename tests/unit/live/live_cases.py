@@ -74,7 +74,7 @@ class Cluster:
 
     def __init__(self, home: Path, nodes: Sequence[int] = (2,), policy: str = "fifo-backfill", **options: Any) -> None:
         self.home, self.now = home, 0.0
-        self.options = Options(**{"round_s": 1.0, **options})
+        self.options = Options(**{"round_s": 1.0, "lost_s": 15.0, "lease_s": 12.0, **options})
         self.store = Store.open(home / "plait.db")
         self.engine = self._engine(policy)
         self.nodes = [Node(self, f"n{i}", gpus) for i, gpus in enumerate(nodes)]

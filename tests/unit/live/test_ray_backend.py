@@ -79,7 +79,7 @@ class Service:
             for name, state in self.states.items()
         ]
 
-    def node_gone(self, node: str, why: str) -> None:
+    def node_gone(self, node: str, why: str, *, certain: bool = True) -> None:
         if self.down:
             raise NotRunning("no service answers")
         self.gone.append((node, why))

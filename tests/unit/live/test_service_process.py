@@ -102,7 +102,7 @@ def test_killed_and_started_again(service: tuple[Path, subprocess.Popen[str]]) -
         (["--host", "example.org"], "can be reached from other machines"),
         (["--tls-cert", "/x"], "TLS needs both files"),
         (["--tls-cert", "/nonexistent", "--tls-key", "/nonexistent"], "there is no file /nonexistent"),
-        (["--lease", "5"], "--lease longer than --lost"),
+        (["--lost", "5", "--lease", "5"], "the lease must be shorter"),
         (["--policy", "fifoo"], "did you mean 'fifo'"),
         (["--db", "mysql://x"], "cannot store on 'mysql'"),
         (["--standby"], "an SQLite file is for one service"),

@@ -284,7 +284,7 @@ class FakeService:
         self.told.append(("drain", node))
         self.there[node]["drained"] = True
 
-    def node_gone(self, node, why):
+    def node_gone(self, node, why, *, certain=True):
         self.told.append(("gone", node))
 
     def forget_node(self, node):

@@ -35,6 +35,10 @@ def main(args: Sequence[str] | None = None) -> int:
         "--on-loan", action="store_true",
         help="end when the service was not there for the lease, so that whoever lent the node gets it back",
     )  # fmt: skip
+    parser.add_argument(
+        "--parks", action="store_true",
+        help="the service is started on this machine: at SIGTERM, if none runs, jobs go on without end",
+    )  # fmt: skip
     parser.add_argument("--stop-grace", type=float, default=10.0, help="most seconds for jobs that the agent stops")
     options = parser.parse_args(args)
     if not _NAME.fullmatch(options.node):
@@ -56,6 +60,7 @@ def main(args: Sequence[str] | None = None) -> int:
         stop_jobs=options.stop_jobs,
         stop_grace_s=options.stop_grace,
         on_loan=options.on_loan,
+        parks=options.parks,
         rack=options.rack,
         gpu_kind=options.gpu_kind,
     )

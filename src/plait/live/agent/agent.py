@@ -14,17 +14,19 @@ import selectors
 import signal
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 
 from plait.live import tls
 from plait.live.agent import journal, procs
-from plait.live.agent.attempt import Attempt
+from plait.live.agent.attempt import RUNNER_PATIENCE_S, Attempt
 from plait.live.agent.hands import NOT_RUNNABLE, Hands
+from plait.live.agent.lease import Lease, sound_lease_s
 from plait.live.agent.link import Link
 from plait.live.agent.logs import read_part
 from plait.live.agent.node import AlreadyRuns, Settings, take_node
 from plait.live.agent.procs import Process
-from plait.live.layout import Layout
+from plait.live.layout import Layout, may_lead
 from plait.live.wire import ENDED, PREEMPTED, RUNNING, STARTING, Ask, Assignment, Observed, Reply, Run
 
 __all__ = ["HELD_BACK", "Agent", "AlreadyRuns", "Settings"]
@@ -47,10 +49,11 @@ class Agent(Hands):
         self._lock_fd = take_node(layout, settings.node)
         procs.prctl(procs.PR_SET_CHILD_SUBREAPER, 1)  # orphans of a killed runner come here
         super().__init__(layout, settings, lambda: self.link.wake())
-        self.term, self.reached, self.lease_s = self.journal.memory.term, 0, 600.0
+        self.term, self.reached = self.journal.memory.term, 0
         self.epochs = self.journal.memory.epochs
         self.replies: list[Reply] = []
         self._refused: set[int] = set()
+        self._lease_trouble = ""
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.selector.register(self._wake_read, selectors.EVENT_READ)
         trust = partial(tls.context, self.layout)
@@ -60,6 +63,7 @@ class Agent(Hands):
         self._leave_at, self._left = math.inf, False
         for remembered in self.journal.memory.attempts.values():
             self._take_back(remembered)
+        self._take_back_unknown()
         self.gates.clear(self.attempts.values())
         me = Process.of(os.getpid())
         assert me is not None
@@ -100,8 +104,14 @@ class Agent(Hands):
         with self.lock:
             self.replies = told.replies + self.replies
 
-    def obey(self, answer: Assignment, told: Observed) -> bool:
-        """Take in what should be; False if its leader was replaced. Told twice or late, it changes nothing."""
+    def obey(self, answer: Assignment, told: Observed, asked_s: float) -> bool:
+        """Take in what should be; False if its leader was replaced. Told twice or late, it changes nothing.
+
+        The lease counts from `asked_s` (of CLOCK_BOOTTIME): the service heard of this node then, or later.
+        """
+        lease = Lease(asked_s, sound_lease_s(answer.lease_s))
+        if procs.boot_s() >= lease.stop_s():
+            return True  # it was under way for as long as the lease, and is true no more: ask again
         with self.lock:
             if answer.term < self.term:
                 if answer.term not in self._refused:
@@ -112,16 +122,16 @@ class Agent(Hands):
                 if not self._note({"what": "term", "term": answer.term}):
                     return True  # a full disk: not without having written it down
                 self.term, self.reached = answer.term, 0
+            self._renew(lease)
             if self._leaving:
                 self._decline(answer)
                 return True
-            self.lease_s = answer.lease_s
             changed = self._forget(answer, told)
             if answer.version >= self.reached:
                 changed |= self._apply(answer.attempts)
                 changed |= self.reached != answer.version
                 self.reached = answer.version
-            self.link.contact, self.link.ever = time.monotonic(), True
+            self.link.ever = True
             self._advance()
         replies = [self._answer(ask) for ask in answer.ask]
         if replies:
@@ -131,6 +141,21 @@ class Agent(Hands):
             self.link.wake()
             self._wake()
         return True
+
+    def _renew(self, lease: Lease) -> None:
+        """Runners may go on by this lease; those of a node that leaves not for longer than it gives them."""
+        if self._leave_at < math.inf:
+            left_s = self._leave_at - time.monotonic() + RUNNER_PATIENCE_S
+            until_s = min(lease.until_s, procs.boot_s() + max(left_s, 0.0))
+            lease = Lease(lease.asked_s, max(until_s - lease.asked_s, 0.1))
+        self.link.beat_for(lease.lease_s)
+        try:
+            self.lease.renew(lease)
+            self._lease_trouble = ""
+        except OSError as error:
+            if str(error) != self._lease_trouble:
+                self._lease_trouble = str(error)
+                self.log("lease not written", why=error, until=f"jobs end {lease.lease_s:g} s after the last one")
 
     def _decline(self, answer: Assignment) -> None:
         """What was assigned before the service knew that the node goes: it is not begun here."""
@@ -157,9 +182,12 @@ class Agent(Hands):
     def _apply(self, runs: list[Run]) -> bool:
         wanted = {(run.job, run.epoch, run.rank): run for run in runs}
         before = [attempt.state for attempt in self.attempts.values()]
+        newest = {run.job: run.epoch for run in runs}
         for key, attempt in self.attempts.items():
             if key not in wanted:
-                attempt.stop(attempt.run.grace_s, "no longer wanted")
+                # One that was replaced may run elsewhere by now: it must not get a moment more.
+                replaced = attempt.run.epoch < max(_epoch(self.layout, attempt.run.job), newest.get(attempt.run.job, 0))
+                attempt.stop(0.0 if replaced else attempt.run.grace_s, "replaced" if replaced else "no longer wanted")
         for key, run in wanted.items():
             if key not in self.attempts:
                 self._meet(run)
@@ -206,17 +234,19 @@ class Agent(Hands):
     def _advance(self) -> None:
         """One step towards what is wanted: ends seen, overdue ones killed, groups told, free GPUs used."""
         self._reap()
-        now = time.monotonic()
-        in_touch = now - self.link.contact <= self.lease_s
-        if not in_touch and self.link.failed > self.link.contact + self.lease_s:
-            # Asked after the lease was over, and nobody answered; an agent that was only stopped asks first.
-            for attempt in self.attempts.values():
-                if attempt.state in (STARTING, RUNNING):
-                    self.log("lease expired", key=attempt.key)
-                    attempt.stop(attempt.run.grace_s, f"no contact with the service for {self.lease_s:g} s", own=True)
-            if self.settings.on_loan and not self._leaving and not any(a.alive for a in self.attempts.values()):
-                self.log("gives the node back", why=f"no contact with the service for {self.lease_s:g} s")
-                self._leaving = self._stop_jobs = True
+        now, now_s, lease = time.monotonic(), procs.boot_s(), self.lease.now
+        in_touch = now_s < lease.stop_s()
+        for attempt in self.attempts.values() if not in_touch else ():
+            if attempt.state in (STARTING, RUNNING) and now_s >= lease.stop_s(attempt.run.grace_s):
+                self.log("lease expired", key=attempt.key)  # its runner knows, too, and kills it when the lease is over
+                attempt.stop(max(lease.kill_s - now_s, 0.0), str(lease), own=True)
+        # Asked after the lease was over, and nobody answered; an agent that was only stopped asks first.
+        alone = (
+            not in_touch and self.link.failed_s > lease.stop_s() and not any(a.alive for a in self.attempts.values())
+        )
+        if alone and self.settings.on_loan and not self._leaving:
+            self.log("gives the node back", why=str(lease))
+            self._leaving = self._stop_jobs = True
         for attempt in self.attempts.values():
             if attempt.gone:
                 self._collect(attempt)
@@ -250,9 +280,20 @@ class Agent(Hands):
             self._left = True
             self.link.tell_last(max(self._leave_at, time.monotonic() + _LAST_WORD_S))
         with self.lock:
-            self.log("agent leaves", running=sum(a.alive for a in self.attempts.values()))
+            running = sum(a.alive for a in self.attempts.values())
+            self.log("agent leaves", running=running, parked=bool(running and self._park()))
+            if not running:
+                self.lease.forget()
             with contextlib.suppress(OSError):
                 os.unlink(self.folder / "agent.json")
+
+    def _park(self) -> bool:
+        """Let jobs go on while there is no service, which could start them elsewhere; whether that is so."""
+        if not self.settings.parks or self._stop_jobs or may_lead(self.layout):
+            return False
+        with contextlib.suppress(OSError):
+            self.lease.renew(replace(self.lease.now, parked=True))
+        return self.lease.now.parked
 
     def _told_to_leave(self, number: int, _frame: object) -> None:
         self._leaving = True

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from plait.live.agent import procs
 from plait.live.agent.journal import Key
+from plait.live.agent.lease import Lease
 from plait.live.agent.pages import PageReader
 from plait.live.agent.procs import Process
 from plait.live.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, Run, Seen
@@ -140,13 +141,13 @@ class Attempt:
             os.close(self.pidfd)
             self.pidfd = -1
 
-    def collect(self, strays: Callable[[], set[int]], reap: Callable[[], None]) -> None:
-        """Its runner has ended: find out how, and let nothing of it live on."""
+    def collect(self, strays: Callable[[], set[int]], reap: Callable[[], None], lease: Lease | None) -> None:
+        """Its runner has ended: find out how, and let nothing of it live on. `lease`: that was over since it began."""
         record = procs.read_json(self.folder / "exit.json")
         if record is None:
             # The runner was killed. Its child got SIGKILL from the kernel; the rest is looked for.
             procs.kill_until_none(lambda: strays() | set(procs.marked(self.mark)), reap)
-            record = procs.read_json(self.folder / "exit.json") or self._unknown_end()
+            record = procs.read_json(self.folder / "exit.json") or self._unknown_end(lease)
         merged = record.get("merged")
         self.merged = merged if isinstance(merged, str) else ""
         code, reason, boot = record.get("exit_code"), record.get("reason"), record.get("ended_boot_s")
@@ -160,7 +161,7 @@ class Attempt:
             boot if same_boot and isinstance(boot, float) else None,
         )
 
-    def _unknown_end(self) -> dict[str, object]:
+    def _unknown_end(self, lease: Lease | None) -> dict[str, object]:
         """Nobody saw the exit code; write down what is known, so that it stays the answer."""
         if self.process is not None and self.process.boot != procs.boot_id():
             reason = "the machine was restarted while it ran"
@@ -174,7 +175,9 @@ class Attempt:
             "ended_boot_s": procs.boot_s(),
             "boot": procs.boot_id(),
         }
-        if self.shares:  # nobody's fault that is known: it begins again, by itself
+        if lease is not None:  # the kernel ended its runner by it
+            record |= {"exit_code": PREEMPTED, "reason": str(lease)}
+        elif self.shares:  # nobody's fault that is known: it begins again, by itself
             record |= {"exit_code": PREEMPTED, "merged": "unknown"}
         with contextlib.suppress(OSError):
             procs.write_json(self.folder / "exit.json", record, durable=True)
@@ -182,7 +185,8 @@ class Attempt:
 
     def update(self, run: Run) -> None:
         """Take over what may change while it runs: who it shares with, how it is to be stopped."""
-        self.run = replace(self.run, group=run.group, stop=run.stop, grace_s=run.grace_s)
+        known = self.run if self.run.argv else run  # it was found without a journal
+        self.run = replace(known, group=run.group, stop=run.stop, grace_s=run.grace_s)
 
     def seen(self) -> Seen:
         """What the service is told of it."""

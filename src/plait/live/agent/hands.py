@@ -18,11 +18,13 @@ from plait.live.agent import journal, launch, procs
 from plait.live.agent.attempt import Attempt
 from plait.live.agent.gates import Gates
 from plait.live.agent.journal import Journal, Key
+from plait.live.agent.lease import NodeLease
 from plait.live.agent.monitor import Monitor
 from plait.live.agent.node import Settings
 from plait.live.agent.procs import Process
 from plait.live.layout import Layout
-from plait.live.wire import ENDED, PREEMPTED, RUNNING, Run
+from plait.live.options import LEASE_SHARE, LOST_S
+from plait.live.wire import ENDED, PREEMPTED, RUNNING, GroupInfo, Run
 
 #: The exit code of what can never be started.
 NOT_RUNNABLE = 126
@@ -43,6 +45,7 @@ class Hands:
         self._threads = max(1, int(self.monitor.node.cpus // max(1, settings.gpus)))
         self.gates = Gates(layout, settings.node, self.log)
         self.journal = Journal(self.folder / "journal.jsonl")
+        self.lease = NodeLease.of(layout.lease(settings.node), LEASE_SHARE * LOST_S)
         self.attempts: dict[Key, Attempt] = {}
         self.selector = selectors.DefaultSelector()
         self._retry_at = 0.0
@@ -75,6 +78,21 @@ class Hands:
             self.log("taken back", key=attempt.key, pid=process.pid)
         self._complain(attempt)
 
+    def _take_back_unknown(self) -> None:
+        """Runners of this node that the journal does not know, because it was lost: they run, whoever asked for them.
+
+        All that is known of them is whose they are; the service says the rest, or that they are to end.
+        """
+        for pid in procs.with_environment(launch.LEASE_VARIABLE, str(self.lease.path)):
+            mark = procs.environment(pid).get(procs.MARK, "")
+            process, key = Process.of(pid), launch.key_of(self.layout, mark)
+            if process is None or key is None or key in self.attempts:
+                continue
+            run = Run(*key, world=1, argv=[], gpus=[], group=GroupInfo(f"left-{key[0]}-{key[1]}"))
+            claim = procs.read_json(self.layout.rank(*key) / "runner.json") or {}
+            if claim.get("pid") == pid and self._note(journal.start(run), journal.began(key, process)):
+                self._take_back(journal.Remembered(run, process))
+
     def _complain(self, attempt: Attempt) -> None:
         if attempt.page is not None and attempt.page.trouble:
             self.log("progress unknown", key=attempt.key, why=attempt.page.trouble)
@@ -91,7 +109,11 @@ class Hands:
         return None
 
     def _new(self, run: Run) -> Attempt:
-        attempt = Attempt(run, self.layout.rank(run.job, run.epoch, run.rank), launch.mark_of(self.layout, run))
+        attempt = Attempt(
+            run,
+            self.layout.rank(run.job, run.epoch, run.rank),
+            launch.mark_of(self.layout, run.job, run.epoch, run.rank),
+        )
         self.attempts[attempt.key] = attempt
         return attempt
 
@@ -150,8 +172,8 @@ class Hands:
             envs.append(launch.environment(attempt.run, self.layout, self.settings.cuda, self._threads))
             attempt.mark, attempt.shares = envs[-1][procs.MARK], False  # an earlier try may have been with others
         if len(attempts) == 1:
-            return Process.of(launch.spawn(attempts[0].run, self.layout, envs[0]))
-        process = Process.of(launch.spawn_host([a.run for a in attempts], self.layout, envs))
+            return Process.of(launch.spawn(attempts[0].run, self.layout, envs[0], self.lease))
+        process = Process.of(launch.spawn_host([a.run for a in attempts], self.layout, envs, self.lease))
         for attempt in attempts:
             attempt.know({"merged": len(attempts), "mark": envs[0][procs.MARK]})
         return process
@@ -197,7 +219,7 @@ class Hands:
             else:
                 self._over(attempt, PREEMPTED, "stopped before it started")
             return
-        attempt.collect(self._strays, self._reap)
+        attempt.collect(self._strays, self._reap, self.lease.over_since(attempt.began_boot_s))
         self._over(attempt, attempt.exit_code, attempt.reason)
 
     def _over(self, attempt: Attempt, exit_code: int | None, reason: str | None) -> None:

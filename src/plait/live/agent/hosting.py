@@ -163,7 +163,7 @@ class HostRunner(Runner):
                     check_at = now + 0.5
                 due = [m.interrupt_at or m.kill_at for m in self.members if m.stopping and m.ended is None]
                 due += [self.kill_at, check_at if self.task.memory_bytes > 0 else None]
-                waits = [at - now for at in due if at is not None]
+                waits = [at - now for at in due if at is not None] + self._look_at_lease()
                 for key, _ in selector.select(max(0.0, min(waits)) if waits else None):
                     if not key.data():
                         selector.unregister(key.fileobj)
@@ -179,10 +179,18 @@ class HostRunner(Runner):
             if member.interrupt_at is not None and now >= member.interrupt_at:
                 member.interrupt_at = None
                 self._say(interrupt=index)
-            elif member.kill_at is not None and now >= member.kill_at:
+            elif member.kill_at is not None and now >= member.kill_at and not self.lapsed:
                 self.culprit = self.culprit or member
                 member.kill_at = now + 1.0
                 self._kill(f"{member.name} did not end within its grace")
+
+    def _ask_to_stop(self, grace_s: float) -> None:
+        """All of them, and the kill of the process after that."""
+        for index, member in enumerate(self.members):
+            if member.ended is None and not member.stopping:
+                _ask_by_page(member.task.folder)
+                self._say(stop=index)
+                member.kill_at = time.monotonic() + grace_s
 
     def _say(self, **message: Any) -> None:
         assert self._control is not None
@@ -230,6 +238,8 @@ class HostRunner(Runner):
 
     def _signalled(self, numbers: bytes) -> None:
         """Somebody is to stop: their folders and pages say who."""
+        if self._deadman is not None:
+            self._deadman.look()
         if signal.SIGTERM in numbers or signal.SIGUSR1 in numbers:
             now = time.monotonic()
             for index, member in enumerate(self.members):
@@ -267,6 +277,8 @@ class HostRunner(Runner):
         """Of a member whose thread has ended."""
         assert member.ended is not None
         code, refused = int(member.ended["code"]), member.ended.get("refused")
+        if self.lapsed and (code < 0 or code == _PREEMPTED):
+            return _PREEMPTED, self.lapsed, ""
         if refused:
             return _PREEMPTED, str(refused), REFUSED
         if code in (0, _PREEMPTED):
@@ -279,6 +291,8 @@ class HostRunner(Runner):
         """Of a member when the process is over."""
         if member.ended is not None:
             return self._own_end(member)
+        if self.lapsed:
+            return _PREEMPTED, self.lapsed, ""
         self._find_culprit()
         code, what = self._what_happened(killed_by_kernel)
         if member is self.culprit:
@@ -314,6 +328,16 @@ class HostRunner(Runner):
         member.written = True
         record = {"exit_code": code, "reason": reason, "seconds": procs.boot_s() - self._started}
         write_exit(member.task.folder, record | ({"merged": merged} if merged else {}))
+
+
+def _ask_by_page(folder: str) -> None:
+    """Ask a job to stop where its agent would, who may be dead."""
+    with contextlib.suppress(OSError):
+        fd = os.open(os.path.join(folder, "page.bin"), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.pwrite(fd, struct.pack("<q", 1), _STOP_AT)
+        finally:
+            os.close(fd)
 
 
 def _page_says_stop(folder: str) -> bool:

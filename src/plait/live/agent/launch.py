@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from plait.live.agent import container, procs
+from plait.live.agent.lease import NodeLease
 from plait.live.agent.node_environment import node_environment, passed
 from plait.live.agent.runner import HELD_BACK
-from plait.live.layout import Layout, job_name, make_private
+from plait.live.layout import Layout, job_name, job_number, make_private
 from plait.live.wire import Run
 from plait.training.command import parse_script
 from plait.training.page import Page
@@ -25,14 +26,27 @@ _PLAIT = Path(__file__).resolve().parents[2]
 HOOK = _PLAIT / "training" / "hook"
 #: torch's profiler says when it starts and stops on the job's standard error; this is above all that it says.
 QUIET = "99"
+#: In the environment of a runner: the file of its node's lease, by which an agent without a journal finds it.
+LEASE_VARIABLE = "PLAIT_LEASE"
 #: Of one job among those that share a process.
 _OF_ONE = ("PLAIT_JOB", "PLAIT_EPOCH", "PLAIT_RUN_DIR", "PLAIT_JOB_DIR", "PLAIT_CHECKPOINT_S", "MASTER_PORT")
 
 
-def mark_of(layout: Layout, run: Run) -> str:
+def mark_of(layout: Layout, job: int, epoch: int, rank: int) -> str:
     """The name by which processes of this rank are known on this machine, different for every home folder."""
     home = hashlib.sha256(str(layout.home).encode()).hexdigest()[:12]
-    return f"{home}:{job_name(run.job)}:{run.epoch}:{run.rank}"
+    return f"{home}:{job_name(job)}:{epoch}:{rank}"
+
+
+def key_of(layout: Layout, mark: str) -> tuple[int, int, int] | None:
+    """(job, epoch, rank) of a mark; None for one of another home, or none."""
+    job, _, numbers = mark.partition(":")[2].partition(":")
+    epoch, _, rank = numbers.partition(":")
+    number = job_number(job)
+    if number is None or not (epoch.isdecimal() and rank.isdecimal()):
+        return None
+    key = number, int(epoch), int(rank)
+    return key if mark_of(layout, *key) == mark else None
 
 
 def environment(run: Run, layout: Layout, cuda: list[int] | None, threads: int) -> dict[str, str]:
@@ -53,7 +67,7 @@ def environment(run: Run, layout: Layout, cuda: list[int] | None, threads: int) 
     visible = "" if cuda is None else ",".join(str(cuda[gpu]) for gpu in run.gpus)
     port = run.master_port or (_free_port() if run.world == 1 else 0)
     return env | {
-        procs.MARK: mark_of(layout, run),
+        procs.MARK: mark_of(layout, run.job, run.epoch, run.rank),
         "PLAIT_JOB": job_name(run.job),
         "PLAIT_EPOCH": str(run.epoch),
         "PLAIT_RUN_DIR": str(layout.rank(run.job, run.epoch, run.rank)),
@@ -101,31 +115,32 @@ def prepare(run: Run, layout: Layout) -> Path:
     return folder
 
 
-def spawn(run: Run, layout: Layout, env: dict[str, str]) -> int:
+def spawn(run: Run, layout: Layout, env: dict[str, str], lease: NodeLease) -> int:
     """Start the runner and hand it its task; its pid. Raises OSError.
 
     posix_spawn and not subprocess: the runner must be born with its signals held back and in a session of its own, and
     nothing of it is tied to a Python object of the agent.
     """
-    return _spawn("runner", _task(run, layout, env), layout.rank(run.job, run.epoch, run.rank), env[procs.MARK])
+    folder = layout.rank(run.job, run.epoch, run.rank)
+    return _spawn("runner", _task(run, layout, env, lease), folder, env[procs.MARK], lease)
 
 
-def spawn_host(runs: list[Run], layout: Layout, envs: list[dict[str, str]]) -> int:
+def spawn_host(runs: list[Run], layout: Layout, envs: list[dict[str, str]], lease: NodeLease) -> int:
     """Start the runner of a process that these jobs share, each as a thread; its pid. Raises OSError, `InputError`.
 
     The process is known by the mark of the first; what it has only once (C libraries read it) is what all have alike.
     """
     script = parse_script(runs[0].argv)
-    host = _task(runs[0], layout, {name: value for name, value in envs[0].items() if name not in _OF_ONE})
+    host = _task(runs[0], layout, {name: value for name, value in envs[0].items() if name not in _OF_ONE}, lease)
     host["argv"] = [script.python, *script.options, "-u", "-m", "plait.training.merged_host"]
     limits = [run.memory_bytes for run in runs]
     host["memory_bytes"] = sum(limits) if all(limits) else 0.0
-    tasks = [_task(run, layout, env) for run, env in zip(runs, envs, strict=True)]
+    tasks = [_task(run, layout, env, lease) for run, env in zip(runs, envs, strict=True)]
     folder = layout.rank(runs[0].job, runs[0].epoch, runs[0].rank)
-    return _spawn("hosting", {"host": host, "members": tasks}, folder, envs[0][procs.MARK])
+    return _spawn("hosting", {"host": host, "members": tasks}, folder, envs[0][procs.MARK], lease)
 
 
-def _task(run: Run, layout: Layout, env: dict[str, str]) -> dict[str, Any]:
+def _task(run: Run, layout: Layout, env: dict[str, str], lease: NodeLease) -> dict[str, Any]:
     """What a runner is told, see `runner.Task`; raises `InputError` for a container that cannot be run here."""
     image, argv, workdir = env.get(container.VARIABLE), run.argv, run.workdir or str(layout.job(run.job))
     env = {name: value for name, value in env.items() if name != container.VARIABLE}
@@ -144,11 +159,17 @@ def _task(run: Run, layout: Layout, env: dict[str, str]) -> dict[str, Any]:
         "grace_s": run.grace_s,
         "log_bytes": run.log_bytes,
         "memory_bytes": run.memory_bytes,
+        "lease": str(lease.path),
+        "asked_s": lease.now.asked_s,
+        "lease_s": lease.now.lease_s,
     }
 
 
-def _spawn(kind: str, task: dict[str, Any], folder: Path, mark: str) -> int:
-    own = {"PATH": os.defpath, "LC_ALL": "C.UTF-8", "PYTHONPATH": str(_PLAIT.parent), procs.MARK: mark}
+def _spawn(kind: str, task: dict[str, Any], folder: Path, mark: str, lease: NodeLease) -> int:
+    own = {
+        "PATH": os.defpath, "LC_ALL": "C.UTF-8", "PYTHONPATH": str(_PLAIT.parent),
+        procs.MARK: mark, LEASE_VARIABLE: str(lease.path),
+    }  # fmt: skip
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
         pid = os.posix_spawn(

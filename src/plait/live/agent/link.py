@@ -24,12 +24,13 @@ import traceback
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
+from plait.live.agent.procs import boot_s
 from plait.live.wire import OLDEST, VERSION, Assignment, Observed, WireError, from_json, to_json
 
 PATH = "/agent/v1/sync"
 _CONNECT_S, _READ_S = 3.0, 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
-_HEARTBEAT_S = 1.0
+_HEARTBEAT_S, _HEARTBEATS = 1.0, 8  # at most, and in a lease at least
 _LOOK_S = 0.5
 _LAST_READ_S, _LAST_PAUSE_S = 2.0, 0.2
 _MOST_BYTES = 64 << 20
@@ -47,15 +48,15 @@ class Link:
     """Talks to the service until closed.
 
     `address()` gives URL and token or raises OSError or ValueError; `observe(wait_s)` what to tell;
-    `obey(answer, told)` takes in an answer and says whether it was accepted (one of
-    a leader of the past is not, and does not count as contact); `trust(url)` which certificates are right there.
+    `obey(answer, told, asked_s)` takes in an answer to what was asked then (of CLOCK_BOOTTIME) and says whether it was
+    accepted (one of a leader of the past is not); `trust(url)` which certificates are right there.
     """
 
     def __init__(
         self,
         address: Callable[[], tuple[str, str]],
         observe: Callable[[float], Observed],
-        obey: Callable[[Assignment, Observed], bool],
+        obey: Callable[[Assignment, Observed, float], bool],
         lost: Callable[[Observed], None],
         log: Callable[..., None],
         trust: Callable[[str], ssl.SSLContext],
@@ -63,10 +64,11 @@ class Link:
         """Nothing is sent before `start`."""
         self._address, self._observe, self._obey, self._lost, self._log = address, observe, obey, lost, log
         self._trust = trust
-        #: Monotonic times: of the last good answer, and of the beginning of the last try that failed.
-        self.contact = time.monotonic()
-        self.failed = 0.0
+        #: When the last try that failed began, of CLOCK_BOOTTIME; whether one ever succeeded.
+        self.failed_s = 0.0
         self.ever = False
+        #: How long a question may be held back: an answer renews the lease from when it was asked.
+        self.heartbeat_s = _HEARTBEAT_S
         self._good = threading.Event()
         self._changed = threading.Event()
         self._moved = threading.Event()
@@ -81,6 +83,10 @@ class Link:
         """Begin to talk."""
         for thread in self._threads:
             thread.start()
+
+    def beat_for(self, lease_s: float) -> None:
+        """Ask often enough for a lease of so many seconds."""
+        self.heartbeat_s = min(_HEARTBEAT_S, lease_s / _HEARTBEATS)
 
     def wake(self) -> None:
         """Something changed here: tell it now."""
@@ -143,12 +149,12 @@ class Link:
         pause_s = _FIRST_PAUSE_S
         said = ""
         while not self._closed.is_set():
-            began = time.monotonic()
+            began, began_s = time.monotonic(), boot_s()
             try:
-                news = self._exchange(connection, _HEARTBEAT_S)
+                news = self._exchange(connection, self.heartbeat_s)
             except Unreachable as error:
                 self._good.clear()
-                self.failed = began
+                self.failed_s = began_s
                 if str(error) != said:
                     said = str(error)
                     self._log("unreachable", why=said)
@@ -181,6 +187,7 @@ class Link:
 
     def _exchange(self, connection: _Connection, wait_s: float) -> bool:
         """One question and its answer; whether the answer held something new."""
+        asked_s = boot_s()
         told = self._observe(wait_s)
         try:
             answer = connection.ask(told)
@@ -188,9 +195,9 @@ class Link:
             self._lost(told)
             raise
         news = answer.version > told.reached or answer.term > told.term or bool(answer.ask)
-        if not self._obey(answer, told):
+        if not self._obey(answer, told, asked_s):
             raise Unreachable(f"the leader of term {answer.term} was replaced by one of a higher term")
-        self.contact, self.ever = time.monotonic(), True
+        self.ever = True
         return news
 
 

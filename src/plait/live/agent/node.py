@@ -23,7 +23,9 @@ class Settings:
     """What an agent is told when it starts.
 
     `cuda`: the machine's numbers of its GPUs, None for CPU slots. `on_loan`: whoever lent the node
-    gets it back when the agent ends, so it ends when it has lost the service for good.
+    gets it back when the agent ends, so it ends when it has lost the service for good. `parks`: where the agent is told
+    to end and no service runs, jobs go on without a lease; whoever starts a service does so on this machine, and begins
+    with `lease.unpark`.
     """
 
     node: str
@@ -33,6 +35,7 @@ class Settings:
     stop_jobs: bool = False
     stop_grace_s: float = 10.0
     on_loan: bool = False
+    parks: bool = False
     rack: int = 0
     gpu_kind: str | None = None
 

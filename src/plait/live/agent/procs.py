@@ -130,9 +130,30 @@ def children(parent: int) -> list[int]:
     return [pid for pid, fields in stats if fields is not None and fields[0] not in b"ZX" and int(fields[1]) == parent]
 
 
+def in_session(session: int) -> set[int]:
+    """Processes of a session; dead ones not yet collected are left out."""
+    stats = ((pid, _stat(pid)) for pid in pids())
+    return {pid for pid, at in stats if at is not None and at[0] not in b"ZX" and int(at[3]) == session}
+
+
+def environment(pid: int) -> dict[str, str]:
+    """What a process was started with; empty if that cannot be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            words = file.read().decode(errors="replace").split("\0")
+    except OSError:
+        return {}
+    return {name: value for name, equals, value in (word.partition("=") for word in words) if equals}
+
+
 def marked(mark: str) -> list[int]:
     """Processes whose environment was made for this attempt, whoever their parent is by now."""
-    wanted = f"{MARK}={mark}".encode()
+    return with_environment(MARK, mark)
+
+
+def with_environment(name: str, value: str) -> list[int]:
+    """Processes that were started with this variable."""
+    wanted = f"{name}={value}".encode()
     found = []
     for pid in pids():
         try:

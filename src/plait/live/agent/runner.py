@@ -5,7 +5,8 @@
 It outlives the agent, and everything that must not depend on the agent's life is here: grace before a kill, the memory
 limit, rotation of the log, the exit code. It leads no user code: the job's process gets a session of its own and dies
 with the runner (PR_SET_PDEATHSIG); grandchildren that forked away come back to it when they are orphaned, because it is
-their subreaper, and are killed when the job's process has ended.
+their subreaper, and are killed when the job's process has ended. Beside it a `guardian` ends the job if the runner
+itself is killed, and both end it when the `lease` of the node is over.
 
 Files in the folder of the process: `runner.json` is the claim (made by `link`, so that there is one runner whatever
 happened to the agent between two tries), `out.log` with `out.log.1` ... and `log.json` (see `logs`), `exit.json` at the
@@ -25,7 +26,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from plait.live.agent import procs
+from plait.live.agent import guardian, procs
+from plait.live.agent.lease import Deadman, Lease
 
 KEPT_LOGS = 3
 #: Signals to a runner; it is born with them blocked, so that one sent too early waits.
@@ -34,12 +36,16 @@ _CHUNK = 1 << 16
 _EXIT_BYTES = 4096  # of exit.json, taken from the disk at the start: a full disk must not hide how a job ended
 _MEMORY_EVERY_S = 0.5
 _STACKS_S = 1.0  # for writing down where a hung process is
-_NOT_FOUND, _NOT_RUNNABLE = 127, 126
+_NOT_FOUND, _NOT_RUNNABLE, _PREEMPTED = 127, 126, 75
 
 
 @dataclass
 class Task:
-    """What the agent wants to be run. `folder` holds its files; `env` is complete; bytes and seconds."""
+    """What the agent wants to be run. `folder` holds its files; `env` is complete; bytes and seconds.
+
+    `lease`: the file of the node's lease, which was asked for at `asked_s` (of CLOCK_BOOTTIME) when this was said, and
+    counted for `lease_s`; "" = nothing ends it.
+    """
 
     folder: str
     argv: list[str]
@@ -49,6 +55,9 @@ class Task:
     grace_s: float = 60.0
     log_bytes: int = 10_000_000
     memory_bytes: float = 0.0
+    lease: str = ""
+    asked_s: float = 0.0
+    lease_s: float = 0.0
 
 
 class LogWriter:
@@ -124,6 +133,10 @@ class Runner:
     stopping: bool = False
     kill_at: float | None = None
     killed: str | None = None
+    #: Why the lease of the node ended it, if so.
+    lapsed: str = ""
+    _deadman: Deadman | None = None
+    _guardian: int = 0
     _pipe: int = -1
     _inherited: tuple[int, ...] = ()
 
@@ -159,6 +172,11 @@ class Runner:
 
     def _start(self) -> tuple[int, str] | None:
         """Start the job's process; why it could not be, if so."""
+        if self.task.lease:
+            self._deadman = Deadman(self.task.lease, Lease(self.task.asked_s, self.task.lease_s))
+            if (lease := self._deadman.lease).stop_s(self.task.grace_s) <= procs.boot_s():
+                self.status = 0
+                return _PREEMPTED, str(lease)
         self._pipe, output = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._pipe, False)
         with contextlib.suppress(OSError):
@@ -176,6 +194,9 @@ class Runner:
             _, self.status = os.waitpid(self.child, 0)
             code, _, text = message.decode(errors="replace").partition(" ")
             return int(code), text
+        clock = (self.task.lease, self._deadman) if self._deadman is not None else None
+        with contextlib.suppress(OSError):  # no room for one more process: the runner alone, then
+            self._guardian = guardian.fork(self._marks, self.child, clock)
         for folder in self._folders:
             path = os.path.join(folder, "runner.json")
             child = {"child": self.child, "child_start_time": procs.start_time(self.child)}
@@ -240,7 +261,7 @@ class Runner:
                     self._check_memory()
                     check_at = now + _MEMORY_EVERY_S
                 next_check = check_at if self.task.memory_bytes > 0 else None
-                waits = [at - now for at in (self.kill_at, next_check) if at is not None]
+                waits = [at - now for at in (self.kill_at, next_check) if at is not None] + self._look_at_lease()
                 for key, _ in selector.select(max(0.0, min(waits)) if waits else None):
                     if key.fd == self._pipe:
                         if not self._copy():
@@ -248,7 +269,33 @@ class Runner:
                     else:
                         self._signalled(os.read(wake, 512))
 
+    def _look_at_lease(self) -> list[float]:
+        """End the job if the lease of the node is over, gracefully first; seconds until it is to be looked at again."""
+        if self._deadman is None or self.status is not None:
+            return []
+        lease, now = self._deadman.look(), procs.boot_s()
+        if now >= lease.kill_s:
+            self.lapsed = self.lapsed or str(lease)
+            self._kill(self.lapsed)
+        elif now >= lease.stop_s(self.task.grace_s) and not self.lapsed:
+            self.lapsed = str(lease)
+            self._ask_to_stop(lease.kill_s - now)
+        ahead = [at - now for at in (lease.stop_s(self.task.grace_s), lease.kill_s) if at > now]
+        return [min([lease.look_s, *ahead])]
+
+    def _ask_to_stop(self, grace_s: float) -> None:
+        """SIGTERM, unless it was told before, and the kill after its grace."""
+        if not self.stopping:  # a second SIGTERM tells a job to leave without a checkpoint: send one
+            for number in (signal.SIGTERM, signal.SIGCONT):
+                with contextlib.suppress(OSError):
+                    os.kill(self.child, number)
+        until = time.monotonic() + grace_s
+        self.kill_at = until if self.kill_at is None else min(self.kill_at, until)
+        self.stopping = True
+
     def _signalled(self, numbers: bytes) -> None:
+        if self._deadman is not None:
+            self._deadman.look()  # a node that leaves makes its lease shorter
         if signal.SIGUSR1 in numbers:
             self.stopping = True
             hung = procs.read_json(os.path.join(self.task.folder, "hung.json"))
@@ -259,20 +306,16 @@ class Runner:
         elif signal.SIGTERM in numbers:
             grace_s = self._grace_s()
             if grace_s <= 0:
+                self.stopping = True
                 self._kill("killed on request")
-            elif not self.stopping:  # a second SIGTERM tells a job to leave without a checkpoint: send one
-                for number in (signal.SIGTERM, signal.SIGCONT):
-                    with contextlib.suppress(OSError):
-                        os.kill(self.child, number)
-            until = time.monotonic() + grace_s
-            self.kill_at = until if self.kill_at is None else min(self.kill_at, until)
-            self.stopping = True
+            else:
+                self._ask_to_stop(grace_s)
         self._collect()
 
     def _ask_what_it_does(self, hung: str) -> None:
         """Before the kill: processes that know plait answer SIGQUIT with the stacks of their threads, in the log."""
         self.killed, self.kill_at = hung, time.monotonic() + _STACKS_S
-        for pid in procs.descendants(os.getpid()):
+        for pid in self._below():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGQUIT)
 
@@ -283,7 +326,7 @@ class Runner:
 
     def _check_memory(self) -> None:
         limit = self.task.memory_bytes
-        used = procs.memory_bytes(procs.descendants(os.getpid()), limit)
+        used = procs.memory_bytes(self._below(), limit)
         if used > limit:
             self._kill(f"used {used / 1e9:.2f} GB, more than its memory limit of {limit / 1e9:.2f} GB; ask for more")
 
@@ -308,22 +351,30 @@ class Runner:
             if pid == self.child:
                 self.status = status
 
+    def _below(self) -> set[int]:
+        """Processes of the job that descend from this one, as all do that were orphaned."""
+        return set(procs.descendants(os.getpid())) - {self._guardian}
+
     def _kill(self, why: str) -> None:
         self.killed = self.killed or why
-        procs.kill_until_none(lambda: procs.descendants(os.getpid()), self._collect)
+        procs.kill_until_none(self._below, self._collect)
 
     def _clean_up(self) -> None:
         """Nothing of the job outlives its process; what it wrote last is kept."""
+        mine = {os.getpid(), self._guardian}
         procs.kill_until_none(
-            lambda: (
-                {*procs.descendants(os.getpid()), *(p for m in self._marks for p in procs.marked(m))} - {os.getpid()}
-            ),
-            self._collect,
+            lambda: {*self._below(), *(p for m in self._marks for p in procs.marked(m))} - mine, self._collect
         )
+        if self._guardian:
+            with contextlib.suppress(OSError):
+                os.kill(self._guardian, signal.SIGKILL)
+                os.waitpid(self._guardian, 0)
         self._drain()
 
     def _drain(self) -> None:
         """What the job wrote last is kept."""
+        if self._pipe < 0:  # it was never started
+            return
         for _ in range(1 << 10):
             try:
                 if not self._copy():
@@ -336,9 +387,11 @@ class Runner:
 
     def _verdict(self, kernel_kills: int) -> tuple[int, str | None]:
         code = os.waitstatus_to_exitcode(self.status or 0)
+        if self.lapsed and (code < 0 or code == _PREEMPTED):  # not its failure: it goes on from its checkpoint
+            return _PREEMPTED, self.lapsed
         if self.killed:
             return code, self.killed
-        if code == 0 or code == 75:
+        if code == 0 or code == _PREEMPTED:
             return code, None
         tail = self.log.tail_text()
         if code > 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import filecmp
 import os
 import secrets
@@ -19,7 +18,7 @@ from plait.core.errors import PlaitError
 from plait.live.agent import journal, procs
 from plait.live.agent.attempt import RUNNER_PATIENCE_S
 from plait.live.agent.procs import Process
-from plait.live.layout import Layout, make_private, write_secret
+from plait.live.layout import Layout, is_locked, make_private, write_secret
 
 _MOST_LOG_BYTES = 5_000_000
 #: Says the pid of what becomes the agent: child of nobody, in a session of its own, so that whoever started it may die,
@@ -106,7 +105,7 @@ class AgentHost:
         started, born = self._started.get(name), self._born.get(name)
         if (started is not None and started.poll() is None) or (born is not None and born.alive):
             return True
-        return _is_locked(self.layout.node(name) / "agent.lock")
+        return is_locked(self.layout.node(name) / "agent.lock")
 
     def end(self, names: Sequence[str], jobs: bool, size_of: Callable[[str], Sequence[str]]) -> None:
         """Signal, wait, and kill those that do not end (their jobs' runners are found by the next agent)."""
@@ -159,18 +158,3 @@ def _log_of(folder: Path) -> IO[bytes]:
     if path.exists() and path.stat().st_size > _MOST_LOG_BYTES:
         path.replace(folder / "agent.log.1")
     return open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether an agent holds the lock of a node."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False

@@ -224,4 +224,5 @@ class LocalBackend:
 
 def _size(node: LocalNode) -> list[str]:
     """What its agent is told about the node."""
-    return ["--gpus", str(node.gpus)] if node.cuda is None else ["--cuda", ",".join(map(str, node.cuda))]
+    size = ["--gpus", str(node.gpus)] if node.cuda is None else ["--cuda", ",".join(map(str, node.cuda))]
+    return [*size, "--parks"]  # its service is on this machine

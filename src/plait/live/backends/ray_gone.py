@@ -53,7 +53,9 @@ class Gone:
                     said.append(f"node {name} is gone")
             elif why and not lost and (name not in self._told or node["state"] == "suspect"):
                 with contextlib.suppress(Refused):  # forgotten meanwhile
-                    service.node_gone(name, f"Ray: {why}")  # if suspect again: the leader may be another by now
+                    service.node_gone(
+                        name, f"Ray: {why}", certain=False
+                    )  # its agent may live; if suspect again: the leader may be another by now
                 said += [] if name in self._told else [f"Ray says that {name} is dead"]
                 self._told.add(name)
         return said

@@ -167,7 +167,8 @@ class SlurmBackend:
             if not node["drained"]:
                 service.drain(node["id"])  # its agent may still speak: Slurm ends it when it can
             with contextlib.suppress(Refused):  # a service of before does not know this: its lease finds out
-                service.node_gone(node["id"], why)
+                # Of a node that failed, or that Slurm has forgotten, nobody knows what still runs there.
+                service.node_gone(node["id"], why, certain=job is not None and "FAIL" not in job.word)
             said += self._once(f"node {node['id']}: {why}")
         return said
 

@@ -28,11 +28,13 @@ class Lead:
 
 def open_lead(args: argparse.Namespace, layout: Layout, seat: Seat | None) -> Lead:
     """Open the store and go on from it."""
+    from plait.live.agent.lease import unpark
     from plait.live.engine import Engine
     from plait.live.options import ANY_SIZE, Options
     from plait.live.store import Store
 
     store = Store.open(args.db or layout.database, seat=seat)
+    unpark(layout.leases())  # before the engine begins to wait for its nodes
     try:
         ahead_s = 0.0 if seat is None else seat.now_s() - time.time()  # all services share the database's date
         clock = Clock(0.0, store.made_at, lambda: time.time() + ahead_s)

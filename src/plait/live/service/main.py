@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING
 
 from plait.core.errors import InputError, PlaitError
 from plait.live.layout import NODE_NAME, Layout, make_private
+from plait.live.options import LEASE_SHARE, check_lease
 from plait.live.service import facts
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("plait.service")
 #: A service that has lost its lead comes back after so many seconds, to stand by.
 _BACK_S = 0.5
+_LOCK_TRIES = 10
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,8 +71,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--estimates", type=float, default=30.0, help="believe adaptive jobs what they say of themselves this often"
     )
-    parser.add_argument("--lost", type=float, default=15.0, help="a node silent for so many seconds is lost")
-    parser.add_argument("--lease", type=float, default=600.0, help="agents work so many seconds without a service")
+    parser.add_argument("--lost", type=float, default=300.0, help="a node silent for so many seconds is lost")
+    parser.add_argument(
+        "--lease", type=float,
+        help="what runs on a node ends by itself after so many seconds without a service; default: 0.8 of --lost",
+    )  # fmt: skip
     parser.add_argument("--lead-lease", type=float, default=3.0, help="seconds a silent leader keeps its place")
     parser.add_argument("--settle", type=float, default=10.0, help="wait so many seconds for more nodes")
     parser.add_argument(
@@ -99,6 +104,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--name", help="of this service, where a home has several; default: 1, with --standby 2")
     args = parser.parse_args(argv)
     args.name = args.name or ("2" if args.standby else facts.FIRST)
+    args.lease = LEASE_SHARE * args.lost if args.lease is None else args.lease
     return args
 
 
@@ -176,8 +182,9 @@ def _check(args: argparse.Namespace) -> None:
             raise InputError(f"--{name.replace('_', '-')}: there is no file {getattr(args, name)}")
     if not args.estimates > 0:
         raise InputError(f"--estimates is {args.estimates}, needs seconds > 0")
-    if not args.round > 0 or not args.lost > 0 or not args.lease > args.lost:
-        raise InputError("--round and --lost must be > 0 seconds, and --lease longer than --lost")
+    if not args.round > 0 or not args.lost > 0:
+        raise InputError(f"--round is {args.round:g} and --lost {args.lost:g}; both need seconds > 0")
+    check_lease(args.lost, args.lease)
     if args.standby and not (args.db or "").startswith("postgres"):
         raise InputError(
             "--standby needs a store that several services can reach: --db postgresql://host/name; an SQLite file is "
@@ -212,15 +219,19 @@ def _loopback(host: str) -> bool:
 def only_one(layout: Layout, name: str = facts.FIRST) -> IO[str]:
     """The lock of the home folder, or of one service of several; `InputError` if another process has it."""
     lock = open(facts.file_of(layout, name, "lock"), "a+")  # noqa: SIM115 - held as long as the service
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    for _ in range(_LOCK_TRIES):  # whoever looks whether a service runs holds the lock for a moment
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            time.sleep(0.02)
+    else:
         lock.seek(0)
         pid = lock.read().strip()
         lock.close()
         raise InputError(
             f"a service runs in {layout.home} already{f' (process {pid})' if pid else ''}; stop it with: plait down"
-        ) from None
+        )
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()

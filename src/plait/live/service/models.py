@@ -154,6 +154,7 @@ class GoneIn(Model):
     """How a backend knows that a node is dead."""
 
     why: Text = ""
+    certain: bool = True
 
 
 class TokenIn(Model):

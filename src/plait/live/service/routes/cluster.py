@@ -70,8 +70,8 @@ async def node_gone(request: Request, node: str) -> Response:
     """The backend says that a node is dead; only speeds up what its silence does."""
     api = api_of(request)
     api.who(request, "admin")
-    why = parse(GoneIn, await api.body(request)).why
-    await api.worker.call(lambda engine, now: engine.node_gone(node, why, now))
+    said = parse(GoneIn, await api.body(request))
+    await api.worker.call(lambda engine, now: engine.node_gone(node, said.why, now, certain=said.certain))
     return await _shown(api, node)
 
 
