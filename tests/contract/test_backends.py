@@ -191,7 +191,7 @@ def test_hung_node_for_a_moment(world: World) -> None:
     number = world.submit("steps=100", retries=0)
     (node,) = world.until_step(number, WARM)["nodes"]
     world.freeze(node)
-    world.pass_s(LOST_S / 2)
+    world.pass_s(LOST_S / 4)
     world.thaw(node)
     assert wait(world, number)["epoch"] == 1
     assert "NodeLost" not in {e["type"] for e in world.log() if e["at_s"] >= world.job(number)["created_s"]}
