@@ -28,6 +28,8 @@ Seconds = Annotated[float, Field(ge=0, le=1e12)]
 StageSeconds = Annotated[float, Field(ge=0, le=1e6)]
 Variable = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"^[^\x00=]*$")]
 Examples = Annotated[int, Field(ge=1, le=10**9)]
+#: Numbers in queries are not larger: every store and every reader of JSON has them whole.
+LARGEST = 2**53
 M = TypeVar("M", bound=BaseModel)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import sqlite3
 import threading
 import time
@@ -325,13 +326,17 @@ class Store:
 
     def backup(self, target: str | Path) -> Path:
         """Write a consistent copy of an SQLite store to a new file, while it is in use."""
-        path = Path(target).expanduser().resolve()
         if self._engine.dialect.name != "sqlite":
             raise StoreError("a store on PostgreSQL is copied by its own means: pg_dump")
-        part = path.with_name(path.name + ".part")
         try:
-            part.unlink(missing_ok=True)
+            path = Path(target).expanduser().resolve()
+            part = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.part")
             os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        except (OSError, ValueError, RuntimeError) as error:  # a user that is not there is a RuntimeError
+            raise InputError(
+                f"cannot write the backup {str(target)[:300]!r}: {_short(error)}; give another path"
+            ) from error
+        try:
             with self._readers.connect() as source, closing(sqlite3.connect(part)) as copy:
                 source.connection.driver_connection.backup(copy)  # type: ignore[union-attr]
             os.link(part, path)  # unlike a rename this does not replace what is there

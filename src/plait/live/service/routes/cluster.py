@@ -17,7 +17,7 @@ from plait.core.errors import InputError, PlaitError
 from plait.live.engine import Engine
 from plait.live.service import shapes
 from plait.live.service.api import Api, Json, api_of
-from plait.live.service.models import GoneIn, PolicyIn, parse
+from plait.live.service.models import LARGEST, GoneIn, PolicyIn, parse
 from plait.policies.catalog import check_named, make_policy
 
 _LOG = logging.getLogger("plait.service")
@@ -122,7 +122,9 @@ async def set_policy(request: Request) -> Response:
 
 
 @router.get("/v1/events")
-async def events(request: Request, after: int = Query(0, ge=0), limit: int = Query(1000, ge=1, le=10_000)) -> Response:
+async def events(
+    request: Request, after: int = Query(0, ge=0, le=LARGEST), limit: int = Query(1000, ge=1, le=10_000)
+) -> Response:
     """The event log after an entry."""
     api = api_of(request)
     token = api.who(request, "admin", "viewer")

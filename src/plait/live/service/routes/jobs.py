@@ -15,7 +15,7 @@ from plait.live.layout import job_name
 from plait.live.service import shapes
 from plait.live.service.api import Json, api_of
 from plait.live.service.auth import Denied, owns
-from plait.live.service.models import ForecastIn, Invalid, JobIn, JobOut, JobsIn, parse
+from plait.live.service.models import LARGEST, ForecastIn, Invalid, JobIn, JobOut, JobsIn, parse
 from plait.live.store import Token
 
 #: What a key may be made of.
@@ -55,7 +55,7 @@ async def submit(
 @router.get("/v1/jobs")
 async def list_jobs(
     request: Request, state: str | None = None, user: str | None = None,
-    limit: int = Query(100, ge=1, le=10_000), offset: int = Query(0, ge=0), columns: bool = False,
+    limit: int = Query(100, ge=1, le=10_000), offset: int = Query(0, ge=0, le=LARGEST), columns: bool = False,
 ) -> Response:  # fmt: skip
     """Jobs, newest first; `state` may be several, separated by commas.
 
@@ -140,7 +140,7 @@ async def tell_forecast(request: Request, job: str) -> Response:
 
 @router.get("/v1/jobs/{job}/events")
 async def job_events(
-    request: Request, job: str, after: int = Query(0, ge=0), limit: int = Query(1000, ge=1, le=5000),
+    request: Request, job: str, after: int = Query(0, ge=0, le=LARGEST), limit: int = Query(1000, ge=1, le=5000),
     newest: bool = False,
 ) -> Response:  # fmt: skip
     """What happened to one job, oldest first: so many entries of the log after one, or with `newest=1` the last."""

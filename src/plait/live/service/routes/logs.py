@@ -19,6 +19,7 @@ from plait.live.service import shapes
 from plait.live.service.api import Api, Json, api_of
 from plait.live.service.auth import Denied, owns
 from plait.live.service.logs import NoAnswer
+from plait.live.service.models import LARGEST
 from plait.live.wire import Reply
 
 #: Parts of a log: default, at most.
@@ -31,8 +32,9 @@ router = APIRouter()
 
 @router.get("/v1/jobs/{job}/logs")
 async def logs(
-    request: Request, job: str, rank: int = Query(0, ge=0), offset: int = Query(0, ge=0),
-    limit: int = Query(PART, ge=1, le=LARGEST_PART), epoch: int | None = Query(None, ge=1), follow: bool = False,
+    request: Request, job: str, rank: int = Query(0, ge=0, le=LARGEST), offset: int = Query(0, ge=0, le=LARGEST),
+    limit: int = Query(PART, ge=1, le=LARGEST_PART), epoch: int | None = Query(None, ge=1, le=LARGEST),
+    follow: bool = False,
 ) -> Response:  # fmt: skip
     """Part of what a process wrote: text, where it begins, where the next part does, the whole size in bytes.
 
