@@ -61,6 +61,10 @@ def needs(row: Row) -> str:
     return "; ".join(f"plait[{extra}]{' for ' * bool(what)}{what}" for what, extra in row.needs.items())
 
 
+#: What is said of a policy beside its name, where an operator let it.
+LOSES = "; it may stop jobs that cannot go on from a checkpoint"
+
+
 @policy.command("show")
 def show(home: HomeOption = None, as_json: JsonFlag = False) -> None:
     """Show the policy that decides in the running cluster."""
@@ -69,7 +73,7 @@ def show(home: HomeOption = None, as_json: JsonFlag = False) -> None:
     if as_json:
         print_json(found)
         return
-    typer.echo(found["policy"])
+    typer.echo(found["policy"] + (LOSES if found.get("may_lose_work") else ""))
     if found.get("error"):
         typer.echo(f"plait: its last decision failed, and what runs goes on: {found['error']}", err=True)
 
@@ -77,16 +81,22 @@ def show(home: HomeOption = None, as_json: JsonFlag = False) -> None:
 @policy.command("set", no_args_is_help=True)
 def set_policy(
     name: Annotated[str, typer.Argument(metavar="POLICY", help="A policy of `plait policies`, with options.")],
+    may_lose_work: Annotated[
+        bool, typer.Option("--may-lose-work", help="It may stop jobs that cannot go on from a checkpoint, too.")
+    ] = False,
     home: HomeOption = None,
 ) -> None:
-    """Let another policy decide from now on; what it wants otherwise is checkpointed and moved."""
+    """Let another policy decide from now on; what it wants otherwise is checkpointed and moved.
+
+    Jobs that cannot go on from a checkpoint keep their GPUs until they end, unless --may-lose-work is given.
+    """
     from plait.policies.catalog import make_policy
 
     if "/" not in name and ":" not in name:
         make_policy(name)  # a typing mistake is found here, with a suggestion
     with client(home) as service:
-        found = service.set_policy(name)
-    typer.echo(f"{found.get('policy', name)} decides from now on")
+        found = service.set_policy(name, may_lose_work=may_lose_work)
+    typer.echo(f"{found.get('policy', name)} decides from now on{LOSES if found.get('may_lose_work') else ''}")
 
 
 @policy.command("check", no_args_is_help=True)

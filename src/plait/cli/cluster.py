@@ -31,6 +31,9 @@ PassOption = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", help="Jobs get this variable of their node, too; SLURM_* names all such."),
 ]
+LoseFlag = Annotated[
+    bool, typer.Option("--may-lose-work", help="Let the policy stop jobs that cannot go on from a checkpoint.")
+]
 StandbyFlag = Annotated[
     bool, typer.Option("--standby", help="Start another service, that takes over when the first one dies.")
 ]
@@ -58,6 +61,7 @@ def up(
         float | None, typer.Option(min=0.5, help="... and ends its jobs before that, after so many: 0.8 of --lost.")
     ] = None,
     allow_policy: AllowOption = None,
+    may_lose_work: LoseFlag = False,
     pass_env: PassOption = None,
     standby: StandbyFlag = False,
     name: Annotated[str | None, typer.Option(help="With --standby: what to call it; default: 2.")] = None,
@@ -83,7 +87,8 @@ def up(
         "nodes": nodes, "gpus-per-node": gpus_per_node, "policy": policy, "round": round_s, "port": port,
         "fake": fake or None, "db": db, "user-jobs": user_jobs, "project-jobs": project_jobs, "backend": backend,
         "address": address, "host": host, "tls-cert": tls_cert, "tls-key": tls_key, "insecure": insecure or None,
-        "lost": lost, "lease": lease, "allow-policy": allow_policy or None, **pairs(option or []),
+        "lost": lost, "lease": lease, "allow-policy": allow_policy or None,
+        "may-lose-work": may_lose_work or None, **pairs(option or []),
     }  # fmt: skip
     given = {key: value for key, value in given.items() if value is not None}
     given |= named_modules(given)

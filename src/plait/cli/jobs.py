@@ -209,6 +209,8 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonFlag = False) -
                 rows.append(("newest checkpoint", _newest(found)))
         elif key in ("checkpoint_steps", "checkpoint_age_s", "jct_s", "saves"):
             continue
+        elif key == "stops":
+            rows += stop_rows(value, found.get("state"))
         elif key == "age_s":
             rows.append(("age", duration(_age_s(found))))
         elif key in _POINTS:
@@ -224,8 +226,46 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonFlag = False) -
         )
     if found.get("attempts"):
         typer.echo("")
-        heads = (">attempt", "?>began", "?>lasted", "?>gpus", "?>batch", "state", "?>exit", "~why", "?nodes")
+        heads = (
+            ">attempt", "?>began", "?>lasted", "?>gpus", "?>batch", "?>work lost", "state", "?>exit", "~why", "?nodes",
+        )  # fmt: skip
         print_table(heads, (_attempt_row(a, found["created_s"]) for a in found["attempts"]), "")
+
+
+def stop_rows(stops: Mapping[str, Any], state: str | None) -> list[tuple[str, object]]:
+    """What a stop would cost a job that has not ended, and what stops have cost it so far."""
+    rows: list[tuple[str, object]] = []
+    if state == "running":
+        rows.append(("if stopped", stop_text(stops)))
+    if had := stopped_text(stops):
+        rows.append(("stops so far", had))
+    return rows
+
+
+def stop_text(stops: Mapping[str, Any]) -> str:
+    """What a stop would cost now.
+
+    >>> stop_text({"resumable": True, "kept": False, "stop_costs_s": 4.2})
+    'goes on from a checkpoint after about 4.2 s'
+    """
+    if stops.get("resumable"):
+        cost_s = stops.get("stop_costs_s")
+        return "goes on from a checkpoint" + ("" if cost_s is None else f" after about {duration(cost_s)}")
+    return "begins at the beginning" + ("; no policy may stop it" if stops.get("kept") else "")
+
+
+def stopped_text(stops: Mapping[str, Any]) -> str:
+    """What stops have cost a job so far; empty for none.
+
+    >>> stopped_text({"restarts": 2, "restart_s": 4.2, "lost_work_s": 30.0})
+    '2 restarts of about 4.2 s, 30.0 s of work lost'
+    """
+    count, parts = int(stops.get("restarts") or 0), []
+    if count:
+        parts.append(f"{count} restart{'s' * (count > 1)} of about {duration(stops['restart_s'])}")
+    if stops.get("lost_work_s"):
+        parts.append(f"{duration(stops['lost_work_s'])} of work lost")
+    return ", ".join(parts)
 
 
 def _ago_s(job: Mapping[str, Any], at_s: float) -> float:
@@ -276,7 +316,8 @@ def _attempt_row(attempt: dict[str, Any], created_s: float) -> list[object]:
     lasted = None if ended is None else ended - began
     return [
         attempt["epoch"], f"+{duration(max(0.0, began - created_s))}", duration(lasted), attempt.get("gpus"),
-        batch_text(attempt), attempt["state"], attempt["exit_code"], attempt["reason"], ", ".join(attempt["nodes"]),
+        batch_text(attempt), duration(attempt.get("lost_work_s") or None),
+        attempt["state"], attempt["exit_code"], attempt["reason"], ", ".join(attempt["nodes"]),
     ]  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def remembered(layout: Layout, name: str = FIRST) -> dict[str, Any]:
         path.chmod(0o600)
     found = procs.read_json(path) or {}
     # The store knows the policy, also one set later.
-    return {k: v for k, v in found.items() if k not in ("policy", _DOWN)}
+    return {k: v for k, v in found.items() if k not in ("policy", "may-lose-work", _DOWN)}
 
 
 def remembered_backend(layout: Layout, stop_grace_s: float = STOP_S) -> Backend:

@@ -27,7 +27,7 @@ LOOK_S = 0.02
 #: Options of `plait up` that are the service's own.
 SERVICE_OPTIONS = (
     "policy", "round", "port", "db", "user-jobs", "project-jobs", "host", "tls-cert", "tls-key", "insecure", "lost",
-    "lease", "backend", "standby", "name", "most-gpus", "expect-gpus", "allow-policy", "policy-path",
+    "lease", "backend", "standby", "name", "most-gpus", "expect-gpus", "allow-policy", "policy-path", "may-lose-work",
 )  # fmt: skip
 
 

@@ -76,7 +76,10 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
 def _begin(layout: Layout, given: dict[str, Any], options: dict[str, Any], backend: Backend) -> Client:
     """The only service of a home, and its nodes."""
     before, was = remembered(layout), was_up(layout)
-    again = bool(before) and {k: v for k, v in given.items() if k != "policy"}.items() <= before.items()
+    again = (
+        bool(before)
+        and {k: v for k, v in given.items() if k not in ("policy", "may-lose-work")}.items() <= before.items()
+    )
     process = start_service(layout, options)
     try:
         remember(layout, options)  # so that `plait down` finds what is begun now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,14 +41,35 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     up = f", up {duration(found['uptime_s'])}" if "uptime_s" in found else ""
     lines = [
         f"service   {found['url']}{up}, {found.get('log_seq', 0):,} entries in its log",
-        f"policy    {found.get('policy')}, decides at most every {found.get('round_s')} s",
+        f"policy    {found.get('policy')}, decides at most every {found.get('round_s')} s"
+        + (", may stop jobs that cannot go on from a checkpoint" if found.get("may_lose_work") else ""),
         f"nodes     {_counts(found.get('nodes')) or 'none has joined yet'}",
         f"GPUs      {gpus['held']} of {gpus['total']} held{_wanted(found.get('wanted'))}",
         f"jobs      {_counts(found['jobs']) or 'none; plait submit -- python train.py'}",
     ]
+    if lost := lost_text(found.get("lost")):
+        lines.append(f"lost      {lost}")
     if found.get("policy_error"):
         lines.append(f"TROUBLE   the policy failed, and what runs goes on: {found['policy_error']}")
     return lines
+
+
+def lost_text(found: Mapping[str, Any] | None) -> str:
+    """Work that was thrown away since the cluster began, by the reason, and what restarts took; empty for none.
+
+    >>> lost_text({"work_gpu_s": {"preempted": 30.0, "failed": 12.0}, "restarts_gpu_s": 8.0})
+    '42.0 s of work on a GPU (30.0 s preempted, 12.0 s failed), and 8.0 s in restarts'
+    """
+    if not found:
+        return ""
+    by, restarts_s = dict(found["work_gpu_s"]), float(found["restarts_gpu_s"])
+    parts = []
+    if by:
+        each = ", ".join(f"{duration(gpu_s)} {why}" for why, gpu_s in sorted(by.items(), key=lambda one: -one[1]))
+        parts.append(f"{duration(sum(by.values()))} of work on a GPU ({each})")
+    if restarts_s > 0:
+        parts.append(f"{duration(restarts_s)} in restarts")
+    return ", and ".join(parts)
 
 
 def _wanted(found: dict[str, Any] | None) -> str:
@@ -272,6 +294,9 @@ def _describe(message: dict[str, Any]) -> str:
     if kind == "Requested":
         numbers = range(message["first"], message["first"] + len(message["requests"]))
         return f"{kind} {', '.join(f'j-{number}' for number in numbers)} by {message['owner']}"
+    if kind == "StopCostReported":
+        each = zip(message["jobs"], message["checkpoints"], message["restart_s"], strict=True)
+        return f"{kind} " + ", ".join(f"j-{job} {_stop_cost(saves, cost_s)}" for job, saves, cost_s in each)
     if kind in ("Launch", "Adjust"):
         groups = []
         for group in message["groups"]:
@@ -290,6 +315,13 @@ def _describe(message: dict[str, Any]) -> str:
     return " ".join(part for part in (kind, about, f"({reason})" if reason else "") if part)
 
 
+def _stop_cost(saves: int, restart_s: float | None) -> str:
+    """What a stop would cost a job, by `plait.core.jobs.Checkpoints`."""
+    if not saves:
+        return "cannot go on from a checkpoint"
+    return "goes on from a checkpoint" + ("" if restart_s is None else f"; a restart takes {duration(restart_s)}")
+
+
 def _about_job(note: dict[str, Any]) -> str:
     """What a note of the service says of one job: which attempt, where or which process, and how it went."""
     words = [f"j-{note['job']}"]
@@ -303,4 +335,6 @@ def _about_job(note: dict[str, Any]) -> str:
         words.append(f"exit code {note['exit_code']}")
     if note.get("cost_s") is not None:
         words.append(f"cost {duration(note['cost_s'])}")
+    if note.get("lost_work_s"):
+        words.append(f"lost {duration(note['lost_work_s'])} of work")
     return " ".join(words + [f"({note[name]})" for name in ("why", "outcome", "reason") if note.get(name)])

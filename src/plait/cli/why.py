@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plait.cli import adapting
-from plait.cli.jobs import JobArgument
+from plait.cli.jobs import JobArgument, stop_text, stopped_text
 from plait.cli.live import HomeOption, JsonFlag, client, duration, print_json, print_table
 from plait.cli.tables import plain_lines
 from plait.core.words import counted
@@ -97,11 +98,21 @@ def explanation_lines(found: dict[str, Any]) -> list[str]:
     lines += adapting.explanation_lines(found)
     if found.get("stages"):
         lines += _iteration_lines(found)
+    if stops := found.get("stops"):
+        if found.get("state") == "running":
+            lines.append(f"  if it were stopped now, it {_stop(stops)}")
+        if had := stopped_text(stops):
+            lines.append(f"  stops have cost it so far: {had}")
     if found.get("left_s") is not None:
         lines.append(f"  about {duration(found['left_s'])} left at this pace")
     if found.get("last_trouble"):
         lines.append(f"  last trouble: {found['last_trouble']}")
     return lines
+
+
+def _stop(stops: Mapping[str, Any]) -> str:
+    text = stop_text(stops)
+    return text.replace("goes", "would go", 1) if text.startswith("goes") else text.replace("begins", "would begin", 1)
 
 
 def _iteration_lines(found: dict[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 from plait.control.controller import Controller
 from plait.core.arrays import FloatArray
 from plait.core.jobs import JobBatch, Phase
-from plait.live.track_record import TrackRecord
+from plait.live.track_record import START_UP_S, STOP_S, TrackRecord
 from plait.sim.overheads import CHECKPOINT, FIELDS, LAUNCH, RESTORE
 
 #: Standard deviation of the logarithm of an iteration's time: of each job, and of all jobs of the cluster together.
@@ -27,9 +27,8 @@ WORK_FACTORS, TYPICAL_S = (0.3, 3.0), 300.0
 ALIKE = 3
 #: The longest of those known is exceeded by up to this factor.
 BEYOND = 3.0
-#: Seconds from the decision to the first iteration, from the last one to the end, of a stop, and around a process that
-#: says nothing, where none was measured: processes that import PyTorch.
-START_UP_S, END_S, STOP_S, LAG_S = 3.0, 0.5, 1.0, 0.5
+#: Seconds from the last iteration to the end, and around a process that says nothing, where none was measured.
+END_S, LAG_S = 0.5, 0.5
 #: Range of these, as factors.
 COST_FACTORS = (0.3, 3.0)
 

@@ -23,8 +23,8 @@ from plait.core.arrays import FloatArray
 from plait.core.errors import PlaitError
 from plait.core.jobs import Phase
 from plait.forecast.continued import Continued
-from plait.forecast.drawn import PACE_NOISE, START_UP_S, Drawn, draw
-from plait.live.track_record import ENOUGH, Calibration, Said, TrackRecord
+from plait.forecast.drawn import PACE_NOISE, Drawn, draw
+from plait.live.track_record import ENOUGH, START_UP_S, Calibration, Said, TrackRecord
 from plait.sim.physics import StandardPhysics
 from plait.sim.settings import SimulationSettings
 

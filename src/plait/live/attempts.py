@@ -52,7 +52,7 @@ class Attempt:
     `stop`: why it was told to stop, None if it was not. `fault` and `cause`: what went wrong first, by itself. `merge`:
     it may share a process with others of its group. `grace_s`: less than the usual time for its checkpoint, None if
     there is no hurry. `stop_s`: when it was told to stop. `batch_size`: the last one that an adaptive job said, once it
-    is over.
+    is over. `lost_work_s`: seconds of its work that nobody goes on from, once it is over.
     """
 
     job: int
@@ -70,6 +70,7 @@ class Attempt:
     grace_s: float | None = None
     stop_s: float | None = None
     batch_size: float | None = None
+    lost_work_s: float = 0.0
 
     @property
     def over(self) -> bool:
@@ -134,7 +135,7 @@ class Attempt:
             "job": self.job, "epoch": self.epoch, "gpus": list(self.gpus), "ranks": ranks, "began_s": self.began_s,
             "port": self.port, "stop": self.stop, "fault": self.fault, "cause": self.cause, "ended_s": self.ended_s,
             "outcome": self.outcome, "merge": self.merge, "grace_s": self.grace_s,
-            "stop_s": self.stop_s, "batch_size": self.batch_size,
+            "stop_s": self.stop_s, "batch_size": self.batch_size, "lost_work_s": self.lost_work_s,
         }  # fmt: skip
 
     @classmethod
@@ -183,9 +184,9 @@ class JobRecord:
     its next attempt (`ONCE`) or for good (`ALWAYS`), because one that it shared broke down. `first_epoch`: of its first
     attempt, 0 before that. `down_s`: seconds from being told to stop to its end that its last attempt took, if it is to
     go on from there; `restarts` of these were measured until their first step, and cost `restart_s` seconds, an average
-    in which the last one counts most. `profiled`: its profile is its own, measured alone. Of an
-    adaptive job (*seen*): `estimated_s` is when it was last believed what it estimates of itself, `total` the progress
-    that it said it will make in all.
+    in which the last one counts most. `lost_work_s`: of all its attempts. `profiled`: its profile is its own, measured
+    alone. Of an adaptive job (*seen*): `estimated_s` is when it was last believed what it estimates of itself, `total`
+    the progress that it said it will make in all.
     """
 
     number: int
@@ -207,6 +208,7 @@ class JobRecord:
     down_s: float | None = None
     restarts: int = 0
     restart_s: float | None = None
+    lost_work_s: float = 0.0
     profiled: bool = False
     attempt: Attempt | None = None
     shown: str = ""

@@ -198,9 +198,10 @@ class Client(Caller):
         """The policy that decides."""
         return self._object("GET", "/v1/policy")
 
-    def set_policy(self, policy: str) -> Json:
-        """Let another policy decide from now on."""
-        return self._object("PUT", "/v1/policy", body={"policy": policy}, again=True)
+    def set_policy(self, policy: str, *, may_lose_work: bool = False) -> Json:
+        """Let another policy decide from now on; with `may_lose_work` it may stop jobs without a checkpoint."""
+        body = {"policy": policy} | ({"may_lose_work": True} if may_lose_work else {})
+        return self._object("PUT", "/v1/policy", body=body, again=True)
 
     def events(self, after: int = 0, limit: int = 1000) -> list[Json]:
         """The event log after this number: [{seq, at_s, event, commands}]."""

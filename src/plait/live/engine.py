@@ -73,6 +73,7 @@ class Engine:
         *,
         now: float | Callable[[float], float],
         policy: str | None = None,
+        may_lose_work: bool | None = None,
         options: Options | None = None,
         fence: Fence | None = None,
         later: Later = at_once,
@@ -119,9 +120,12 @@ class Engine:
         self.assigner = Assigner(self)
         self.wants = Wants()
         wanted = policy or self.state.policy_text or DEFAULT_POLICY
-        if wanted != self.state.policy_text:
+        lose = may_lose_work
+        if lose is None:  # a permission is for the policy that it was given with
+            lose = self.state.may_lose_work and wanted == self.state.policy_text
+        if (wanted, lose) != (self.state.policy_text, self.state.may_lose_work):
             make_policy(wanted)
-            self.do({"type": "PolicySet", "at_s": self.begin_s, "policy": wanted})
+            self.do({"type": "PolicySet", "at_s": self.begin_s, "policy": wanted, "may_lose_work": lose})
         self._flush()
 
     def _restored(self) -> State:
@@ -356,11 +360,14 @@ class Engine:
 
     # -- operators ------------------------------------------------------------------------------------
 
-    def set_policy(self, text: str, now: float) -> None:
-        """Decide by another policy from now on; `InputError` if there is none of that name."""
+    def set_policy(self, text: str, now: float, *, may_lose_work: bool = False) -> None:
+        """Decide by another policy from now on; `InputError` if there is none of that name.
+
+        `may_lose_work`: it may stop jobs that cannot go on from a checkpoint.
+        """
         now = self.clock(now)
         make_policy(text)
-        self.do({"type": "PolicySet", "at_s": now, "policy": text})
+        self.do({"type": "PolicySet", "at_s": now, "policy": text, "may_lose_work": may_lose_work})
         self._go_on(now)
 
     def set_project(self, name: str, *, gpu_quota: int | None, weight: float, now: float) -> None:

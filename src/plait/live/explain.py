@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.core.jobs import Phase
 from plait.core.resources import Resource
-from plait.live import views
+from plait.live import stop_costs, views
 from plait.live.adaptive import shown, work_of
 from plait.live.attempts import Attempt, JobRecord
 from plait.live.layout import job_name
@@ -46,6 +46,7 @@ def explain(engine: Engine, number: int, now: float) -> dict[str, Any]:
         out.update(_waiting(engine, job, now))
     if job.reason:
         out["last_trouble"] = job.reason
+    out["stops"] = stop_costs.shown(engine, job)
     return out
 
 
@@ -90,12 +91,13 @@ def _starting(engine: Engine, job: JobRecord) -> str:
 
 
 def _blockers(engine: Engine, controller: Controller, job: JobRecord) -> list[dict[str, Any]]:
-    """Jobs ahead that hold GPUs, those that came last in the order first: they would be the first to yield."""
+    """Jobs ahead that hold GPUs, or that no policy may stop, last in the order first: the first to yield."""
     columns = controller.books.columns
     rank = int(columns["rank"][job.number])
     found = []
     for number, gpus in engine.state.groups.of_job.items():
-        if columns["slot"][number] >= 0 and (int(columns["rank"][number]) <= rank or rank >= 1 << 60):
+        ahead = int(columns["rank"][number]) <= rank or rank >= 1 << 60
+        if columns["slot"][number] >= 0 and (ahead or stop_costs.kept(controller, number)):
             found.append((int(columns["rank"][number]), number, gpus))
     out = []
     for _, number, gpus in sorted(found, reverse=True)[:BLOCKERS]:
@@ -105,7 +107,11 @@ def _blockers(engine: Engine, controller: Controller, job: JobRecord) -> list[di
         text = f"{job_name(number)} of {other.owner} has {len(gpus)} GPU{'s' * (len(gpus) > 1)}"
         text += f", shared with {', '.join(shares)}" if shares else ""
         text += f", and {left:.0f} s to go" if left is not None else ""
-        out.append({"id": job_name(number), "number": number, "gpus": len(gpus), "left_s": left, "text": text})
+        kept = stop_costs.kept(controller, number)
+        text += "; it cannot go on from a checkpoint, so no policy stops it" if kept else ""
+        out.append(
+            {"id": job_name(number), "number": number, "gpus": len(gpus), "left_s": left, "kept": kept, "text": text}
+        )
     return out
 
 

@@ -26,6 +26,7 @@ from plait.live.profiles import like_keys, pass_on, profile_key, protect
 from plait.live.reconcile import ask_stop
 from plait.live.requests import limits_of
 from plait.live.sane import check_node, sane_notice, sane_profile, sane_seen
+from plait.live.stop_costs import hear_stop_cost
 from plait.live.wire import ENDED, STARTING, STATES, Observed, Profile, Seen
 
 if TYPE_CHECKING:
@@ -215,6 +216,7 @@ def _see(engine: Engine, node: NodeRecord, seen: Seen, now: float) -> None:
         protect(engine, job, attempt, seen, now)
         hear_restart(engine, job, seen, now)
         hear_estimate(engine, job, seen, now)
+    hear_stop_cost(engine, job, attempt, now)
     if seen.state == ENDED:
         if node.leaving and attempt.stop is None:  # its agent did not wait to be told
             ask_stop(engine, attempt, "leaving", now)

@@ -16,6 +16,7 @@ from plait.control.messages import JobFailed, JobFinished, LaunchFailed
 from plait.core.jobs import Phase
 from plait.live.attempts import FAILED, REQUEUE, START, Attempt, JobRecord
 from plait.live.profiles import processes_per_gpu
+from plait.live.stop_costs import lost_work_s, why_lost
 from plait.live.wire import RUNNING
 
 if TYPE_CHECKING:
@@ -122,12 +123,15 @@ def _close(engine: Engine, job: JobRecord, attempt: Attempt, now: float) -> None
     steps = attempt.steps or 0.0
     ago = min((r.seen.ended_s_ago for r in attempt.ranks if r.seen), default=0.0)
     lead = attempt.lead
+    lost: dict[str, object] = {}
+    if outcome not in ("finished", "cancelled") and (lost_s := lost_work_s(attempt)) > 0:
+        lost = {"lost_work_s": lost_s, "why_lost": why_lost(attempt, outcome)}
     engine.do(
         {
             "type": "AttemptOver", "at_s": now, "job": job.number, "epoch": attempt.epoch, "outcome": outcome,
             "held_s": attempt.held_s, "steps": steps, "ended_s": max(now - max(ago, 0.0), attempt.began_s),
             "first_step_s": lead.first_step_s if lead else None, "last_step_s": lead.last_step_s if lead else None,
-            **({"batch_size": lead.adaptive.batch_size} if lead and lead.adaptive else {}),
+            **({"batch_size": lead.adaptive.batch_size} if lead and lead.adaptive else {}), **lost,
         }
     )  # fmt: skip
     engine.live.discard(job.number)

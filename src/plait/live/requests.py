@@ -10,7 +10,7 @@ from typing import Any
 
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits, BoundNames, check_bounds
-from plait.core.jobs import JobClass, JobSpec
+from plait.core.jobs import Checkpoints, JobClass, JobSpec
 from plait.core.resources import Resource, StageProfile
 from plait.live.layout import job_name
 from plait.live.profiles import Learnt, known_profile, processes_per_gpu
@@ -171,4 +171,5 @@ def spec_of(
         weight=weight,
         retries=int(request["retries"]) if request.get("retries") is not None else 3,
         batch=limits_of(request),
+        checkpoints=Checkpoints.NEVER,  # until it has said that it can go on from one
     )

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -45,6 +46,7 @@ from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError
 from plait.core.jobs import Phase
 from plait.core.policy import Policy
+from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.live.attempts import ALWAYS, BYSTANDER, ONCE, Attempt, JobRecord, NodeRecord, Rank
 from plait.live.groups import GroupBook
 from plait.live.profiles import processes_per_gpu
@@ -79,6 +81,8 @@ class State:
         self.controller: Controller | None = None
         self.policy_text = ""
         self.policy: Policy | None = None
+        #: Whether an operator lets policies stop jobs that cannot go on from a checkpoint.
+        self.may_lose_work = False
         self.projects: dict[str, dict[str, Any]] = {}
         self.jobs: dict[int, JobRecord] = {}
         self.pending: deque[int] = deque()
@@ -165,7 +169,7 @@ class State:
             hardware.memory_bytes, hardware.rack,
         )  # fmt: skip
         if self.controller is None:
-            self.controller = Controller(self._limited(), Cluster((hardware,)))
+            self.controller = Controller(self._limited(), Cluster((hardware,)), self._rule())
 
     # -- notes ----------------------------------------------------------------------------------------
 
@@ -184,7 +188,7 @@ class State:
         self.touched.add(note["job"])
 
     def _policy_set(self, note: Note) -> None:
-        self.policy_text = note["policy"]
+        self.policy_text, self.may_lose_work = note["policy"], bool(note.get("may_lose_work"))
         self.policy = make_policy(self.policy_text)
         self._refresh_policy()
 
@@ -198,7 +202,12 @@ class State:
     def _refresh_policy(self) -> None:
         if self.controller is not None:
             self.controller.policy = self._limited()
+            self.controller.rule = self._rule()
             self.controller.changed = True
+
+    def _rule(self) -> PreemptionRule:
+        """Which running jobs the policy may stop."""
+        return replace(DEFAULT_RULE, may_lose_work=self.may_lose_work)
 
     def _limited(self) -> Policy:
         assert self.policy is not None, "a policy is set before anything else"
@@ -249,6 +258,9 @@ class State:
         assert attempt is not None
         attempt.ended_s, attempt.outcome = note["at_s"], note["outcome"]
         attempt.batch_size = note.get("batch_size")
+        attempt.lost_work_s = float(note.get("lost_work_s") or 0.0)
+        job.lost_work_s += attempt.lost_work_s
+        self.record.lost(note.get("why_lost") or "failed", attempt.lost_work_s * len(attempt.gpus))
         job.held_s += note["held_s"]
         job.held_gpu_s += note["held_s"] * len(attempt.gpus)
         if note["steps"] > job.mark:
@@ -267,6 +279,7 @@ class State:
         job, cost_s = self.jobs[note["job"]], float(note["cost_s"])
         job.restart_s = cost_s if job.restart_s is None else job.restart_s + NEWEST * (cost_s - job.restart_s)
         job.restarts, job.down_s = job.restarts + 1, None
+        self.record.restarts_gpu_s += cost_s * (len(job.attempt.gpus) if job.attempt else 1)
         self.touched.add(job.number)
 
     def _foreseen(self, note: Note) -> None:
@@ -341,6 +354,7 @@ class State:
             "decision_seq": self.decision_seq,
             "decision_s": self.decision_s if math.isfinite(self.decision_s) else None,
             "policy": self.policy_text,
+            "may_lose_work": self.may_lose_work,
             "policy_error": self.policy_error,
             "projects": dict(self.projects),
             "numbers": self.numbers,
@@ -376,6 +390,7 @@ class State:
         state.seq, state.now_s, state.decision_seq = data["seq"], data["now_s"], data["decision_seq"]
         state.decision_s = -math.inf if data["decision_s"] is None else data["decision_s"]
         state.policy_text, state.policy_error = data["policy"], data["policy_error"]
+        state.may_lose_work = bool(data.get("may_lose_work"))
         state.policy = make_policy(state.policy_text) if state.policy_text else None
         state.projects = dict(data["projects"])
         state.numbers = data["numbers"]

@@ -30,6 +30,9 @@ NARROWEST, MOST = 0.1, 20.0
 #: The part of forecasts that comes before the early end, and the part after the late one.
 TAIL = 0.1
 
+#: Seconds from a decision to the first iteration and from being told to stop to being gone, where none was measured: of
+#: a process that imports PyTorch.
+START_UP_S, STOP_S = 3.0, 1.0
 #: Costs that are kept, see `TrackRecord`.
 COSTS = ("starts_s", "tails_s", "stops_s", "lags_s")
 #: Early end, middle and late end of a forecast, seconds from when it was made; infinite for never.
@@ -102,6 +105,7 @@ class TrackRecord:
 
     `starts_s`: from the decision to the first iteration; `tails_s`: from the last iteration until the end was known;
     `stops_s`: from being told to stop to being gone; `lags_s`: before a process began and after it ended.
+    `lost_gpu_s`: GPU-seconds of work that was thrown away, by the reason; `restarts_gpu_s`: that restarts took.
     """
 
     open: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -110,6 +114,8 @@ class TrackRecord:
     tails_s: deque[float] = field(default_factory=_recent)
     stops_s: deque[float] = field(default_factory=_recent)
     lags_s: deque[float] = field(default_factory=_recent)
+    lost_gpu_s: dict[str, float] = field(default_factory=dict)
+    restarts_gpu_s: float = 0.0
 
     def told(self, note: Mapping[str, Any]) -> None:
         """A forecast was made: the first of a job counts."""
@@ -141,13 +147,21 @@ class TrackRecord:
         elif note["outcome"] == "preempted" and stop_s is not None:
             self.stops_s.append(max(0.0, ended_s - stop_s))
 
+    def lost(self, why: str, gpu_s: float) -> None:
+        """Work was thrown away."""
+        if gpu_s > 0:
+            self.lost_gpu_s[why] = self.lost_gpu_s.get(why, 0.0) + gpu_s
+
     def forget(self, job: int) -> None:
         """A job was taken back, or has failed: its forecast says nothing."""
         self.open.pop(job, None)
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain values."""
-        return {"open": {str(job): dict(one) for job, one in self.open.items()}, **self.facts()}
+        return {
+            "open": {str(job): dict(one) for job, one in self.open.items()}, **self.facts(),
+            "lost_gpu_s": dict(self.lost_gpu_s), "restarts_gpu_s": self.restarts_gpu_s,
+        }  # fmt: skip
 
     def facts(self) -> dict[str, Any]:
         """What makers of forecasts need."""
@@ -162,6 +176,8 @@ class TrackRecord:
             record.scores[name].extend(values)
         for name in COSTS:
             getattr(record, name).extend(data.get(name, ()))
+        record.lost_gpu_s = dict(data.get("lost_gpu_s", {}))
+        record.restarts_gpu_s = float(data.get("restarts_gpu_s", 0.0))
         return record
 
 

@@ -14,6 +14,7 @@ from plait.control.books import refusal
 from plait.control.snapshot import of_active, snapshot
 from plait.core.jobs import Phase
 from plait.core.words import counted
+from plait.live import stop_costs
 from plait.live.adaptive import shown, work_of
 from plait.live.attempts import NODE_STATES, Attempt, JobRecord, NodeRecord
 from plait.live.layout import job_name
@@ -151,6 +152,7 @@ def attempt_row(attempt: Attempt) -> dict[str, Any]:
         "cause": attempt.cause or attempt.stop or "",
         "ranks": json.dumps(ranks, separators=(",", ":")),
         "batch_size": attempt.batch_size,
+        "lost_work_s": attempt.lost_work_s if attempt.over else None,
     }
 
 
@@ -190,6 +192,7 @@ def live_fields(engine: Engine, number: int) -> dict[str, Any]:
     attempt = job.live
     if adaptive := shown(engine, job):
         out["adaptive"] = adaptive
+    out["stops"] = stop_costs.shown(engine, job)
     if source := profile_source(engine, job):
         out["profile_source"] = source
     if attempt is None:
@@ -260,8 +263,10 @@ def status(engine: Engine, now: float) -> dict[str, Any]:
     return {
         "now_s": now,
         "policy": state.policy_text,
+        "may_lose_work": state.may_lose_work,
         "policy_error": state.policy_error or None,
         "round_s": engine.options.round_s,
+        "lost": {"work_gpu_s": dict(state.record.lost_gpu_s), "restarts_gpu_s": state.record.restarts_gpu_s},
         "term": engine.term,
         "log_seq": state.seq,
         "decision": {"seq": state.decision_seq, "at_s": _number(_finite(state.decision_s))},

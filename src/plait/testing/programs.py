@@ -133,6 +133,7 @@ class Process:
         self.first = self.saved = 0 if program.plain else disk.newest(run, program.keep)
         self._working_s = now + program.boot_s
         self.stop_s, self.grace_s, self.lapsed = math.inf, 0.0, ""
+        self.saved_s = now
         self.ended_s: float | None = None
         self.exit_code: int | None = None
         self.reason: str | None = None
@@ -153,6 +154,9 @@ class Process:
         return {
             "step_s": program.pace_s if begun else None,
             "total_steps": program.steps if math.isfinite(program.steps) else None,
+            "saves": "yes" if begun else "no_boundary",
+            "checkpoint_steps": float(self.saved) if self.saved else None,
+            "checkpoint_age_s": max(0.0, min(now, self.ended_s or math.inf) - self.saved_s) if self.saved else None,
             "first_step_s": booted_s + program.pace_s if begun else None,
             "last_step_s": booted_s + (steps - self.first) * program.pace_s if begun else None,
         }
@@ -178,7 +182,7 @@ class Process:
             return
         program, step = self.program, self.steps(now)
         while program.every and self.saved + program.every <= step:
-            self._save(self.saved + program.every)
+            self._save(self.saved + program.every, now)
         if step >= program.steps:
             self.log += f"rank {self.run.rank} of {self.run.world}: done at step {step:g}\n"
             self.end(self._working_s + (step - self.first) * program.pace_s, program.exit_code, None)
@@ -189,14 +193,14 @@ class Process:
                 why = f"did not end within {self.grace_s:g} s after SIGTERM, so it was killed"
                 self.end(self.stop_s + self.grace_s, -9, why)
         elif now >= self.stop_s + program.stop_s:
-            self._save(int(step))
+            self._save(int(step), now)
             self.log += f"rank {self.run.rank} of {self.run.world}: stopped at step {step:g}\n"
             self.end(self.stop_s + program.stop_s, PREEMPTED, self.lapsed or None)
 
-    def _save(self, step: int) -> None:
+    def _save(self, step: int, at_s: float) -> None:
         if self.program.plain:
             return
-        self.saved = step
+        self.saved, self.saved_s = step, at_s
         if self.run.rank == 0 and (why := self._disk.commit(self.run, self.program.keep, step)):
             self.log += f"refused: {why}\n"
 

@@ -256,7 +256,7 @@ def test_ls_show_history(plait, fake):
     shown_again = plait("show", "j-3").out
     assert "newest checkpoint its work cannot be saved" in " ".join(shown_again.split())
     assert "saves" not in shown_again.replace("saved", "")
-    assert ["1", "+3.0", "s", "1.5", "s", "2", "-", "preempted", "75", "-", "n7"] in [
+    assert ["1", "+3.0", "s", "1.5", "s", "2", "-", "-", "preempted", "75", "-", "n7"] in [
         line.split() for line in shown.splitlines()
     ]
     ended = plait("history").out
@@ -275,13 +275,13 @@ ADAPTIVE = {
 
 def test_show_tells_how_long_ago_things_were_and_an_age_that_ends_with_the_job(plait, fake):
     began = {"epoch": 1, "started_s": 4.9, "ended_s": 35.0, "state": "finished", "nodes": ["n7"], "exit_code": 0,
-             "reason": None, "gpus": 4, "batch_size": 1024.0}  # fmt: skip
+             "reason": None, "gpus": 4, "batch_size": 1024.0, "lost_work_s": 12.5}  # fmt: skip
     fake.answers["GET", "/v1/jobs/j-2"] = {**DONE, "age_s": 100.0, "iterations_done": 1234.56, "attempts": [began]}
     shown = [" ".join(line.split()) for line in plait("show", "j-2").out.splitlines()]
     for line in ("created 1 min 40 s ago", "started 1 min 37 s ago", "ended 1 min 10 s ago", "age 30.0 s"):
         assert line in shown
     assert "iterations done 1,235" in shown
-    assert "1 +0.0 s 30.1 s 4 1,024 finished 0 - n7" in shown
+    assert "1 +0.0 s 30.1 s 4 1,024 12.5 s finished 0 - n7" in shown
 
 
 def test_adaptive_jobs_show_size_batch_and_goodput(plait, fake):
@@ -561,12 +561,46 @@ def test_explain_works_where_the_policy_of_the_service_cannot_be_imported(plait,
     assert "place 1 of 3 in the queue: 2 GPUs are held" in answer.out
     assert "with 1 GPU it would start now" in answer.out
     assert "no estimate of times: the queue cannot be played forward here: policy nowhere:Mine" in answer.out
-    assert "not named on this machine; ask again where `plait up` was run" in answer.out
+    assert "not named on this machine; ask where `plait up` was run" in answer.out
     monkeypatch.setenv("PLAIT_HOME", str(tmp_path))
     (tmp_path / "up.json").write_text('{"allow-policy": ["nowhere"]}')
     told = json.loads(plait("explain", "j-1", "--json").out)
     assert told["eta"] is None
     assert "No module named 'nowhere'" in told["no_eta"]
+
+
+def test_what_stops_cost_is_said_by_explain_show_status_and_events(plait, fake):
+    stops = {
+        "resumable": True,
+        "kept": False,
+        "stop_costs_s": 4.2,
+        "restarts": 2,
+        "restart_s": 5.0,
+        "lost_work_s": 30.0,
+    }
+    fake.answers["GET", "/v1/jobs/j-3/explain"] = {"id": "j-3", "number": 3, "state": "running", "stops": stops}
+    told = plait("explain", "j-3", "--no-eta").out
+    assert "  if it were stopped now, it would go on from a checkpoint after about 4.2 s\n" in told
+    assert "  stops have cost it so far: 2 restarts of about 5.0 s, 30.0 s of work lost\n" in told
+    fake.answers["GET", "/v1/jobs/j-3"] = {**JOB, "stops": {**stops, "resumable": False, "kept": True}}
+    shown = [" ".join(line.split()) for line in plait("show", "j-3").out.splitlines()]
+    assert "if stopped begins at the beginning; no policy may stop it" in shown
+    assert "stops so far 2 restarts of about 5.0 s, 30.0 s of work lost" in shown
+    fake.answers["GET", "/v1/status"] = {
+        **STATUS, "may_lose_work": True, "lost": {"work_gpu_s": {"preempted": 30.0}, "restarts_gpu_s": 10.0},
+    }  # fmt: skip
+    told = plait("status").out
+    assert "may stop jobs that cannot go on from a checkpoint" in told
+    assert "lost      30.0 s of work on a GPU (30.0 s preempted), and 10.0 s in restarts\n" in told
+    cost = {"type": "StopCostReported", "jobs": [3], "checkpoints": [2], "restart_s": [4.2]}
+    over = {"type": "AttemptOver", "job": 3, "epoch": 2, "outcome": "preempted", "lost_work_s": 30.0}
+    steps = [{"seq": i, "at_s": 9.0, "event": event, "commands": []} for i, event in enumerate((cost, over))]
+    fake.answers["GET", "/v1/jobs/j-3/events"] = {"events": steps}
+    lines = [line.split(" s  ")[1] for line in plait("events", "j-3").out.splitlines()]
+    assert lines == [
+        "StopCostReported j-3 goes on from a checkpoint; a restart takes 4.2 s",
+        "AttemptOver j-3 attempt 2 lost 30.0 s of work (preempted)",
+    ]
 
 
 def test_explain_a_running_job_by_its_stages(plait, fake):

@@ -118,7 +118,8 @@ class AdaptingProcess(Process):
             [limits.initial, limits.most, limits.least_local, limits.most_local, int(limits.accumulation)],
         )
         first_s = None if model.first_s is None else model.first_s - self.began_s
-        return {"step_s": model.step_s if first_s else None, "adaptive": words, "first_step_s": first_s}
+        saves = "yes" if first_s else "no_boundary"
+        return {"step_s": model.step_s if first_s else None, "adaptive": words, "first_step_s": first_s, "saves": saves}
 
     def advance(self, now: float) -> None:
         """Train on, or end."""
@@ -128,5 +129,5 @@ class AdaptingProcess(Process):
         if self.model.progress == self.model.spec.iterations:
             self.end(self.model.at_s, 0, None)
         elif now >= self.stop_s + self.program.stop_s:
-            self._save(int(self.model.steps))
+            self._save(int(self.model.steps), now)
             self.end(self.stop_s + self.program.stop_s, PREEMPTED, None)

@@ -46,7 +46,9 @@ class Node:
     def _obey(self, listed: dict[Key, Run]) -> None:
         for k, run in listed.items():
             if k not in self.seen:
-                self.seen[k] = Seen(*k, RUNNING, pid=100 + run.job) if not run.stop else ended(k, PREEMPTED)
+                self.seen[k] = (
+                    Seen(*k, RUNNING, pid=100 + run.job, saves="yes") if not run.stop else ended(k, PREEMPTED)
+                )
             elif run.stop and self.seen[k].state != ENDED:
                 self.seen[k] = replace(self.seen[k], state=ENDED, exit_code=PREEMPTED)
         for k, one in self.seen.items():

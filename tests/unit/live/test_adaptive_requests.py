@@ -379,6 +379,7 @@ def test_restarts_are_measured_and_averaged(cluster: Make, snapshot_weight: floa
     node.report(0, first_step_s=3.0, adaptive=said(), steps=4.0)
     c.pass_s(1.0)
     assert math.isnan(books(c, "goodput")[Estimate.RESTART_S])  # its first start is none
+    c.pass_s(8.0)  # until it has run for twice as long as a restart takes
     c.submit({"gpus": 2})
     stopped_and_begun(c, 4.0, 5.0)
     notes = [json.loads(row.entry) for row in c.store.entries() if row.type == "Restarted"]
@@ -392,6 +393,7 @@ def test_restarts_are_measured_and_averaged(cluster: Make, snapshot_weight: floa
     c.restart()
     c.pass_s(2.0)
     assert count(c, "Restarted") == 1
+    c.pass_s(20.0)
     c.nodes[0].end(1)
     c.pass_s(2.0)
     stopped_and_begun(c, 1.0, 2.0)

@@ -166,6 +166,8 @@ def test_preempted_jobs_go_on_later_without_using_a_retry(cluster: Make) -> None
     c.engine.set_policy("las:quantum_s=1", c.now)  # least attained service: the newcomer goes first
     c.submit({})
     c.pass_s(2.2)
+    assert (c.state(0), c.state(1)) == ("running", "waiting")  # a restart would cost more than it has run
+    c.pass_s(7.0)
     assert (c.state(0), c.state(1)) == ("waiting", "running")
     row = c.store.job(0)
     assert row is not None

@@ -52,7 +52,15 @@ def open_lead(args: argparse.Namespace, layout: Layout, seat: Seat | None) -> Le
         def now(last_s: float) -> float:
             return begin_s(last_s, store.made_at, Anchor.read(store.fact(FACT)), start)
 
-        engine = Engine(store, layout, now=now, policy=args.policy, options=options, later=beside.submit)
+        engine = Engine(
+            store,
+            layout,
+            now=now,
+            policy=args.policy,
+            may_lose_work=args.may_lose_work or None,
+            options=options,
+            later=beside.submit,
+        )
         clock.not_before(engine.begin_s)
         store.set_fact(FACT, replace(start, service_s=engine.begin_s).text())
     except BaseException:

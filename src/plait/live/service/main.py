@@ -99,6 +99,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--allow-policy", action="append", default=[], metavar="MODULE",
         help="policies of this Python module may be named over HTTP; may be repeated",
     )  # fmt: skip
+    parser.add_argument(
+        "--may-lose-work", action="store_true", help="policies may stop jobs that cannot go on from a checkpoint"
+    )
     parser.add_argument("--policy-path", metavar="FOLDER", help="where modules of policies are looked for, last")
     parser.add_argument("--standby", action="store_true", help="wait until no other service leads, then lead")
     parser.add_argument("--name", help="of this service, where a home has several; default: 1, with --standby 2")

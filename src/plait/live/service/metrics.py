@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from plait.live.stop_costs import LOSSES
+
 if TYPE_CHECKING:
     from plait.live.engine import Engine
     from plait.live.service.worker import Worker
@@ -78,6 +80,18 @@ class Metrics:
             yield family
         yield GaugeMetricFamily("plait_policy_failed", "1 if the last decision failed.", bool(status["policy_error"]))
         yield GaugeMetricFamily("plait_term", "How often a service has begun to lead this store.", status["term"])
+        lost = CounterMetricFamily(
+            "plait_lost_work_gpu_seconds",
+            "GPU-seconds of work that nobody went on from, by the reason.",
+            labels=("why",),
+        )
+        for why in LOSSES:
+            lost.add_metric((why,), status["lost"]["work_gpu_s"].get(why, 0.0))
+        yield lost
+        yield CounterMetricFamily(
+            "plait_restart_gpu_seconds", "GPU-seconds from a stop to the first step after it.",
+            status["lost"]["restarts_gpu_s"],
+        )  # fmt: skip
         yield CounterMetricFamily("plait_log_entries", "Entries of the event log.", status["log_seq"])
         yield CounterMetricFamily("plait_decisions", "Decisions since the start of the service.", worker.decisions)
         yield CounterMetricFamily("plait_decision_seconds", "Seconds spent in rounds that decided.", worker.decision_s)

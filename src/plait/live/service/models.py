@@ -143,6 +143,7 @@ class PolicyIn(Model):
     """A policy of the catalog, with options: muri-l:quantum_s=60."""
 
     policy: Annotated[str, StringConstraints(min_length=1, max_length=500)]
+    may_lose_work: StrictBool = False
 
 
 class ForecastIn(Model):

@@ -13,7 +13,7 @@ FINAL = frozenset({"finished", "failed", "cancelled"})
 #: what memory knows beyond the table, of jobs that run
 _LIVE = (
     "step_s", "total_steps", "gate", "stage_s", "checkpoint_steps", "checkpoint_age_s", "places", "group",
-    "adaptive", "saves",
+    "adaptive", "saves", "stops",
 )  # fmt: skip
 
 
@@ -134,6 +134,7 @@ def attempt(row: Mapping[str, Any]) -> dict[str, Any]:
         "nodes": list(dict.fromkeys(r["node"] for r in row["ranks"])),
         "gpus": len({(r["node"], r["gpu"]) for r in row["ranks"]}),
         "batch_size": row["batch_size"],
+        "lost_work_s": row["lost_work_s"],
         "reason": row["cause"] or None,
         "exit_code": next((c for c in codes if c), codes[0] if codes else None),
         "ranks": row["ranks"],

@@ -29,7 +29,7 @@ from sqlalchemy import (
     Text,
 )
 
-HEAD = "0004"
+HEAD = "0005"
 
 metadata = MetaData()
 
@@ -102,6 +102,7 @@ attempts = Table(
     Column("cause", Text, nullable=False),
     Column("ranks", Text, nullable=False),
     Column("batch_size", Float),
+    Column("lost_work_s", Float),
     PrimaryKeyConstraint("job", "epoch"),
 )
 

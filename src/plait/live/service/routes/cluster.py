@@ -114,10 +114,11 @@ async def set_policy(request: Request) -> Response:
     """Let another policy decide from now on."""
     api = api_of(request)
     api.who(request, "admin")
-    wanted = parse(PolicyIn, await api.body(request)).policy
+    given = parse(PolicyIn, await api.body(request))
+    wanted, lose = given.policy, given.may_lose_work
     engine = api.worker.engine
     await asyncio.to_thread(_try_out, wanted, engine.options.policy_modules, engine.layout.home)
-    await api.worker.call(lambda engine, now: engine.set_policy(wanted, now))
+    await api.worker.call(lambda engine, now: engine.set_policy(wanted, now, may_lose_work=lose))
     return Json(await api.worker.call(_policy))
 
 
@@ -158,4 +159,7 @@ def _try_out(policy: str, modules: Collection[str], folder: Path) -> None:
 
 def _policy(engine: Engine, now: float) -> dict[str, Any]:
     state = engine.state
-    return {"policy": state.policy_text, "error": state.policy_error or None, "round_s": engine.options.round_s}
+    return {
+        "policy": state.policy_text, "may_lose_work": state.may_lose_work, "error": state.policy_error or None,
+        "round_s": engine.options.round_s,
+    }  # fmt: skip
