@@ -20,6 +20,7 @@ from plait.control.metrics import RunResult, Value, Window
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch
+from plait.placement import SkewAware, unknown_models
 from plait.policies.catalog import make_policy, split_policies
 from plait.policies.unheeded import remarks
 from plait.sim.cases import Case, has_placement, over_processes, parse_range, policy_text, run_case
@@ -141,6 +142,7 @@ def make_cases(request: Request) -> list[Case]:
         changes = None if request.failures is None else read_failures(request.failures, cluster)
         drawn = request.assign_models is not None or request.censored == "extend"
         loads = {seed: _workload(table, path, request, seed, cluster) for seed in (seeds if drawn else seeds[:1])}
+        _say_unknown_skew(path, [policy_text(p, request.placement) for p in policies], loads[seeds[0]][0])
         for policy in policies:
             _say_ignored(path, policy, loads[seeds[0]][0])
             for world in worlds:
@@ -160,6 +162,14 @@ def _say_ignored(path: Path, policy: str, jobs: JobBatch) -> None:
     deadline_s = next((d for d in jobs.column("deadline_s").tolist() if not math.isnan(d)), None)
     for remark in remarks(policy, make_policy(policy), priority, deadline_s):
         note(f"warning: {path}: {remark}")
+
+
+def _say_unknown_skew(path: Path, policies: Sequence[str], jobs: JobBatch) -> None:
+    """Models whose tensor sizes nobody knows, where a policy places by them."""
+    if any(isinstance(getattr(make_policy(text), "place", None), SkewAware) for text in policies):
+        remark = unknown_models(jobs.column("model"), jobs.column("skew"), jobs.gpus)
+        if remark:
+            note(f"{path}: {remark}")
 
 
 def make_asked_world(name: str, request: Request) -> World:

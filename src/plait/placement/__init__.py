@@ -1,6 +1,6 @@
 """Where gangs go: from an order of jobs to GPUs by name."""
 
 from plait.placement.packing import Scheme, place
-from plait.placement.skew import SkewAware
+from plait.placement.skew import SkewAware, unknown_models
 
-__all__ = ["Scheme", "SkewAware", "place"]
+__all__ = ["Scheme", "SkewAware", "place", "unknown_models"]

@@ -2,7 +2,8 @@
 
 A tensor is one message: a huge one suffers from contention, small ones interleave. The paper's own formula
 is not published; the default here is the share of the largest tensor, which separates the paper's sensitive
-models (VGG, AlexNet: 0.61-0.77) from the insensitive ones (ResNet, Inception: 0.04-0.14).
+models (VGG, AlexNet: 0.61-0.77) from the insensitive ones (ResNet, Inception: 0.04-0.20). Shares of the models that
+ship with plait: `traces/data/tensors.csv`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plait.core.arrays import IntArray
+from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.policy import View
 from plait.placement.packing import Scheme
+
+#: So many models are named in a remark.
+MOST_NAMES = 8
 
 
 def max_share(tensor_bytes: Sequence[float]) -> float:
@@ -48,6 +52,24 @@ def gini(tensor_bytes: Sequence[float]) -> float:
     n = len(ordered)
     weighted = sum((i + 1) * size for i, size in enumerate(ordered))
     return 2 * weighted / (n * sum(ordered)) - (n + 1) / n
+
+
+def unknown_models(models: Sequence[str], skew: FloatArray, gpus: IntArray) -> str:
+    """A remark on gangs whose tensor sizes are unknown, each model named once; empty if there are none.
+
+    >>> unknown_models(["mine", "mine", "vgg16"], np.array([np.nan, np.nan, 0.7]), np.array([2, 4, 2]))
+    'tensor sizes of mine are unknown: placement=skew keeps these jobs together'
+    """
+    rows = np.flatnonzero(np.isnan(skew) & (gpus > 1)).tolist()
+    names = sorted({models[i] for i in rows} - {""})
+    shown = names if len(names) <= MOST_NAMES else [*names[:MOST_NAMES], f"{len(names) - MOST_NAMES} more models"]
+    nameless = sum(models[i] == "" for i in rows)
+    parts = [", ".join(shown)] if shown else []
+    if nameless:
+        parts.append(f"{'of ' * bool(shown)}{nameless} job{'s' * (nameless > 1)} without a model")
+    return (
+        f"tensor sizes of {' and '.join(parts)} are unknown: placement=skew keeps these jobs together" if parts else ""
+    )
 
 
 @dataclass(frozen=True)

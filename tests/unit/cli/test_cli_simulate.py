@@ -349,3 +349,12 @@ def test_the_same_run_gives_the_same_log(plait, small):
 def test_a_trace_without_durations_says_what_to_do(plait, published):
     answer = plait("simulate", published("gavel/msr-ed69ec.trace"), "-p", "fifo")
     assert (answer.code, "plait trace convert" in answer.err) == (2, True)
+
+
+def test_models_of_unknown_tensor_sizes_are_named_once(plait, tmp_path):
+    path = tmp_path / "models.csv"
+    rows = [f"j{i},{i},2,60,exact,completed,{'vgg16' if i % 3 else 'my-model'}" for i in range(9)]
+    path.write_text("\n".join(["job_id,submit_s,gpus,duration_s,duration_kind,state,model", *rows]) + "\n")
+    said = plait("simulate", path, "-p", "tiresias-l,tiresias-l:packlimit=0.9,fifo", "-c", "2x2").err
+    assert said.count("tensor sizes of my-model are unknown: placement=skew keeps these jobs together") == 1
+    assert "tensor sizes" not in plait("simulate", path, "-p", "fifo", "-c", "2x2").err
