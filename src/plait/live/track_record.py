@@ -21,7 +21,7 @@ import numpy as np
 KEPT = 200
 #: What holds where nothing has been scored yet: quantiles of scores of a forecast that knows less than it thinks, and
 #: mostly that things take longer. It counts as `PRIOR_WEIGHT` scores at first, as none once `ENOUGH` are known.
-PRIOR = (-1.4, -1.0, -0.6, -0.3, 0.0, 0.3, 0.7, 1.2, 2.0, 3.0)
+PRIOR = (-1.2, -0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9, 1.5, 2.5)
 PRIOR_WEIGHT, ENOUGH = 10.0, 40
 #: Seconds up to which the scale of time is linear: nobody plans by fractions of a second.
 SCALE_S = 1.0
@@ -82,8 +82,7 @@ class Calibration:
         values, weights = (np.array(column) for column in zip(*sorted(pairs), strict=True))
         # The one to come lies in each of the gaps between those known with the same chance: there is one more of them.
         below = np.cumsum(weights) / (weights.sum() + 1.0)
-        low = values[max(int(np.searchsorted(below, TAIL, side="right")) - 1, 0)]
-        high = values[min(int(np.searchsorted(below, 1.0 - TAIL, side="left")), len(values) - 1)]
+        low, high = np.interp([TAIL, 1.0 - TAIL], below, values)
         return cls(float(low), float(high), known)
 
     def interval(self, said: Said) -> tuple[float, float]:
