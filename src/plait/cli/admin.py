@@ -178,7 +178,7 @@ def replay(
     ] = False,
     home: HomeOption = None,
 ) -> None:
-    """Replay the event log: derive every decision again from what happened, and compare."""
+    """Derive every decision again from the event log, and compare."""
     from plait.core.errors import PlanError
 
     if log is not None:

@@ -15,7 +15,7 @@ policy = typer.Typer(help="The policy that decides: show, set, check one of your
 
 
 def policies(as_json: JsonFlag = False) -> None:
-    """List the policies, what they know about jobs, and their options."""
+    """List policies, what they know, and their options."""
     from plait.policies.catalog import rows
 
     known = rows()
@@ -86,7 +86,9 @@ def set_policy(
     ] = False,
     home: HomeOption = None,
 ) -> None:
-    """Let another policy decide from now on; what it wants otherwise is checkpointed and moved.
+    """Let another policy decide from now on.
+
+    What it wants otherwise is checkpointed and moved.
 
     Jobs that cannot go on from a checkpoint keep their GPUs until they end, unless --may-lose-work is given.
     """
@@ -104,7 +106,10 @@ def check(
     name: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="Your class or function, or a policy by name.")],
     seed: Annotated[int, typer.Option(help="Of the random workloads.")] = 0,
 ) -> None:
-    """Run the contract suite on a policy: one line a contract, exit code 4 if one is broken."""
+    """Run the contract suite on a policy.
+
+    Prints one line a contract; the exit code is 4 if one is broken.
+    """
     from plait.cli.runs import import_from_here
     from plait.core.errors import PlanError
     from plait.policies.catalog import make_policy
@@ -132,7 +137,7 @@ def cite(name: Annotated[str, typer.Argument(metavar="POLICY", help="A policy of
 
 
 def worlds(as_json: JsonFlag = False) -> None:
-    """List the worlds: what is true in a simulation besides the policy."""
+    """List the worlds: what is true besides the policy."""
     from plait.reproduce.worlds import SUMMARIES, published_world
     from plait.sim.world import WORLDS, make_world
 

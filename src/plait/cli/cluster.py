@@ -68,7 +68,9 @@ def up(
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay here until Ctrl-C, then stop.")] = False,
     home: HomeOption = None,
 ) -> None:
-    """Start the service and its nodes, on this machine or on a cluster; jobs of an earlier run go on.
+    """Start the service and its nodes, here or on a cluster.
+
+    Jobs of an earlier run go on.
 
     \b
     plait up

@@ -21,7 +21,9 @@ def demo(
     ] = None,
     policy: Annotated[str, typer.Option("--policy", "-p", help="The policy that interleaves.")] = "muri-s",
 ) -> None:
-    """Start a cluster on CPU slots, train four models one after the other, then interleaved, and compare.
+    """Train four models apart, then interleaved, and compare.
+
+    Starts a cluster on CPU slots for it.
 
     Everything is stopped at the end. Needs the extras [live,torch].
     """

@@ -37,7 +37,10 @@ class Finding:
 
 
 def doctor(home: HomeOption = None, as_json: JsonFlag = False) -> None:
-    """Check the set-up and say what to fix; exit code 1 if a cluster cannot run here."""
+    """Check the set-up and say what to fix.
+
+    The exit code is 1 if a cluster cannot run here.
+    """
     findings = list(examine(home))
     if as_json:
         from plait.cli.live import print_json

@@ -328,7 +328,10 @@ def logs(
     tail: Annotated[int | None, typer.Option("--tail", min=1, help="Only about the last so many bytes.")] = None,
     home: HomeOption = None,
 ) -> None:
-    """Print what a job wrote in its newest attempt; to a terminal without escapes that it would obey."""
+    """Print what a job wrote in its newest attempt.
+
+    Terminal escapes are left out where a terminal would obey them.
+    """
     import sys
 
     shown = plain_lines if sys.stdout.isatty() else str
@@ -379,7 +382,10 @@ def wait(
     timeout: Annotated[float | None, typer.Option(help="Give up after so many seconds, exit code 1.")] = None,
     home: HomeOption = None,
 ) -> None:
-    """Wait until jobs have ended; exit code 1 if one did not finish well."""
+    """Wait until jobs have ended.
+
+    The exit code is 1 if one did not finish well.
+    """
     _wait(jobs, timeout, home)
 
 
@@ -425,7 +431,7 @@ def history(
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List jobs that have ended: how long they waited and ran, how often they were moved."""
+    """List jobs that have ended: how they waited, ran and moved."""
     from plait.live.client import FINAL
 
     with client(home) as service:

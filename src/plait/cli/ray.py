@@ -9,7 +9,7 @@ import typer
 
 from plait.cli.live import HomeOption, duration
 
-app = typer.Typer(help="A small Ray cluster on this machine, for trying out: plait up --backend ray.")
+app = typer.Typer(help="A small Ray cluster here, to try plait up --backend ray.")
 
 
 @app.command("up")
@@ -18,7 +18,10 @@ def up(
     slots: Annotated[int | None, typer.Option(min=1, help="CPU slots of each; default: 4.")] = None,
     home: HomeOption = None,
 ) -> None:
-    """Start a Ray cluster, or what has died of it: a head and nodes, real `ray start` processes."""
+    """Start a Ray cluster, or what has died of it.
+
+    A head and nodes, real `ray start` processes.
+    """
     from plait.live.backends.ray_local import RayCluster
     from plait.live.layout import Layout
 

@@ -29,7 +29,9 @@ def muri(
     own: Annotated[bool, typer.Option(help="Also the same experiments in plait's own world.")] = True,
     processes: Annotated[int, typer.Option(help="Runs at the same time.")] = 1,
 ) -> None:
-    """Muri (SIGCOMM'22): figures 9 to 14, tables 4 and 5, and the testbed, on the artifact's traces.
+    """Muri (SIGCOMM'22): its figures, tables and testbed.
+
+    Figures 9 to 14, tables 4 and 5, and the testbed, on the artifact's traces.
 
     \b
     plait reproduce muri --data simulator/trace-data --report muri.html
@@ -58,7 +60,9 @@ def pollux(
     jobs: Annotated[int | None, typer.Option(help="Only the first N jobs of each workload: a quick look.")] = None,
     processes: Annotated[int, typer.Option(help="Runs at the same time.")] = 1,
 ) -> None:
-    """Pollux (OSDI'21): its released simulation under Tiresias, Optimus and Pollux, and studies around it.
+    """Pollux (OSDI'21): its simulation, and studies around it.
+
+    The released simulation under Tiresias, Optimus and Pollux.
 
     \b
     plait reproduce pollux --data pollux-data --report pollux.html

@@ -15,7 +15,9 @@ def run(
     ),
     checkpoint_s: Annotated[float, typer.Option("--checkpoint", min=0.1, help="Seconds between checkpoints.")] = 60.0,
 ) -> None:
-    """Run a training script alone, with what a job gets: steps counted, stages measured, checkpoints, exact resume.
+    """Run a training script alone, with what a job gets.
+
+    Steps are counted, stages measured, checkpoints written, and it resumes exactly.
 
     \b
     plait run -- python train.py

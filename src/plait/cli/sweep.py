@@ -41,7 +41,9 @@ def sweep(
     csv: Annotated[Text, typer.Option(help="Write all results as CSV; - for standard output.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a page with the comparison of every group.")] = None,
 ) -> None:
-    """Run a grid of policies, loads, seeds and clusters; stop and go on at will.
+    """Run a grid of policies, loads, seeds and clusters.
+
+    Stop and go on at will.
 
     \b
     plait sweep out --preset philly --jobs 1000 --load 0.8,1.0,1.2 --seed 0..4 -p fifo,srsf,tiresias-l

@@ -73,7 +73,10 @@ def show(
     cluster_gpus: Annotated[int | None, typer.Option(help="GPUs of a cluster, to show the offered load.")] = None,
     strict: StrictOption = False,
 ) -> None:
-    """Show what is in a trace: jobs, sizes, span, GPU-hours, durations, load, what was dropped."""
+    """Show what is in a trace: sizes, durations, load.
+
+    Also jobs, span, GPU-hours, and what was dropped.
+    """
     from rich.console import Console
     from rich.table import Table
 

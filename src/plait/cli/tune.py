@@ -25,7 +25,7 @@ def tune(
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
     json: Annotated[str | None, typer.Option(help="Write the result as JSON; - for standard output.")] = None,
 ) -> None:
-    """Fit queue thresholds to the first half of a trace, and judge them on the second.
+    """Fit a policy to half of a trace, and judge it on the rest.
 
     The answer is text to give to --policy. It also says when the fit is not worth it.
     """

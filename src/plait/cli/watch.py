@@ -24,7 +24,7 @@ _UNTOLD = ("ProgressReported", "GoodputReported", "ReplanDue")
 
 
 def status(home: HomeOption = None, as_json: JsonFlag = False) -> None:
-    """Show the service in a few lines: where it is, what decides, nodes, jobs by state."""
+    """Show the service: where it is, what decides, nodes, jobs."""
     with client(home) as service:
         found = service.status()
         url = service.url
@@ -122,7 +122,10 @@ def enrol(
     expires: Annotated[str | None, typer.Option(help="Valid for so long: 12h, 30d; default: for ever.")] = None,
     home: HomeOption = None,
 ) -> None:
-    """Make the token with which the agent of a further node reports; it is good for that node alone."""
+    """Make the token with which a further node reports.
+
+    It is good for that node alone.
+    """
     with client(home) as service:
         made = service.create_token(
             node, "agent", expires_in_s=None if expires is None else seconds(expires), node=node
@@ -138,7 +141,10 @@ def drain(
     wait: Annotated[str | None, typer.Option(help="Until no job is left there, for at most so long: 120s.")] = None,
     home: HomeOption = None,
 ) -> None:
-    """Give a node no new work; what runs there is checkpointed and goes elsewhere."""
+    """Give a node no new work.
+
+    What runs there is checkpointed and goes elsewhere.
+    """
     within_s = None if wait is None else seconds(wait)
     with client(home or context.obj) as service:
         service.drain(node)
@@ -177,7 +183,10 @@ def forget(
     node: Annotated[str, typer.Argument(help="A node of `plait nodes` that is lost, or has left.")],
     home: HomeOption = None,
 ) -> None:
-    """Take a node that will not come back off the list; an agent of that name joins as a new one."""
+    """Take a node that will not come back off the list.
+
+    An agent of that name joins as a new one.
+    """
     with client(home or context.obj) as service:
         service.forget_node(node)
     typer.echo(f"{node} is forgotten")
@@ -250,7 +259,7 @@ def events(
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Print what happened, and what was decided: the event log, which is the truth."""
+    """Print the event log: what happened and what was decided."""
     with client(home) as service:
         if job is not None:
             if as_json:

@@ -31,7 +31,10 @@ def explain(
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Say why a job waits and what would start it now; or how a running one shares; and when it will end."""
+    """Say why a job waits, how it shares, and when it will end.
+
+    Of a waiting job, also what would start it now.
+    """
     from plait.live.client import FINAL
     from plait.live.layout import job_number
 
@@ -186,7 +189,9 @@ def fidelity(
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Simulate what was submitted, with what was measured of each job, and compare the completion times.
+    """Simulate what was submitted, and compare completion times.
+
+    Each job is simulated with what was measured of it.
 
     Taken from the log: submissions, stage times of each job alone, seconds of its starts, stops and end, when profiles
     and policies came. Predicted: all decisions, waits, gates, and the pace of jobs that share.

@@ -1,13 +1,14 @@
-"""Every error plait raises on purpose.
+"""The errors that every package of plait raises on purpose, and their root.
 
     PlaitError
       InputError       the user's file, option or value is wrong           (exit code 2)
         TraceError     ... in a trace: names file, line and column
+        MissingExtra   an optional dependency is not installed
       PlanError        a policy proposed a plan that cannot be             (exit code 4)
       SimulationError  a run cannot go on: stuck jobs, a broken invariant  (exit code 4)
-      MissingExtra     an optional dependency is not installed             (exit code 2)
 
-A message names the thing, what was given, and what would work.
+Other packages define further errors beside the code that raises them. A message names the thing, what was given, and
+what would work.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How many nodes a cluster should have for the jobs it has (Pollux, section 4.2.3 and 5.4.1).
+"""How many nodes a cluster should have for the jobs it has (Pollux, OSDI'21, on cloud auto-scaling).
 
 As many as there are while the GPUs in use are worth 35 to 65 % of what they would be if every job scaled linearly, or
 else the number at which they are worth about a half (`resize`). One job alone grows and shrinks by the same rule; the
-paper's experiment with one (section 5.4.1) has a band from a half to two thirds.
+paper's experiment with one has a band from a half to two thirds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The batch that makes the most of given GPUs: m examples a GPU and pass, s accumulation-only passes before each step.
 
 Fifty total batch sizes, geometric between the smallest and the largest allowed, are rounded to whole (m, s); the first
-with the highest goodput is taken (Pollux, OSDI'21, section 3.3, and its published code). All jobs and configurations
+with the highest goodput is taken (Pollux, OSDI'21, section 4.1, and its published code). All jobs and configurations
 are one array operation over (job and configuration, candidate).
 """
 

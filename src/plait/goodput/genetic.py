@@ -1,4 +1,4 @@
-"""The published search for an allocation: NSGA-II over matrices of GPUs, seeded (Pollux, section 4.2.2).
+"""The published search for an allocation: NSGA-II over matrices of GPUs, seeded (Pollux, OSDI'21, section 4.2).
 
 A reference to compare exact methods with. Populations of 100 allocations; each generation 100 new ones by tournaments,
 crossover, mutation and repair (`breeding`), of which the best by FITNESS and by cluster utility survive (`pareto`).

@@ -3,7 +3,7 @@
 A job whose size is unchanged keeps its GPUs, unless it is on more nodes than its size needs and can now come together;
 one that fits on a node gets one, best fit, the largest first; a larger one gets whole free nodes; where fragments are
 in the way, the fewest small jobs are moved, each of which costs a restart. A node holds GPUs of at most one job that
-is spread over several nodes (Pollux, section 4.2.1; placement rules of Sia, section 3.4).
+is spread over several nodes (Pollux, section 4.2; placement rules of Sia, section 3.4).
 
 The sizes of `goodput.ladder` always find a place on nodes of equal size that are all there. Others may not, nor may
 any when nodes are down or differ: those jobs are named, or shrunk to sizes the caller allows.

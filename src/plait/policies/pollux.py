@@ -37,7 +37,7 @@ class Pollux(ByFitness):
     on up to 64 GPUs of equal nodes with more than two a job, and takes its sizes if they gain 10 % once placed:
     they change more often, and with that jobs restart more. Jobs that wait are told which method was used.
 
-    `autoscale`: whether backends whose nodes come and go ask for as many as jobs that adapt are worth (section 4.2.3).
+    `autoscale`: whether backends whose nodes come and go ask for as many as jobs that adapt are worth.
 
     Each GPU kind is a cluster of its own here; `sia` chooses among kinds. Raises `InputError` for unknown words, and
     `MissingExtra` for `exact=on` without the solver.

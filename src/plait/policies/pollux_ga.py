@@ -1,4 +1,4 @@
-"""Pollux as published: its genetic search for an allocation, seeded (Qiao et al., OSDI 2021, section 4.2.2)."""
+"""Pollux as published: its genetic search for an allocation, seeded (Qiao et al., OSDI 2021, section 4.2)."""
 
 from __future__ import annotations
 

@@ -154,3 +154,31 @@ def test_a_narrow_terminal_shows_fewer_figures(plait, small, monkeypatch):
     head = next(line for line in answer.out.splitlines() if "policy" in line)
     assert [name in head for name in ("Avg JCT", "Makespan", "Slowdown", "Preemptions")] == [True, True, False, False]
     assert "a wider terminal shows more figures" in answer.err
+
+
+def commands(group: object, path: str = "") -> list[tuple[str, object]]:
+    """All commands and groups below one, by what is typed for them."""
+    found: list[tuple[str, object]] = []
+    for name, command in getattr(group, "commands", {}).items():
+        found += [(f"{path} {name}".strip(), command), *commands(command, f"{path} {name}".strip())]
+    return found
+
+
+def test_no_summary_is_cut_at_80_columns(plait, monkeypatch):
+    from typer.main import get_command
+
+    from plait.cli.app import app
+
+    monkeypatch.setenv("COLUMNS", "80")
+    known = commands(get_command(app))
+    assert len(known) > 40
+    for path, command in [("", get_command(app)), *known]:
+        if path and not getattr(command, "commands", None):
+            continue
+        shown = plait(*path.split(), "--help").out
+        for name, below in commands(command):
+            if " " in name or getattr(below, "hidden", False):
+                continue
+            (line,) = [line for line in shown.splitlines() if line.split()[:1] == [name] and line.startswith("  ")]
+            assert line.split(None, 1)[1] == below.get_short_help_str(limit=1000), (path, name)
+            assert len(line) <= 80
