@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +18,6 @@ from plait.cli.console import console
 from plait.cli.outputs import STDOUT, Outputs
 from plait.cli.progress import Bar
 from plait.cli.runs import Request, import_from_here, make_asked_world, note, settings
-from plait.control.compare import compare
 from plait.control.metrics import RunResult, Value
 from plait.core.errors import InputError
 from plait.policies.catalog import split_policies
@@ -179,44 +177,11 @@ def write_csv(summaries: Sequence[Summary], path: Path) -> None:
 
 
 def write_page(summaries: Sequence[Summary], path: Path) -> None:
-    """One HTML page that needs nothing else: a chart and a table of each group."""
-    from plait.report.figures import policy_bars_svg
+    """One HTML page that needs nothing else: charts and a table of each group."""
+    from plait.report.files import write_text
+    from plait.report.sections import sweep_page
 
-    parts = []
-    for title, results in groups(summaries).items():
-        charts = "".join(policy_bars_svg(results, metric) for metric in ("avg_jct_s", "p99_jct_s", "gpu_utilisation"))
-        parts.append(f"<section><h2>{escape(title)}</h2>{charts}{_html_table(results)}</section>")
-    page = _PAGE.replace("{{runs}}", str(len(summaries))).replace("{{body}}", "\n".join(parts))
-    path.write_text(page, encoding="utf-8")
+    write_text(path, sweep_page(groups(summaries), len(summaries)))
 
-
-def _html_table(results: Sequence[RunResult]) -> str:
-    columns = (
-        "avg_jct_s", "p50_jct_s", "p95_jct_s", "p99_jct_s", "makespan_s", "avg_queue_s", "preemptions", "restarts",
-        "gpu_utilisation",
-    )  # fmt: skip
-    head = "".join(f"<th>{name}</th>" for name in ("policy", "seeds", *columns))
-    rows = []
-    for row in compare(results):
-        cells = [f"<td>{escape(row.policy)}</td><td>{row.runs}</td>"]
-        for name in columns:
-            figure = row.figures[name]
-            interval = f" <small>{figure.low:,.4g} to {figure.high:,.4g}</small>" if math.isfinite(figure.low) else ""
-            cells.append(f"<td>{figure.mean:,.6g}{interval}</td>")
-        rows.append(f"<tr>{''.join(cells)}</tr>")
-    return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark"><title>plait sweep</title>
-<style>body{font:16px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem}
-table{border-collapse:collapse;font-size:.9rem}th,td{padding:.3rem .6rem;border-bottom:1px solid #8886;text-align:right}
-th:first-child,td:first-child{text-align:left}small{opacity:.7;white-space:nowrap}.scroll{overflow-x:auto}
-svg{max-width:100%;height:auto;display:block}</style></head><body>
-<h1>plait sweep</h1><p>{{runs}} runs. Means over seeds; small print: 95 % bootstrap intervals. Times in seconds.</p>
-{{body}}
-</body></html>
-"""
 
 _WRITERS = {"json": write_json, "csv": write_csv, "report": write_page}

@@ -62,7 +62,9 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     lost_s = float(options.get("lost", LOST_S))
     check_lease(lost_s, float(options.get("lease", LEASE_SHARE * lost_s)))
     backend = open_backend(layout, for_backend(options))
-    options["expect-gpus"] = getattr(backend, "expected_gpus", int)()
+    options.pop("expect-gpus", None)
+    if expected := getattr(backend, "expected_gpus", int)():
+        options["expect-gpus"] = expected
     options["most-gpus"] = getattr(backend, "most_gpus", int)()  # those of other packages may not have it yet
     kept = keeping.stop(layout, keeping.KEEPER)  # it would go on with the options of before
     try:

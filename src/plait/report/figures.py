@@ -24,8 +24,13 @@ _STROKES = ("#2b83ba", "#e0692a", "#1f9d76", "#c0609c", "#a88a1c", "#7a67d0")
 _DASHES = ("", "7 3", "2 3", "10 3 2 3", "14 4", "4 2")
 
 
-def policy_bars_svg(results: Iterable[RunResult], metric: str = "avg_jct_s", width: int = 640) -> str:
-    """Horizontal bars of one figure, one a policy; the best is starred; whiskers are 95 % intervals over seeds."""
+def policy_bars_svg(
+    results: Iterable[RunResult], metric: str = "avg_jct_s", width: int = 640, time: tuple[str, float] | None = None
+) -> str:
+    """Horizontal bars of one figure, one a policy; the best is starred; whiskers are 95 % intervals over seeds.
+
+    `time`: the unit of times, where the picture stands beside a table that has chosen one.
+    """
     known = {m.key: m for m in METRICS}
     if metric not in known:
         raise InputError(f"unknown metric {metric!r}; {suggest(metric, known)}")
@@ -33,16 +38,18 @@ def policy_bars_svg(results: Iterable[RunResult], metric: str = "avg_jct_s", wid
     rows = compare(results)
     names = labels(rows)
     values = [figure(row, chosen) for row in rows]
-    unit, factor = unit_of(chosen, values)
+    unit, factor = unit_of(chosen, values, time)
     winner = best(chosen, values)
-    left = 24 + 8 * max((len(n) for n in names), default=0)
+    room = max(int((0.45 * width - 24) / 8), 8)
+    left = 24 + 8 * min(max((len(n) for n in names), default=0), room)
     highs = [row.figures[metric].high for row in rows if metric in row.figures]
     largest = max((v for v in [*values, *highs] if math.isfinite(v)), default=1.0) or 1.0
     scale = max(width - left - 110, 1) / largest
     parts = [_text(8, 20, f"{chosen.label}{f' ({unit})' if unit else ''}", "font-weight='600'")]
     for i, (name, value) in enumerate(zip(names, values, strict=True)):
         y = 36 + 28 * i
-        parts.append(_text(left - 8, y + 14, name, "text-anchor='end'"))
+        short = name if len(name) <= room else f"{name[: room - 1]}…"
+        parts.append(_text(left - 8, y + 14, short, "text-anchor='end'", name))
         if not math.isfinite(value):
             parts.append(_text(left + 4, y + 14, "–", "class='soft'"))
             continue
@@ -58,7 +65,7 @@ def policy_bars_svg(results: Iterable[RunResult], metric: str = "avg_jct_s", wid
             end = max(value, high)
         star = "★ " if kind == "best" else ""
         parts.append(_text(left + end * scale + 6, y + 14, star + show(value, factor)))
-    return _svg(width, 48 + 28 * len(rows), f"{chosen.label} of {', '.join(names)}", parts)
+    return _svg(width, 48 + 28 * len(rows), f"{chosen.label} of {', '.join(names)}. {chosen.meaning}", parts)
 
 
 def cdf_svg(results: Sequence[RunResult], column: str = "jct_s", width: int = 640, height: int = 320) -> str:
@@ -92,8 +99,10 @@ def cdf_svg(results: Sequence[RunResult], column: str = "jct_s", width: int = 64
     return _svg(width, height, f"Distribution of {column} for {', '.join(names)}", parts)
 
 
-def _text(x: float, y: float, text: str, more: str = "") -> str:
-    return f"<text x='{x:.1f}' y='{y:.1f}' {more}>{escape(text)}</text>"
+def _text(x: float, y: float, text: str, more: str = "", whole: str = "") -> str:
+    """A text; `whole` is shown by the mouse where the text had to be cut."""
+    title = f"<title>{escape(whole)}</title>" if whole and whole != text else ""
+    return f"<text x='{x:.1f}' y='{y:.1f}' {more}>{escape(text)}{title}</text>"
 
 
 def _svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:

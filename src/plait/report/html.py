@@ -17,7 +17,7 @@ from plait.control.metrics import RunResult
 from plait.report.files import write_text
 from plait.report.metrics import METRICS, Metric, best, show, unit_of
 from plait.report.payload import embed, run_payload, shares
-from plait.report.tables import comparable, figure, labels
+from plait.report.tables import comparable, figure, labels, time_unit_of
 
 #: Rows of the job table, and bars of the Gantt chart, in a whole report; runs share them equally.
 ROWS = 20_000
@@ -58,31 +58,33 @@ def html_report(
     environment = Environment(
         loader=PackageLoader("plait.report"), autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
-    columns = _columns(groups)
+    columns = table_columns(groups)
     return environment.get_template("report.html.j2").render(
         title=title or _title(groups, names),
-        version=_version(),
+        version=version(),
         facts=_facts(results, names),
         warnings=_warnings(results),
         cards=_cards(groups, names),
         columns=columns,
-        rows=[_row(i, groups, names, columns) for i in range(len(groups))],
+        rows=[table_row(i, groups, names, columns) for i in range(len(groups))],
         table_note=_table_note(groups),
         settings=_settings(results, settings or {}),
         run_columns=["Run", "Seed", *(c.capitalize() for c in COUNTS), "Wall time (s)"],
         runs=_runs(results, groups, names),
         data=Markup(embed(data)),
-        css=Markup(_asset("report.css")),
-        echarts=Markup(_asset("echarts.common.min.js")),
-        script=Markup("\n".join(_asset(name) for name in SCRIPTS)),
+        css=Markup(asset("report.css")),
+        echarts=Markup(asset("echarts.common.min.js")),
+        script=Markup("\n".join(asset(name) for name in SCRIPTS)),
     )
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A style sheet or script of the reports."""
     return (Path(__file__).parent / "assets" / name).read_text(encoding="utf-8")
 
 
-def _version() -> str:
+def version() -> str:
+    """The version of plait that writes a report."""
     try:
         return installed_version("plait")
     except PackageNotFoundError:
@@ -145,7 +147,7 @@ def _cards(groups: Sequence[Comparison], names: Sequence[str]) -> list[dict[str,
         winner = best(metric, values)
         if winner is None:
             continue
-        unit, factor = unit_of(metric, values)
+        unit, factor = unit_of(metric, values, time_unit_of(groups))
         worst = max(v if metric.better == "low" else -v for v in values if math.isfinite(v))
         worst = worst if metric.better == "low" else -worst
         other = names[values.index(worst)]
@@ -154,6 +156,7 @@ def _cards(groups: Sequence[Comparison], names: Sequence[str]) -> list[dict[str,
         cards.append(
             {
                 "label": f"Best {metric.label}",
+                "meaning": metric.meaning,
                 "value": names[values.index(winner)],
                 "note": f"{show(winner, factor)}{f' {unit}' if unit else ''}, {show(more)}× {word} than {other}",
             }
@@ -161,13 +164,14 @@ def _cards(groups: Sequence[Comparison], names: Sequence[str]) -> list[dict[str,
     return cards
 
 
-def _columns(groups: Sequence[Comparison]) -> list[dict[str, Any]]:
+def table_columns(groups: Sequence[Comparison]) -> list[dict[str, Any]]:
+    """Columns of a comparison: those figures that are known, with unit and meaning."""
     out = []
     for metric in METRICS:
         values = [figure(g, metric) for g in groups]
         if not any(math.isfinite(v) for v in values):
             continue
-        unit, factor = unit_of(metric, values)
+        unit, factor = unit_of(metric, values, time_unit_of(groups))
         out.append(
             {
                 "metric": metric,
@@ -181,9 +185,10 @@ def _columns(groups: Sequence[Comparison]) -> list[dict[str, Any]]:
     return out
 
 
-def _row(
+def table_row(
     i: int, groups: Sequence[Comparison], names: Sequence[str], columns: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
+    """One row of a comparison: its label, and a cell a column."""
     rivals = next(group for group in comparable(groups) if i in group)
     cells = []
     for column in columns:
@@ -227,7 +232,7 @@ def _settings(results: Sequence[RunResult], given: Mapping[str, str]) -> list[tu
         values = list(dict.fromkeys(str(r.summary.get(name, "")) for r in results))
         out[label] = ", ".join(v for v in values if v) or "not stated"
     out.update({str(name): str(value) for name, value in given.items()})
-    out["Version"] = f"plait {_version()}"
+    out["Version"] = f"plait {version()}"
     return list(out.items())
 
 

@@ -65,14 +65,27 @@ METRICS = (
 )  # fmt: skip
 
 
-def unit_of(metric: Metric, values: Iterable[float]) -> tuple[str, float]:
-    """(unit, factor): one unit for all values of a column, so that they compare at a glance."""
+def time_unit(values: Iterable[float]) -> tuple[str, float]:
+    """(unit, seconds in it): one unit for all times of a table, the largest in which the least of these is at least 1.
+
+    >>> time_unit([5000.0, 90000.0]), time_unit([float("nan")])
+    (('h', 3600.0), ('s', 1.0))
+    """
+    least = min((abs(v) for v in values if math.isfinite(v) and v), default=0.0)
+    fitting = [u for u in UNITS if least >= u[1]]
+    return fitting[-1] if fitting else UNITS[0]
+
+
+def unit_of(metric: Metric, values: Iterable[float], time: tuple[str, float] | None = None) -> tuple[str, float]:
+    """(unit, factor): one unit for all values of a column; `time` that of the table's times, else what fits them."""
     if metric.kind == "share":
         return "%", 0.01
     if metric.kind == "gpu_h":
         return "GPU h", 1.0
     if metric.kind != "seconds":
         return "", 1.0
+    if time is not None:
+        return time
     largest = max((abs(v) for v in values if math.isfinite(v)), default=0.0)
     fitting = [u for u in UNITS if largest >= 2 * u[1]]
     return fitting[-1] if fitting else UNITS[0]

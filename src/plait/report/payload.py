@@ -43,7 +43,7 @@ def run_payload(result: RunResult, label: str, limit: int) -> dict[str, Any]:
         "jct": distribution(jobs["jct_s"]),
         "slowdown": distribution(jobs["slowdown"]),
         "jobs": _jobs(jobs, limit, origin),
-        "gantt": gantt(result.timeline, _names(result), limit, origin),
+        "gantt": gantt(result.timeline, _names(result), limit, origin, _words(result)),
     }
 
 
@@ -57,6 +57,15 @@ def _names(result: RunResult) -> Any:
     names = np.array([f"number {i}" for i in range(result.timeline.jobs)], dtype=object)
     names[result.jobs["number"]] = result.jobs["id"]
     return names
+
+
+def _words(result: RunResult) -> dict[str, Any]:
+    """User and model by job number; "" for jobs outside the window of a result."""
+    out = {}
+    for name in ("user", "model"):
+        out[name] = np.full(result.timeline.jobs, "", dtype=object)
+        out[name][result.jobs["number"]] = result.jobs[name]
+    return out
 
 
 def _series(result: RunResult, origin: float) -> dict[str, Any]:
@@ -92,8 +101,10 @@ def _jobs(jobs: Mapping[str, Any], limit: int, origin: float) -> dict[str, Any]:
     return out
 
 
-def gantt(t: Timeline, names: Any, limit: int, origin: float) -> dict[str, Any]:
+def gantt(t: Timeline, names: Any, limit: int, origin: float, words: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Bars (job, first GPU, GPUs, from, to, member, members, end) of the first spans, in order of start.
+
+    `words`: user and model by job number, as `names` are.
 
     A span over GPUs that are not neighbours gives several bars. `until_s` says up to when all spans are shown.
     """
@@ -114,6 +125,10 @@ def gantt(t: Timeline, names: Any, limit: int, origin: float) -> dict[str, Any]:
         "nodes": [node.id for node in t.cluster],
         "first_gpu": t.cluster.first_gpu.tolist(),
         "names": [str(names[i]) for i in numbers_shown.tolist()],
+        **{
+            f"{name}s": [str((words or {})[name][i]) if words else "" for i in numbers_shown.tolist()]
+            for name in ("user", "model")
+        },
         "job": local.tolist(),
         "gpu": first.tolist(),
         "count": count.tolist(),

@@ -8,21 +8,19 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from markupsafe import Markup
+
 from plait.core.resources import Resource
 from plait.report.files import write_text
+from plait.report.sections import Section, sections_page
 
 COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#e15759", "#76b7b2", "#edc948", "#9c755f")
 WIDTH, LEFT, ROW, TOP = 860, 90, 30, 26
 
-HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
-body {{ font-family: sans-serif; max-width: {width}px; margin: 2em auto; padding: 0 1em; color-scheme: light dark;
-  color: CanvasText; background: Canvas }}
-svg {{ max-width: 100%; height: auto }}
-.key {{ display: inline-block; margin-right: 1.2em }}
-.key i {{ display: inline-block; width: .9em; height: .9em; border-radius: 2px; margin-right: .35em }}
-</style></head><body><h1>{title}</h1>
-<p>One iteration of each group of jobs that took turns on the same GPUs, drawn from the stage times measured while each
-job was alone. Between two lines every job is on another resource.</p>"""
+LEAD = (
+    "One iteration of each group of jobs that took turns on the same GPUs, drawn from the stage times measured while "
+    "each job was alone. Between two lines every job is on another resource."
+)
 
 
 @dataclass(frozen=True)
@@ -95,22 +93,17 @@ def stages_svg(rows: Sequence[StageRow]) -> str:
 
 def stages_page(groups: Sequence[StageGroup], title: str) -> str:
     """A page that needs nothing else: each group's iteration, a legend, and what was predicted and measured."""
-    parts = [HEAD.format(title=escape(title), width=WIDTH + 40)]
+    sections = []
     for group in groups:
-        parts.append(f"<h2>{escape(group.title)}</h2>")
-        if all(math.isfinite(v) for row in group.rows for v in row.stage_s):
-            parts.append(stages_svg(group.rows))
-        else:
-            parts.append("<p>Not all stage times of this group were measured.</p>")
-        keys = (
-            f'<span class=key><i style="background:{COLOURS[i % len(COLOURS)]}"></i>{escape(row.name)}</span>'
-            for i, row in enumerate(group.rows)
-        )
-        parts.append("<p>" + "".join(keys) + "</p>")
-        parts += [f"<p>{escape(text)}</p>" for text in group.notes]
+        known = all(math.isfinite(v) for row in group.rows for v in row.stage_s)
+        keys = [{"colour": COLOURS[i % len(COLOURS)], "name": row.name} for i, row in enumerate(group.rows)]
+        missing = () if known else ("Not all stage times of this group were measured.",)
+        figures = [Markup(stages_svg(group.rows))] if known else []
+        sections.append(Section(group.title, figures, keys, notes=(*group.notes, *missing), wide=True))
     if not groups:
-        parts.append("<p>No jobs took turns in this run.</p>")
-    return "\n".join(parts) + "</body></html>\n"
+        sections.append(Section("No groups", notes=("No jobs took turns in this run.",)))
+    facts = [f"{len(groups)} group{'s' * (len(groups) != 1)}"]
+    return sections_page(sections, title=title, brand="stages of interleaved jobs", facts=facts, lead=LEAD)
 
 
 def write_stages(groups: Sequence[StageGroup], path: str | Path, title: str = "Stages") -> None:

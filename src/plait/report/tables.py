@@ -14,7 +14,7 @@ from rich.text import Text
 from plait.control.compare import Comparison, compare
 from plait.control.metrics import RunResult
 from plait.report.files import whole_file, write_text
-from plait.report.metrics import METRICS, Metric, best, show, unit_of
+from plait.report.metrics import METRICS, Metric, best, show, time_unit, unit_of
 
 
 def labels(rows: Sequence[Comparison]) -> list[str]:
@@ -34,6 +34,13 @@ def figure(row: Comparison, metric: Metric) -> float:
     return math.nan if estimate is None else estimate.mean
 
 
+def time_unit_of(rows: Sequence[Comparison]) -> tuple[str, float]:
+    """The unit of all times of a table of these rows: by the average completion times, which are always in it."""
+    means = [row.figures["avg_jct_s"].mean for row in rows if "avg_jct_s" in row.figures]
+    spans = [row.figures["makespan_s"].mean for row in rows if "makespan_s" in row.figures]
+    return time_unit(means if any(math.isfinite(v) for v in means) else spans)
+
+
 def comparable(rows: Sequence[Comparison]) -> list[list[int]]:
     """Indices of rows on the same trace, world and cluster: only these compete for the best."""
     groups: dict[tuple[str, str, str], list[int]] = {}
@@ -51,7 +58,7 @@ def comparison_table(results: Iterable[RunResult], metrics: Sequence[Metric] | N
     texts = [[Text(label)] for label in labels(rows)]
     for metric in chosen:
         values = [figure(row, metric) for row in rows]
-        unit, factor = unit_of(metric, values)
+        unit, factor = unit_of(metric, values, time_unit_of(rows))
         winners = {
             i for group in comparable(rows) for i in group if values[i] == best(metric, [values[j] for j in group])
         }

@@ -42,7 +42,8 @@ def make_result(policy: str = "fifo", seed: int = 0, jobs: int = 12, company: in
     profile = StageProfile.of(cpu=0.2, gpu=0.8)
     names = [specs.get("id", "job") + f"-{i}" for i in range(jobs)]
     batch = JobBatch.of(
-        JobSpec(id=n, user="ada", iterations=s, profile=profile) for n, s in zip(names, seconds, strict=True)
+        JobSpec(id=n, user="ada", model=specs.get("model", ""), iterations=s, profile=profile)
+        for n, s in zip(names, seconds, strict=True)
     )
 
     def tell(event: object) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from plait.report.html import html_report, write_html
 from plait.report.payload import distribution, embed, gantt
+from plait.report.sections import sweep_page
+from plait.report.stages import StageGroup, StageRow, stages_page
 
 CHROMIUM = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
 HOSTILE = "</script><img src=x onerror=alert(1)>&\u2028'\""
@@ -122,6 +124,39 @@ setTimeout(() => {
 """
 
 
+#: Frames of the widths of a phone, a tablet and a screen around a page: how far each can be scrolled sideways, and
+#: which elements outside a table that scrolls stick out.
+FRAMES = """<!doctype html><html><head><meta charset="utf-8"></head><body><script>
+const page = PAGE, found = {};
+const frames = [360, 768, 1400].map((width) => {
+  const frame = document.createElement("iframe");
+  frame.style = `width:${width}px;height:900px;border:0`;
+  frame.srcdoc = page;
+  const loaded = new Promise((done) => frame.addEventListener("load", done));
+  document.body.append(frame);
+  return [width, frame, loaded];
+});
+Promise.all(frames.map((f) => f[2])).then(() => setTimeout(() => {
+  for (const [width, frame] of frames) {
+    const doc = frame.contentDocument, out = [...doc.body.querySelectorAll("*")].filter((e) =>
+      e.getBoundingClientRect().right > width + 1 && !e.closest(".scroll, .skip, .sr, svg"));
+    const sideways = doc.documentElement.scrollWidth - doc.documentElement.clientWidth;
+    found[width] = [sideways, [...new Set(out.map((e) => e.tagName + "." + e.className))].slice(0, 5),
+      [...doc.querySelectorAll(".legend")].map((c) => c.querySelectorAll("button").length)];
+  }
+  document.documentElement.dataset.found = JSON.stringify(found);
+}, 500));
+</script></body></html>"""
+
+
+def measured(page: str, tmp_path: Path) -> dict[str, list]:
+    """By width of the window: how far the page is wider, what sticks out, and the legends' lengths."""
+    inner = json.dumps(page).replace("</", "<\\/")
+    (tmp_path / "frames.html").write_text(FRAMES.replace("PAGE", inner), encoding="utf-8")
+    data, _, _ = dump(tmp_path / "frames.html", tmp_path)
+    return json.loads(data["found"])
+
+
 def dump(page: Path, tmp_path: Path) -> tuple[dict[str, str], str, list[str]]:
     """(data attributes of the root, the DOM, console messages) after the page has run in a browser."""
     out = subprocess.run(
@@ -165,3 +200,72 @@ def test_a_reader_can_sort_search_page_and_zoom(make, tmp_path):
     assert read["page"] == "51 to 100 of 120"
     assert read["found"] == ["job-7", *(f"job-{i}" for i in range(70, 80))]
     assert read["moved"]
+
+
+LONG = "a-policy-with-a-very-long-name:option=value,another=value,one-more=0.123456789"
+
+
+@pytest.mark.browser
+@browser
+def test_no_page_is_wider_than_its_window_and_legends_name_all_policies(make, tmp_path):
+    names = ["fifo", "srtf", "srsf", "las", "themis", "muri-s", "muri-l", "gandiva", "drf", LONG]
+    results = [make(name, id="a-job-with-a-long-name-" + "x" * 60) for name in names]
+    settings = {"Command": "plait simulate " + "/a/long/path" * 20}
+    found = measured(html_report(results, settings=settings, title="/long" * 30), tmp_path)
+    assert {width: row[:2] for width, row in found.items()} == WIDE
+    assert [row[2] for row in found.values()] == [[10, 10, 10, 10]] * 3
+
+
+@pytest.mark.browser
+@browser
+def test_pages_of_sweeps_and_stages_fit_their_window_too(make, tmp_path):
+    groups = {"trace " + "/a/long/path" * 8: [make("fifo"), make("shared", company=2), make(LONG)]}
+    assert {w: row[:2] for w, row in measured(sweep_page(groups, 3), tmp_path).items()} == WIDE
+    rows = tuple(StageRow(f"job{i}-{'x' * 40}", i, (0.1, 0.2, 0.3, 0.1)) for i in range(4))
+    page = stages_page([StageGroup("muri-l: " + "+".join(r.name for r in rows), ("measured",), rows)], "t")
+    assert {w: row[:2] for w, row in measured(page, tmp_path).items()} == WIDE
+
+
+WIDE = {str(width): [0, []] for width in (360, 768, 1400)}
+
+
+@pytest.mark.browser
+@browser
+def test_the_tooltip_of_a_bar_names_job_user_and_model(make, tmp_path):
+    script = """
+    const canvas = byId("gantt-canvas"), tips = new Set();
+    for (let x = 80; x < canvas.clientWidth; x += 7) for (let y = 4; y < canvas.clientHeight - 30; y += 9) {
+      const box = canvas.getBoundingClientRect();
+      canvas.dispatchEvent(new PointerEvent("pointermove", { clientX: box.left + x, clientY: box.top + y }));
+      if (!byId("gantt-tip").hidden) tips.add(byId("gantt-tip").innerText.replaceAll("\\n", "|"));
+    }
+    root.dataset.tips = JSON.stringify([...tips]);
+    """
+    page = tmp_path / "report.html"
+    text = html_report([make("fifo", model="bert")]).replace(
+        "</body>\n</html>", f"<script>{script}</script></body></html>"
+    )
+    page.write_text(text, encoding="utf-8")
+    data, _, console = dump(page, tmp_path)
+    assert console == []
+    tips = json.loads(data["tips"])
+    assert any(re.match(r"job-\d+\|user ada, model bert\|GPU", tip) for tip in tips), tips
+
+
+def test_every_figure_says_what_it_means(results):
+    page = html_report(results)
+    for head in re.findall(r"<button type=\"button\" ([^>]*)>[^<]*(?:<span class=\"unit\"|</button></th>)", page):
+        assert "title=" in head or head == ""
+    assert "Fairness of the job treated worst; fair is at most 1." in page
+    assert page.count('aria-description="') > 15
+    heads = re.findall(r'<th scope="col" class="num" title="([^"]+)"', sweep_page({"g": results}, 2))
+    assert len(heads) > 5
+    assert all(heads)
+
+
+def test_all_times_of_a_table_have_one_unit(results):
+    units = set(re.findall(r'<span class="unit">(s|min|h|d)</span>', html_report(results)))
+    assert len(units) == 1
+    groups = sweep_page({"a": results}, 2)
+    assert set(re.findall(r'<span class="unit">(s|min|h|d)</span>', groups)) == units
+    assert set(re.findall(r"font-weight='600'>[^<]*JCT \((\w+)\)", groups)) == units

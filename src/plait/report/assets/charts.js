@@ -5,10 +5,35 @@ const charts = [];
 function addChart(name, option) {
   const element = document.querySelector(`[data-chart="${name}"]`);
   const chart = echarts.init(element, null, { renderer: "canvas" });
-  const draw = () => chart.setOption(option(), true);
+  const legend = document.createElement("ul");
+  legend.className = "legend";
+  legend.setAttribute("aria-label", "Lines of the chart; press one to hide or show it");
+  element.before(legend);
+  const draw = () => { const made = option(); chart.setOption(made, true); fillLegend(legend, chart, made.series); };
   charts.push({ chart, draw, element });
   draw();
   return draw;
+}
+
+// All lines are named, in as many rows as that takes.
+function fillLegend(legend, chart, series) {
+  legend.replaceChildren(...series.map((s) => {
+    const item = document.createElement("li"), button = document.createElement("button"), key = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    const stroke = document.createElementNS("http://www.w3.org/2000/svg", "line");
+    for (const [name, value] of Object.entries({ x1: 0, x2: 34, y1: 6, y2: 6, stroke: s.lineStyle.color, "stroke-width": 2.5 })) stroke.setAttribute(name, value);
+    if (Array.isArray(s.lineStyle.type)) stroke.setAttribute("stroke-dasharray", s.lineStyle.type.join(" "));
+    key.setAttribute("width", 34); key.setAttribute("height", 12); key.setAttribute("aria-hidden", "true");
+    key.append(stroke);
+    button.type = "button";
+    button.setAttribute("aria-pressed", "true");
+    button.append(key, s.name);
+    button.addEventListener("click", () => {
+      chart.dispatchAction({ type: "legendToggleSelect", name: s.name });
+      button.setAttribute("aria-pressed", String(button.getAttribute("aria-pressed") !== "true"));
+    });
+    item.append(button);
+    return item;
+  }));
 }
 
 function baseOption(xAxis, yAxis, series, tooltip) {
@@ -16,9 +41,8 @@ function baseOption(xAxis, yAxis, series, tooltip) {
     splitLine: { lineStyle: { color: css("--grid") } }, nameTextStyle: { color: css("--soft") } };
   return {
     animation: false, aria: { enabled: true }, textStyle: { fontFamily: getComputedStyle(document.body).fontFamily },
-    grid: { left: 12, right: 24, top: 48, bottom: 34, containLabel: true },
-    legend: { type: "scroll", top: 4, left: 0, textStyle: { color: css("--ink") }, itemWidth: 34, itemHeight: 12,
-      pageTextStyle: { color: css("--soft") }, inactiveColor: css("--line") },
+    grid: { left: 12, right: 24, top: 16, bottom: 34, containLabel: true },
+    legend: { show: false },
     tooltip: { trigger: "axis", backgroundColor: css("--card"), borderColor: css("--line"), textStyle: { color: css("--ink"), fontSize: 13 },
       axisPointer: { lineStyle: { color: css("--soft") } }, confine: true, ...tooltip },
     dataZoom: [{ type: "inside", zoomOnMouseWheel: "ctrl", moveOnMouseMove: true, moveOnMouseWheel: false }],
@@ -88,8 +112,12 @@ function timeOption(entries, share) {
   return option;
 }
 
-const QUEUE = { queue_length: ["Waiting jobs", false], running_jobs: ["Running jobs", false],
-  blocking_index: ["Blocking index, each ratio capped at 100", false], fragmentation: ["Free GPUs on partly used nodes while jobs wait", true] };
+const QUEUE = { queue_length: ["Waiting jobs", false, "Jobs that have been submitted and hold no GPUs."], running_jobs: ["Running jobs", false, "Jobs that hold GPUs."],
+  blocking_index: ["Blocking index, each ratio capped at 100", false, "Mean over waiting jobs of time waited over work left (Muri, SIGCOMM'22)."],
+  fragmentation: ["Free GPUs on partly used nodes while jobs wait", true, "Share of the free GPUs that are on nodes of which other GPUs are held."] };
+const MEANS = { gpu_utilisation: "GPU time held over the GPU time of nodes that are up.", gpu_busy: "GPU stages of useful work over the capacity.",
+  cpu_utilisation: "CPU stages of useful work over the capacity.", storage_utilisation: "Storage stages of useful work over the capacity.",
+  network_utilisation: "Network stages of useful work over the capacity." };
 const RESOURCES = { gpu_utilisation: "GPUs held", gpu_busy: "GPU busy", cpu_utilisation: "CPU busy", storage_utilisation: "Storage busy", network_utilisation: "Network busy" };
 
 const known = (name) => report.runs.some((run) => run.series[name]);
@@ -113,6 +141,7 @@ function startCharts() {
   const drawQueue = addChart("queue", () => {
     const [text, share] = QUEUE[queue.value] || ["", false];
     byId("queue-caption").textContent = text ? `${text}; average of each interval` : "";
+    explain(byId("queue-caption"), (QUEUE[queue.value] || [])[2]);
     return timeOption(perRun(queue.value), share);
   });
   queue.addEventListener("change", drawQueue);
@@ -130,6 +159,7 @@ function startCharts() {
       : perRun(value)).map((entry) => coarser(entry, Number(points.value)));
     const first = entries[0], each = first && first.t.length > 1 ? ` of each ${duration(first.t[1] - first.t[0])}` : "";
     byId("utilisation-caption").textContent = `${kind === "run" ? run.label : RESOURCES[value] || ""}: share of the cluster's capacity, average${each}`;
+    explain(byId("utilisation-caption"), kind === "run" ? Object.values(MEANS).join(" ") : MEANS[value]);
     return timeOption(entries, true);
   });
   points.addEventListener("change", drawUsage);

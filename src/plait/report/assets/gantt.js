@@ -27,7 +27,7 @@ function startGantt() {
   }
   function search() {
     const text = find.value.trim().toLowerCase();
-    found = text ? data.names.map((n) => n.toLowerCase().includes(text)) : null;
+    found = text ? data.names.map((n, i) => [n, data.users[i], data.models[i]].join("\n").toLowerCase().includes(text)) : null;
     redraw();
   }
   function redraw() {
@@ -222,7 +222,9 @@ function startGantt() {
     const name = document.createElement("strong");
     name.textContent = data.names[data.job[i]];
     const range = data.count[i] === 1 ? `GPU ${data.gpu[i]}` : `GPUs ${data.gpu[i]} to ${data.gpu[i] + data.count[i] - 1}`;
-    const lines = [range, `${duration(data.from[i])} to ${duration(data.to[i])} (${duration(data.to[i] - data.from[i])})`,
+    const who = [["user", data.users], ["model", data.models]].map(([what, of]) => [what, of[data.job[i]]]).filter(([, text]) => text)
+      .map(([what, text]) => `${what} ${text}`).join(", ");
+    const lines = [who, range, `${duration(data.from[i])} to ${duration(data.to[i])} (${duration(data.to[i] - data.from[i])})`,
       data.members[i] > 1 ? `shared by ${data.members[i]} jobs` : "", `then: ${data.ends[data.ended[i]]}`];
     const parts = lines.filter(Boolean).map((text) => { const div = document.createElement("div"); div.textContent = text; return div; });
     tip.replaceChildren(name, ...parts);

@@ -16,9 +16,13 @@ function startComparison() {
 }
 
 const JOB_COLUMNS = [
-  ["id", "Job", "text"], ["user", "User", "text"], ["model", "Model", "text"], ["gpus", "GPUs", "number"], ["submit_s", "Submitted", "time"],
-  ["jct_s", "JCT", "time"], ["queue_s", "Waited", "time"], ["run_s", "Ran", "time"], ["duration_s", "Alone", "time"], ["slowdown", "Slowdown", "ratio"],
-  ["starts", "Starts", "number"], ["preemptions", "Preempted", "number"], ["failures", "Failures", "number"], ["state", "State", "text"], ["reason", "Reason", "text"],
+  ["id", "Job", "text", "Its name in the trace or on the cluster."], ["user", "User", "text", "Who submitted it."], ["model", "Model", "text", "What it trains."],
+  ["gpus", "GPUs", "number", "GPUs that it asked for."], ["submit_s", "Submitted", "time", "Time from the first submission of the run."],
+  ["jct_s", "JCT", "time", "Job completion time: submission to completion."], ["queue_s", "Waited", "time", "Time without GPUs, all waits."],
+  ["run_s", "Ran", "time", "Time with GPUs."], ["duration_s", "Alone", "time", "How long it takes alone on the GPUs that it asked for."],
+  ["slowdown", "Slowdown", "ratio", "Completion time over the time alone."], ["starts", "Starts", "number", "Times it was started."],
+  ["preemptions", "Preempted", "number", "Times the scheduler stopped it."], ["failures", "Failures", "number", "Times its processes failed."],
+  ["state", "State", "text", "How it ended."], ["reason", "Reason", "text", "Why it failed or was refused."],
 ];
 const PAGE = 50;
 
@@ -33,13 +37,14 @@ function startJobs() {
     byId("jobs-note").textContent = left > 0
       ? `The first ${jobs.shown.toLocaleString("en-US")} of ${jobs.total.toLocaleString("en-US")} jobs by submission; ${left.toLocaleString("en-US")} are left out to keep this file small.`
       : `All ${jobs.total.toLocaleString("en-US")} jobs.`;
-    head.replaceChildren(...columns.map(([key, label, kind]) => {
+    head.replaceChildren(...columns.map(([key, label, kind, means]) => {
       const th = document.createElement("th"), button = document.createElement("button");
       th.scope = "col";
       th.className = kind === "text" ? "" : "num";
       th.setAttribute("aria-sort", key === sort ? (descending ? "descending" : "ascending") : "none");
       button.type = "button";
       button.textContent = label;
+      explain(button, means);
       button.addEventListener("click", () => { descending = sort === key && !descending; sort = key; load(index); body.scrollIntoView({ block: "nearest" }); });
       th.append(button);
       return th;

@@ -9,7 +9,7 @@ window.addEventListener("error", (event) => { root.dataset.error = event.message
 const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
 const colour = (i) => css(`--s${i % 8}`);
 const DASHES = ["solid", [7, 3], [2, 3], [10, 3, 2, 3], [14, 4], [4, 2, 1, 2], [1, 2], [10, 2, 2, 2, 2, 2]];
-const dash = (i) => DASHES[i % DASHES.length];
+const dash = (i) => DASHES[(i + Math.floor(i / 8)) % DASHES.length];  // 64 pairs of colour and dash
 
 const escapeHtml = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 
@@ -33,6 +33,12 @@ function duration(seconds, least = 2) {
   return `${shortNumber(seconds / size)} ${name}`;
 }
 const percent = (value) => (value === null || value === undefined ? "–" : `${trim(100 * value, 1)} %`);
+
+// What a figure means, for the mouse and for screen readers.
+function explain(element, text) {
+  element.title = text || "";
+  element.setAttribute("aria-description", text || "");
+}
 
 function fillSelect(select, entries) {
   select.replaceChildren();
