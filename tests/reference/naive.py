@@ -345,7 +345,8 @@ class Naive:
         factor_of_size = self.rules.sharing[min(len(company), len(self.rules.sharing)) - 1]
         mates = [self.jobs[n] for n in company]
         if job.in_lock_step and all(mate.spec.profile for mate in mates):
-            return self.lock_step_s(mates) * factor_of_size / job.spec.profile.iteration_s
+            alone = [mate.spec.profile.iteration_s * self.place_factor(mate) for mate in mates]
+            return max(self.lock_step_s(mates), *alone) * factor_of_size / job.spec.profile.iteration_s
         busy = [0.0] * len(Resource)
         for mate in mates:
             for r in Resource:

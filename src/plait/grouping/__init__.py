@@ -3,7 +3,14 @@
 from plait.grouping.cache import GroupingCache
 from plait.grouping.candidates import Candidates
 from plait.grouping.front import group
-from plait.grouping.interleave import best_turns, efficiency, group_times, interleaved_iteration_s, speedup
+from plait.grouping.interleave import (
+    best_turns,
+    efficiency,
+    group_times,
+    interleaved_iteration_s,
+    speedup,
+    together_s,
+)
 from plait.grouping.matching import Matching, matching_with_bound, maximum_weight_matching
 from plait.grouping.result import Grouping
 from plait.grouping.weights import pair_weights
@@ -22,4 +29,5 @@ __all__ = [
     "maximum_weight_matching",
     "pair_weights",
     "speedup",
+    "together_s",
 ]

@@ -33,10 +33,10 @@ def bound_of(bucket: Bucket) -> tuple[float, str]:
 
 
 def _alone(bucket: Bucket, factor: float) -> FloatArray:
-    """The most that one job of each class can add to a group: T >= the sum of its own stages, or it is alone."""
+    """The most that one job of each class can add to a group: T >= its own stages and iteration, or it is alone."""
     model = bucket.model
     after = model.rows[:, 3 * model.resources :]
-    inside = after[:, kernels.WORTH] / after[:, kernels.BUSY] / factor
+    inside = after[:, kernels.WORTH] / after[:, kernels.LEAST] / factor
     best: FloatArray = np.maximum(inside, after[:, kernels.ALONE])
     return best
 

@@ -10,6 +10,10 @@ so be on each resource together, if for every resource their shares sum to at mo
 3 of 96 cores and that each fill half a GPU can walk side by side; two jobs that each need a whole GPU still cannot.
 More jobs than resources then fit a group.
 
+**Alone.** An iteration alone may be longer than its stages (gaps that no stage accounts for). A group is never faster
+than a member alone, so its iteration takes max(T, the longest solo iteration): `together_s`. Which turns are best does
+not depend on it, so the functions that only know stages give T.
+
 `group_times` is the fast way for many groups; the rest of this file is the plain reference.
 """
 
@@ -18,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import permutations, product
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -128,6 +132,17 @@ def interleaved_iteration_s(
     7.0
     """
     return best_turns(stage_s, order=order, idle_slots=idle_slots, shares=shares)[0]
+
+
+def together_s(stage_s: FloatArray, iteration_s: FloatArray, **how: Any) -> float:
+    """Seconds of one iteration of a group: formula (3), but no less than any member's iteration alone.
+
+    `stage_s` (p jobs, k resources), `iteration_s` (p,) alone; `how` as for `best_turns`. Raises as it does.
+
+    >>> together_s(np.array([[0.0, 0.0, 0.25, 0.0], [0.0, 0.0, 0.25, 0.0]]), np.array([1.0, 0.5]))
+    1.0
+    """
+    return max(best_turns(stage_s, **how)[0], float(np.max(iteration_s)))
 
 
 def efficiency(stage_s: FloatArray, iteration_s: float) -> float:

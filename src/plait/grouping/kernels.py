@@ -2,13 +2,15 @@
 
 All take the same packed description of a bucket, made by `model.Model`, so that each compiles once:
   rows[c]     one class of equal jobs: its k stage times twice in a row (so that offset + slot needs no modulo),
-              its k shares, then WORTH, ALONE, MEMORY, SOLO, BUSY (see below)
+              its k shares, then WORTH, ALONE, MEMORY, SOLO, LEAST (see below)
   numbers     interference factor of 1, 2, ... max_jobs jobs, then the memory limit
   shape       k, max_jobs, 1 for the worst order, 1 where shares count, 1 if a group takes at least as long as
               each part of it (not so where a part has fewer orders)
   table       all turn vectors to try; those of p jobs are rows first[p] to first[p + 1]
 A group is a sorted list of class numbers, and is always evaluated in that order: the same jobs give the same bits
 whoever asks. `interleave.py` and `improve.py` hold the plain references.
+An iteration of a group takes formula (3), and at least as long as each member's takes alone (a job may have gaps that
+belong to no stage): `together_s` says so plainly. Interference comes on top.
 
 All in one file on purpose: the compiler's cache notices changes to the file a function is in, not to what it
 calls. A part that a kernel calls is compiled once more if other parts call it too, so kernels call parts of their own.
@@ -22,8 +24,8 @@ from plait.core.arrays import FloatArray, IntArray
 from plait.core.jit import kernel, part
 
 #: Columns of `rows` after the stages and shares: numerator of the objective, objective of the job alone,
-#: GPU memory, solo seconds an iteration, sum of the stages.
-WORTH, ALONE, MEMORY, SOLO, BUSY = 0, 1, 2, 3, 4
+#: GPU memory, solo seconds an iteration, seconds that every group with it takes at least (its stages or SOLO).
+WORTH, ALONE, MEMORY, SOLO, LEAST = 0, 1, 2, 3, 4
 EXTRAS = 5
 
 #: What a swap must gain, so that rounding cannot make the search go round in circles.
@@ -88,16 +90,20 @@ def group_value(
     after = 3 * shape[0]
     if jobs == 1:
         return rows[group[0], after + ALONE], 1.0
-    worth, solo, memory = 0.0, 0.0, 0.0
+    worth, solo, memory, longest = 0.0, 0.0, 0.0, 0.0
     for i in range(jobs):
         worth += rows[group[i], after + WORTH]
         solo += rows[group[i], after + SOLO]
         memory += rows[group[i], after + MEMORY]
+        if rows[group[i], after + SOLO] > longest:
+            longest = rows[group[i], after + SOLO]
     if jobs > shape[1] or memory > numbers[shape[1]]:
         return 0.0, 0.0
     time, at = group_time(rows, group, jobs, shape, table, first)
     if at < 0:
         return 0.0, 0.0
+    if longest > time:
+        time = longest
     time *= numbers[jobs - 1]
     return worth / time, solo / time
 
@@ -257,8 +263,8 @@ def most_worth(
         worth -= rows[leaves, 3 * k + WORTH]
     if joins >= 0:
         worth += rows[joins, 3 * k + WORTH]
-        if rows[joins, 3 * k + BUSY] > time:
-            time = rows[joins, 3 * k + BUSY]
+        if rows[joins, 3 * k + LEAST] > time:
+            time = rows[joins, 3 * k + LEAST]
     if shape[3] == 0:
         for r in range(k):
             busy = known[r]
@@ -439,7 +445,7 @@ def price_groups(
             fine = fine and run <= counts[c]
             paid += price[c]
             worth += rows[c, after + WORTH]
-            least = max(least, rows[c, after + BUSY])
+            least = max(least, rows[c, after + LEAST])
             for r in range(k):
                 busy[r] += rows[c, r]
             jobs += 1
@@ -460,7 +466,7 @@ def price_groups(
                 total = worth
                 if c < empty:
                     total += rows[c, after + WORTH]
-                    time = max(time, rows[c, after + BUSY])
+                    time = max(time, rows[c, after + LEAST])
                     if shape[3] == 0:
                         for r in range(k):
                             time = max(time, busy[r] + rows[c, r])

@@ -139,19 +139,20 @@ class Model:
         return self._values(members, time, at)
 
     def _values(self, members: IntArray, time: FloatArray, at: IntArray) -> Values:
-        """Objective of groups whose plain times are known; sums in member order, as the kernels do."""
+        """Objective of groups whose formula (3) is known; sums in member order, as the kernels do."""
         numbers = self.packed[0]
         after = 3 * self.resources
         most = self.options.max_jobs
         sizes = (members >= 0).sum(axis=1)
-        worth, solo, memory = np.zeros(len(members)), np.zeros(len(members)), np.zeros(len(members))
+        worth, solo, memory, longest = np.zeros((4, len(members)))
         for i in range(members.shape[1]):
             there = members[:, i] >= 0
             own = self.rows[members[:, i], after:]
             worth += np.where(there, own[:, kernels.WORTH], 0.0)
             solo += np.where(there, own[:, kernels.SOLO], 0.0)
             memory += np.where(there, own[:, kernels.MEMORY], 0.0)
-        time = time * numbers[sizes - 1]
+            longest = np.maximum(longest, np.where(there, own[:, kernels.SOLO], 0.0))
+        time = np.maximum(time, longest) * numbers[sizes - 1]
         fine = (at >= 0) & (memory <= numbers[most])
         value = np.where(fine, worth / time, 0.0)
         speedup = np.where(fine, solo / time, 0.0)
@@ -209,7 +210,7 @@ def _fill_worth(rows: FloatArray, k: int, objective: Objective) -> None:
     busy = np.zeros(len(rows))
     for r in range(k):
         busy += rows[:, r]
-    after[:, kernels.BUSY] = busy
+    after[:, kernels.LEAST] = np.maximum(busy, after[:, kernels.SOLO])
     if objective == "speedup":
         after[:, kernels.WORTH] = after[:, kernels.SOLO]
         after[:, kernels.ALONE] = 1.0

@@ -12,7 +12,7 @@ from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.jobs import JobTable
 from plait.core.policy import View
 from plait.goodput.knapsack import best_sizes
-from plait.grouping.interleave import interleaved_iteration_s
+from plait.grouping.interleave import together_s
 from plait.policies.interleave import Interleave
 from plait.policies.pollux import Pollux
 from plait.policies.pools import Pool, held_gpus, pools
@@ -119,8 +119,9 @@ class PolluxInterleaved(Pollux):
     def _pace(self, view: View, unit: list[int]) -> FloatArray:
         """Speed of each member relative to alone."""
         jobs = view.jobs
-        together_s = interleaved_iteration_s(jobs.stage_s[unit])
-        pace: FloatArray = jobs.iteration_s[unit] / (together_s * self.share.interference[len(unit) - 1])
+        alone_s = jobs.iteration_s[unit]
+        group_s = together_s(jobs.stage_s[unit], alone_s) * self.share.interference[len(unit) - 1]
+        pace: FloatArray = alone_s / group_s
         return pace
 
 

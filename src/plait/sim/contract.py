@@ -124,7 +124,7 @@ def _random_job(rng: np.random.Generator, i: int, gpus: int, submit_s: float) ->
     iteration_s = float(rng.choice([0.05, 0.25, 1.0, 0.333]))
     profile = None
     if rng.random() < 0.7:
-        parts = rng.dirichlet(np.ones(4)) * iteration_s
+        parts = rng.dirichlet(np.ones(4)) * iteration_s * (0.3 if i % 3 == 0 else 1.0)  # some have gaps
         profile = StageProfile.from_sequence(parts.tolist(), iteration_s)
     return JobSpec(
         id=f"j{i:03d}",

@@ -8,6 +8,7 @@ import numpy as np
 
 from plait.control.controller import Controller
 from plait.control.messages import (
+    Adjust,
     Command,
     Event,
     JobFailed,
@@ -19,6 +20,7 @@ from plait.control.messages import (
 )
 from plait.core.errors import SimulationError
 from plait.core.jobs import Phase
+from plait.core.plan import Groups
 from plait.sim.backend import Simulator
 
 
@@ -43,6 +45,9 @@ class Invariants:
         self._losses(event, commands)
         if isinstance(event, ReplanDue):
             self._gpus(event)
+            for command in commands:
+                if isinstance(command, (Launch, Adjust)):
+                    self._pace(event, command.groups)
             self._time(event)
 
     def _fail(self, event: Event, what: str) -> None:
@@ -122,6 +127,28 @@ class Invariants:
             used = np.bincount(node, np.repeat(per_group, running.gpu_count()), minlength=len(cluster.nodes))
             if (used > capacity * (1 + 1e-9) + 1e-3).any():
                 self._fail(event, f"node {cluster.nodes[int(np.argmax(used - capacity))].id} has too little {name}")
+
+    def _pace(self, event: Event, groups: Groups) -> None:
+        """No member of a group that starts or changes runs faster than it would alone on the same GPUs."""
+        owner, count = groups.group_of_member(), groups.gpu_count()
+        inside = np.flatnonzero((np.diff(groups.first_job) > 1)[owner])
+        if not len(inside):
+            return
+        of = owner[inside]
+        gpus = np.concatenate([groups.gpus[groups.first_gpu[g] : groups.first_gpu[g + 1]] for g in of.tolist()])
+        jobs = groups.jobs[inside]
+        alone = Groups(jobs, gpus, np.concatenate([[0], np.cumsum(count[of])]).astype(np.int64))
+        iteration_s = self.backend.settings.physics.iteration_s
+        alone_s = iteration_s(self.backend.moving, alone, self.backend.cluster)
+        inside_s = iteration_s(self.backend.moving, groups, self.backend.cluster)[inside]
+        fast = inside_s < alone_s * (1 - 1e-9)
+        if fast.any():
+            at = int(np.argmax(fast))
+            self._fail(
+                event,
+                f"{self.controller.books.name(int(jobs[at]))} takes {inside_s[at]:g} s an iteration in its group and "
+                f"{alone_s[at]:g} s alone",
+            )
 
     def _time(self, event: Event) -> None:
         """Each millisecond a job held its GPUs was start-up, work or save: nothing is charged twice."""

@@ -37,7 +37,7 @@ class StandardPhysics:
     `spread_slowdown` applies to gangs on more nodes than they need whose skew exceeds `skew_threshold` or is
     unknown (Tiresias, section 3); the size of the factor is an assumption, not a measurement. Members of a
     group slow each other down so that no resource is used more than all the time; with `Gate.BARRIER` they advance
-    one iteration together (`lock_step_s`). Either way `interference[members - 1]` comes on top.
+    one iteration together (`lock_step_s`), none faster than alone. Either way `interference[members - 1]` comes on top.
     """
 
     spread_slowdown: float = 1.0
@@ -88,7 +88,10 @@ class StandardPhysics:
             turns = np.zeros(len(rows), dtype=np.int64)
             if groups.details is not None:
                 turns = groups.details[rows, TURN].astype(np.int64)
-            out[rows] = np.repeat(lock_step_s(stage_s[rows], first, turns, share[rows]), members[lock_step])
+            together = np.maximum(
+                lock_step_s(stage_s[rows], first, turns, share[rows]), np.maximum.reduceat(alone[rows], first)
+            )
+            out[rows] = np.repeat(together, members[lock_step])
         factor = np.array(self.interference)[np.minimum(members, len(self.interference)) - 1]
         return np.where((members > 1)[group], out * factor[group], alone)
 
@@ -132,7 +135,7 @@ def cpu_shares(truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
 
 
 def lock_step_s(stage_s: FloatArray, first: IntArray, turns: IntArray, share: FloatArray) -> FloatArray:
-    """Seconds of one interleaved iteration of each group (Muri, formula (3)).
+    """Seconds of one interleaved iteration of each group by its stages alone (Muri, formula (3)).
 
     `stage_s` has shape (members, k); group `g` begins at row `first[g]`. In slot j the member with turn s is on
     resource (s + j) mod k. Members that meet on a resource in the same slot take as long as it needs to serve them

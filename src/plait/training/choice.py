@@ -1,6 +1,7 @@
 """Barrier, tokens, or better alone: the gate of a group from its members' stage times.
 
-A barrier runs in lock step, so a round takes formula (3) (Muri, section 4) and is never late; tokens let each
+A barrier runs in lock step, so a round takes formula (3) (Muri, section 4), or as long as the longest iteration alone
+where that is longer (gaps between stages), and is never late; tokens let each
 job go at its own pace and can reach the bound of the busiest resource, but lose some of it to waiting in line. What
 they lose was fitted to three mixes on paced devices: 10 % of the mean load of the other resources.
 """
@@ -32,8 +33,8 @@ class Choice:
 
     `gate` is none, tokens or barrier; `exclusive`: sharing is not worth it, run the jobs one after the other. `turns`
     and `iteration_s` (predicted seconds of an iteration) are by member. `gain` is the sum of normalised progress, 1 for
-    jobs one after the other. `barrier_s` is formula (3) with the best turns (inf if there are more jobs than
-    resources), `bound_s` what the busiest resource or the longest segment of a job needs.
+    jobs one after the other. `barrier_s` is a round with the best turns (inf if there are more jobs than resources),
+    `bound_s` what the busiest resource or the longest job alone needs.
     """
 
     gate: str
@@ -96,8 +97,9 @@ def choose_gate(
     'barrier'
     """
     alone = _checked(stage_s, iteration_s, capacities, prefetch)
-    turns, barrier_s = best_turns(stage_s)
-    bound_s, beta = _bound(stage_s, capacities, prefetch, token_cost)
+    turns, stages_s = best_turns(stage_s)
+    barrier_s = max(stages_s, *alone)
+    bound_s, beta = _bound(stage_s, alone, capacities, prefetch, token_cost)
     together = all(w == 1 for w in worlds or ()) or gang_rule
     ratio = max(alone) / min(alone)
     wins = BARRIER_COST * barrier_s <= BARRIER_MARGIN * beta * bound_s
@@ -139,18 +141,22 @@ def paces(
     if len(alone) == 1:
         return alone
     if gate == "barrier":
-        return (BARRIER_COST * barrier_round_s(stage_s, turns),) * len(alone)
-    _, beta = _bound(stage_s, (1,) * K, True, TOKEN_COST)
+        return (BARRIER_COST * max(barrier_round_s(stage_s, turns), *alone),) * len(alone)
+    _, beta = _bound(stage_s, alone, (1,) * K, True, TOKEN_COST)
     allowed = _token_iterations(stage_s, alone, (1,) * K, beta)
     return tuple(max(pair) for pair in zip(allowed, queued_iterations(stage_s, alone), strict=True))
 
 
 def _bound(
-    stage_s: Sequence[Sequence[float]], capacities: Sequence[int], prefetch: bool, token_cost: float
+    stage_s: Sequence[Sequence[float]],
+    alone: Sequence[float],
+    capacities: Sequence[int],
+    prefetch: bool,
+    token_cost: float,
 ) -> tuple[float, float]:
-    """What the busiest resource or the longest segment of a job needs, and the factor that waiting in line costs."""
+    """What the busiest resource or the longest job alone needs, and the factor that waiting in line costs."""
     load = [sum(row[r] for row in stage_s) / capacities[r] for r in Resource]
-    bound_s = max(*load, *(max(segments_s(row, prefetch)) for row in stage_s))
+    bound_s = max(*load, *(max(segments_s(row, prefetch)) for row in stage_s), *alone)
     return bound_s, 1 + token_cost * (sum(load) - max(load)) / (K - 1) / bound_s
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import permutations
 
 import numpy as np
@@ -10,11 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.cluster import Cluster
+from plait.core.errors import SimulationError
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.resources import Resource, StageProfile
 from plait.grouping import interleaved_iteration_s
+from plait.policies.catalog import make_policy
 from plait.sim.physics import StandardPhysics, lock_step_s
+from plait.sim.run import simulate
+from plait.sim.world import World, make_world
 
 EXCLUSIVE = np.ones((4, 4))
 
@@ -119,3 +124,38 @@ def test_many_groups_at_once_are_what_they_are_one_by_one():
     assert whole.tolist() == np.concatenate(parts).tolist()
     assert whole[2] == jobs[2].iteration_s
     assert len(Resource) == 4
+
+
+def test_a_member_of_a_group_is_never_faster_than_alone():
+    """Stages of a quarter of the iteration: formula (3) alone would let both run twice as fast as alone."""
+    gaps = [job(name, 0, 0, 0.25, 0, iteration_s=1.0) for name in "ab"]
+    assert pace(gaps, together(0, 0)) == [1.0, 1.0]
+    assert pace(gaps, together(0, 2), interference=(1.0, 1.5)) == [1.5, 1.5]
+    uneven = [gaps[0], job("c", 1, 1, 1, 1, iteration_s=5.0)]
+    assert pace(uneven, together(0, 1)) == [5.0, 5.0]
+
+
+@pytest.mark.parametrize("policy", ["muri-s", "muri-l", "muri-s:objective=speedup,guard=off"])
+def test_gaps_between_stages_are_no_free_speed_up(policy: str):
+    """Two jobs of 1,000 s that are busy on the GPU for a quarter of it: nothing ends them before 1,000 s."""
+    profile = StageProfile.of(gpu=0.25, iteration_s=1.0)
+    jobs = JobBatch.of(JobSpec(id=n, iterations=1000.0, iteration_s=1.0, profile=profile) for n in "ab")
+    run = simulate(jobs, Cluster.parse("1x1"), make_policy(policy), make_world("ideal"), check=True)
+    assert min(run.controller.books.columns["end_s"][:2]) >= 1000.0
+
+
+@dataclass(frozen=True)
+class FormulaThreeAlone(StandardPhysics):
+    """What physics did once: formula (3), whatever a member takes alone."""
+
+    def _shared(self, truth, groups, alone, share):
+        short = truth.stage_s[groups.jobs].sum(axis=1)
+        return super()._shared(truth, groups, np.minimum(alone, short), share)
+
+
+def test_check_finds_a_member_that_is_faster_than_alone():
+    profile = StageProfile.of(storage=0.1, gpu=0.1, iteration_s=1.0)
+    jobs = JobBatch.of(JobSpec(id=n, iterations=1000.0, iteration_s=1.0, profile=profile) for n in "ab")
+    world = World("too fast", "", FormulaThreeAlone(interference=(1.0,)))
+    with pytest.raises(SimulationError, match=r"job 'a' .* s an iteration in its group and 1 s alone"):
+        simulate(jobs, Cluster.parse("1x1"), make_policy("muri-s:guard=off"), world, check=True)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError
-from plait.training.choice import barrier_round_s, best_turns, choose_gate
+from plait.training.choice import barrier_round_s, best_turns, choose_gate, paces
 
 M4 = [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)]
 M2 = [(2, 0.5, 1, 0.5), (0.5, 1, 2, 0.5)]
@@ -107,3 +107,13 @@ def test_impossible_stage_times_are_refused(bad):
         choose_gate(bad)
     with pytest.raises(InputError, match="iteration_s"):
         choose_gate(M2, [1.0])
+
+
+def test_a_round_is_never_shorter_than_an_iteration_alone():
+    """Gaps that no stage accounts for: neither gate makes a job faster than it is alone."""
+    found = choose_gate([(0.1, 0.1, 0.1, 0.1), (0.1, 0.1, 0.1, 0.1)], [1.0, 1.0])
+    assert found.barrier_s >= 1.0
+    assert min(found.iteration_s) >= 1.0
+    for gate in ("barrier", "tokens"):
+        assert min(paces(gate, [(0.1,) * 4, (0.1,) * 4], (1.0, 0.9), (0, 1))) >= 0.9
+    assert paces("barrier", [(0.1,) * 4, (0.1,) * 4], (1.0, 0.9), (0, 1)) == (1.02, 1.02)
