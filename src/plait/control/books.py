@@ -352,6 +352,11 @@ def refusal(spec: JobSpec, cluster: Cluster, room: int = 0) -> str | None:
     known = [k for k in kinds if k in cluster.kinds]
     if not known:
         return f"wants GPU kinds {', '.join(kinds)}; this cluster has {', '.join(cluster.kinds)}"
+    most = {k: float(cluster.kind_gpu_memory_bytes[cluster.kinds.index(k)]) for k in known}
+    known = [k for k in known if spec.gpu_memory_bytes <= most[k] * (1 + 1e-9)]
+    if not known:
+        there = ", ".join(f"{memory / 1e9:g} GB ({kind})" for kind, memory in most.items())
+        return f"needs {spec.gpu_memory_bytes / 1e9:g} GB of GPU memory on each GPU; the GPUs it may use have {there}"
     best = room
     for kind in known:
         fits = (

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from plait.control.books import Books, refusal
+from plait.control.capacity import refuse_overload
 from plait.control.messages import (
     Adjust,
     Command,
@@ -183,6 +184,8 @@ class Controller:
     def _refusals(self, numbers: IntArray, room: int) -> dict[int, str]:
         columns = self.books.columns
         simple = not (columns["has_demands"][0] or columns["has_kinds"][0])
+        if self.cluster.limits_gpu_memory and columns["gpu_memory_bytes"][numbers].any():
+            simple = False
         if simple and len(self.cluster.kinds) == 1:
             needs = columns["min_gpus"][numbers]
             if needs.max(initial=0) <= self.cluster.gpus:
@@ -358,6 +361,7 @@ class Controller:
         if code != OK:
             name = self.books.name(job) if 0 <= job < self.books.count else f"job number {job}"
             raise fault(code, name, gpu, self.cluster, describe(self.policy))
+        refuse_overload(groups, changes.changed, columns, self.cluster, self.books.name, describe(self.policy))
         if not plan.valid_until_s > self.now_s:
             raise PlaitError(
                 f"policy {describe(self.policy)} wants to be asked again at {plan.valid_until_s} s, "

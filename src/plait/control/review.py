@@ -130,14 +130,21 @@ def unfinished(jobs: IntArray, phase: IntArray) -> IntArray:
     return out[:n]
 
 
+NO_CHANGE = np.zeros(0, dtype=np.bool_)
+
+
 @dataclass(frozen=True, slots=True)
 class Review:
-    """What a checked plan changes: jobs that start, jobs that leave their GPUs, and how each group changes."""
+    """What a checked plan changes: jobs that start, jobs that leave their GPUs, and how each group changes.
+
+    `changed` has one value a group of the plan; the others are numbers of jobs and of groups.
+    """
 
     starts: IntArray
     leave: IntArray
     adjusted: IntArray
     launched: IntArray
+    changed: BoolArray
 
 
 def review(
@@ -165,7 +172,7 @@ def review(
         cluster.node_up,
     )
     if code != OK:
-        return code, job, gpu, Review(NO_JOBS, NO_JOBS, NO_JOBS, NO_JOBS)
+        return code, job, gpu, Review(NO_JOBS, NO_JOBS, NO_JOBS, NO_JOBS, NO_CHANGE)
     if groups.details is not None or running.details is not None or groups.gate is not None or running.gate is not None:
         change = _details_differ(groups, running, columns["slot"], change)
     launched = (change == 2).nonzero()[0] if len(starts) else NO_JOBS
@@ -174,7 +181,7 @@ def review(
         adjusted = (change == 1).nonzero()[0]
     if len(leave) > 1:
         leave.sort()
-    return code, job, gpu, Review(starts, leave, adjusted, launched)
+    return code, job, gpu, Review(starts, leave, adjusted, launched, change > 0)
 
 
 def _details_differ(groups: Groups, running: Groups, slot: IntArray, change: IntArray) -> IntArray:

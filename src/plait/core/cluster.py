@@ -172,6 +172,28 @@ class Cluster:
         return np.array([n.memory_bytes or np.inf for n in self.nodes], dtype=np.float64)
 
     @cached_property
+    def node_gpu_memory_bytes(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Memory of each GPU of a node in bytes, by node; infinite where not known."""
+        return np.array([n.gpu_memory_bytes or np.inf for n in self.nodes], dtype=np.float64)
+
+    @cached_property
+    def kind_gpu_memory_bytes(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Memory in bytes that every GPU of a kind has, shape (kinds,); infinite where not known."""
+        least = np.full(len(self.kinds), np.inf)
+        np.minimum.at(least, self.node_kind, self.node_gpu_memory_bytes)
+        return least
+
+    @cached_property
+    def limits_gpu_memory(self) -> bool:
+        """Whether the GPU memory of some node is known."""
+        return bool(np.isfinite(self.node_gpu_memory_bytes).any())
+
+    @cached_property
+    def limits_nodes(self) -> bool:
+        """Whether some node limits CPU cores or host memory."""
+        return bool(np.isfinite(self.node_spare).any())
+
+    @cached_property
     def node_spare(self) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
         """CPU cores and memory bytes of each empty node, shape (nodes, 2); infinite where not a limit."""
         return np.column_stack([self.node_cpus, self.node_memory_bytes])

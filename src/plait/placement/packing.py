@@ -133,13 +133,20 @@ def demands(jobs: JobTable) -> FloatArray:
 
 
 def allowed_kinds(view: View) -> IntArray:
-    """Bit mask of the GPU kinds each job may use; one entry if all may use all."""
-    cluster = view.cluster
-    if not view.jobs.columns["has_kinds"][0]:
-        return cluster.any_kind
-    kinds = view.jobs.columns["gpu_kinds"][view.jobs.number]
-    masks = {key: cluster.kind_mask(key) for key in set(kinds.tolist())}
-    return np.array([masks[key] for key in kinds.tolist()], dtype=np.int64)
+    """Bit mask of the GPU kinds each job may use; one entry if all may use all.
+
+    Those it asks for, whose GPUs have the memory that it needs: all of a kind, where a kind's differ.
+    """
+    cluster, jobs = view.cluster, view.jobs
+    masks = cluster.any_kind
+    if jobs.columns["has_kinds"][0]:
+        kinds = jobs.columns["gpu_kinds"][jobs.number]
+        of = {key: cluster.kind_mask(key) for key in set(kinds.tolist())}
+        masks = np.array([of[key] for key in kinds.tolist()], dtype=np.int64)
+    if cluster.limits_gpu_memory and jobs.gpu_memory_bytes.any():
+        fits = jobs.gpu_memory_bytes[:, None] <= cluster.kind_gpu_memory_bytes * (1 + 1e-9)
+        masks = masks & (fits << np.arange(len(cluster.kinds))).sum(axis=1)
+    return masks
 
 
 def _slots_of_units(view: View, order: IntArray, companions: Mapping[int, Sequence[int]]) -> IntArray:

@@ -104,7 +104,7 @@ class Invariants:
                     self._nodes.update((member.job, nodes) for member in group.members)
 
     def _gpus(self, event: Event) -> None:
-        """No GPU used twice, none on a node that is down, gangs whole, CPUs and memory within the node."""
+        """No GPU used twice, none on a node that is down, gangs whole, CPUs, memory and GPU memory within the node."""
         controller = self.controller
         groups, cluster, columns = controller.running, controller.cluster, controller.books.columns
         alive = columns["slot"][groups.jobs] >= 0
@@ -120,6 +120,12 @@ class Invariants:
         wrong = (size < columns["min_gpus"][jobs]) | (size > columns["max_gpus"][jobs])
         if wrong.any():
             self._fail(event, f"{controller.books.name(int(jobs[np.argmax(wrong)]))} does not have its whole gang")
+        of_gpu = np.bincount(running.group_of_member(), columns["gpu_memory_bytes"][jobs], minlength=len(running))
+        there = cluster.node_gpu_memory_bytes[cluster.gpu_node[running.gpus]]
+        tight = np.repeat(of_gpu, running.gpu_count()) > there * (1 + 1e-9) + 1e-3
+        if tight.any():
+            short = cluster.nodes[int(cluster.gpu_node[running.gpus[np.argmax(tight)]])].id
+            self._fail(event, f"a GPU of node {short} has too little gpu_memory_bytes")
         for name, capacity in (("cpus", cluster.node_cpus), ("memory_bytes", cluster.node_memory_bytes)):
             demand = columns[name][jobs] / np.maximum(columns["gpus"][jobs], 1)
             per_group = np.bincount(running.group_of_member(), demand, minlength=len(running))

@@ -1,0 +1,142 @@
+"""Whether a plan asks nodes for more cores, host memory or GPU memory than they have.
+
+A gang uses its cores and host memory in equal parts on each of its GPUs; GPU memory is what it needs on each. Members
+of a group are on the same GPUs, so what they ask for adds up. Only nodes on which a group starts or changes are judged:
+hardware that shrank under running jobs is no fault of the plan.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.cluster import Cluster
+from plait.core.errors import PlanError
+from plait.core.jit import kernel
+from plait.core.plan import Groups
+
+FITS, CORES, MEMORY, GPU_MEMORY = range(4)
+#: Room for rounding, as a part of what there is and in cores or bytes.
+PART, UNITS = 1e-9, 1e-3
+
+
+@kernel
+def overload(
+    jobs: IntArray,
+    first_job: IntArray,
+    gpus: IntArray,
+    first_gpu: IntArray,
+    changed: BoolArray,
+    asked_gpus: IntArray,
+    cpus: FloatArray,
+    memory_bytes: FloatArray,
+    gpu_memory_bytes: FloatArray,
+    gpu_node: IntArray,
+    node_cpus: FloatArray,
+    node_memory_bytes: FloatArray,
+    node_gpu_memory_bytes: FloatArray,
+) -> tuple[int, int, float]:
+    """The first resource and node of which groups ask for too much: (FITS, ...) if none; and how much they ask for.
+
+    Groups as in `Groups`, `changed` (groups,); columns of jobs by number; limits by node, infinite where there is none.
+    """
+    nodes = len(node_cpus)
+    cores, memory, judged = np.zeros(nodes), np.zeros(nodes), np.zeros(nodes, dtype=np.bool_)
+    for g in range(len(first_gpu) - 1):
+        of_cores, of_memory, of_gpu = 0.0, 0.0, 0.0
+        for m in range(first_job[g], first_job[g + 1]):
+            job = jobs[m]
+            of_cores += cpus[job] / asked_gpus[job]
+            of_memory += memory_bytes[job] / asked_gpus[job]
+            of_gpu += gpu_memory_bytes[job]
+        for i in range(first_gpu[g], first_gpu[g + 1]):
+            node = gpu_node[gpus[i]]
+            cores[node] += of_cores
+            memory[node] += of_memory
+            if changed[g]:
+                judged[node] = True
+                if of_gpu > node_gpu_memory_bytes[node] * (1.0 + PART) + UNITS:
+                    return GPU_MEMORY, node, of_gpu
+    for node in range(nodes):
+        if judged[node] and cores[node] > node_cpus[node] * (1.0 + PART) + UNITS:
+            return CORES, node, cores[node]
+        if judged[node] and memory[node] > node_memory_bytes[node] * (1.0 + PART) + UNITS:
+            return MEMORY, node, memory[node]
+    return FITS, -1, 0.0
+
+
+def refuse_overload(
+    groups: Groups,
+    changed: BoolArray,
+    columns: Mapping[str, Any],
+    cluster: Cluster,
+    name: Callable[[int], str],
+    policy: str,
+) -> None:
+    """Raise `PlanError` if groups ask a node for more than it has; nothing is looked at where nothing is limited.
+
+    `changed` (groups,) says which groups start or change; `columns` are the books' by job number; `name` gives a job's
+    name for messages.
+    """
+    asked = cluster.limits_nodes and bool(columns["has_demands"][0])
+    if not (asked or cluster.limits_gpu_memory) or not changed.any():
+        return
+    what, node, total = overload(
+        groups.jobs, groups.first_job, groups.gpus, groups.first_gpu, changed, columns["gpus"], columns["cpus"],
+        columns["memory_bytes"], columns["gpu_memory_bytes"], cluster.gpu_node, cluster.node_cpus,
+        cluster.node_memory_bytes, cluster.node_gpu_memory_bytes,
+    )  # fmt: skip
+    if what == FITS:
+        return
+    column = {CORES: "cpus", MEMORY: "memory_bytes", GPU_MEMORY: "gpu_memory_bytes"}[what]
+    there = {
+        CORES: cluster.node_cpus, MEMORY: cluster.node_memory_bytes, GPU_MEMORY: cluster.node_gpu_memory_bytes
+    }[what][node]  # fmt: skip
+    here = [g for g in range(len(groups)) if (cluster.gpu_node[list(groups[g].gpus)] == node).any()]
+    if what == GPU_MEMORY:  # it is one group that asks for too much, not the node's groups together
+        of_group = [float(columns[column][[m.job for m in groups[g].members]].sum()) for g in here]
+        here = [here[of_group.index(max(of_group))]]
+    asking = [m.job for g in here for m in groups[g].members if columns[column][m.job] > 0]
+    newest = [m.job for g in here for m in groups[g].members if changed[g] and columns[column][m.job] > 0]
+    job = (newest or asking)[-1]
+    others = [name(other) for other in asking if other != job]
+    beside = f" beside {', '.join(others[:3])}{' and others' if len(others) > 3 else ''}" if others else ""
+    raise PlanError(
+        f"policy {policy} made a plan that puts {name(job)} on node {cluster.nodes[node].id!r}{beside}, which takes "
+        f"{_amount(what, total)}; {'each GPU there' if what == GPU_MEMORY else 'the node'} has {_amount(what, there)}"
+    )
+
+
+def _amount(what: int, value: float) -> str:
+    if what == CORES:
+        return f"{value:g} CPU cores"
+    return f"{value / 1e9:.6g} GB of {'GPU' if what == GPU_MEMORY else 'host'} memory"
+
+
+def by_hand(groups: Groups, changed: BoolArray, columns: Mapping[str, Any], cluster: Cluster) -> set[tuple[int, int]]:
+    """The plain reference of `overload`: every (resource, node) of which changed groups ask for too much."""
+    used: dict[tuple[int, int], float] = defaultdict(float)
+    judged, found = set(), set()
+    for group, new in zip(groups, changed.tolist(), strict=True):
+        for gpu in group.gpus:
+            node = int(cluster.gpu_node[gpu])
+            for member in group.members:
+                part = 1 / columns["gpus"][member.job]
+                used[CORES, node] += columns["cpus"][member.job] * part
+                used[MEMORY, node] += columns["memory_bytes"][member.job] * part
+            if new:
+                judged.add(node)
+                of_gpu = sum(columns["gpu_memory_bytes"][member.job] for member in group.members)
+                there = cluster.nodes[node].gpu_memory_bytes
+                if there and of_gpu > there * (1 + PART) + UNITS:
+                    found.add((GPU_MEMORY, node))
+    for (resource, node), asked in used.items():
+        hardware = cluster.nodes[node]
+        limit = hardware.cpus if resource == CORES else hardware.memory_bytes
+        if node in judged and limit and asked > limit * (1 + PART) + UNITS:
+            found.add((resource, node))
+    return found
