@@ -326,6 +326,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it grows, until the job ends.")] = False,
     rank: Annotated[int, typer.Option(min=0, help="Which process of the job.")] = 0,
     tail: Annotated[int | None, typer.Option("--tail", min=1, help="Only about the last so many bytes.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="As it was written, with escapes that a terminal obeys.")] = False,
     home: HomeOption = None,
 ) -> None:
     """Print what a job wrote in its newest attempt.
@@ -334,7 +335,7 @@ def logs(
     """
     import sys
 
-    shown = plain_lines if sys.stdout.isatty() else str
+    shown = plain_lines if sys.stdout.isatty() and not raw else str
 
     with client(home) as service:
         if not follow and (waits := _between_attempts(service.job(job))):

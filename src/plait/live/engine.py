@@ -49,6 +49,7 @@ from plait.live.open_jobs import OpenJobs
 from plait.live.options import ANY_SIZE, Options
 from plait.live.requests import spec_of
 from plait.live.rounds import Rounds
+from plait.live.sane import check_entry
 from plait.live.snapshots import Later, Snapshots, at_once
 from plait.live.state import Entry, State, entry_from_json, jobs_of
 from plait.live.store import Entry as Row
@@ -143,7 +144,12 @@ class Engine:
     # -- what happens ---------------------------------------------------------------------------------
 
     def do(self, entry: Entry) -> Sequence[Command]:
-        """Let something happen: change the state and note it for the next commit."""
+        """Let something happen: change the state and note it for the next commit.
+
+        Raises `InputError`, having changed nothing, for what no store and no reader can hold.
+        """
+        if isinstance(entry, dict):
+            check_entry(entry)
         try:
             commands = self.state.apply(entry)
             self._write_down(entry, commands)

@@ -7,14 +7,18 @@ it finds is of its successor then, and stays.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from plait.live.attempts import JobRecord
-from plait.live.layout import Layout, make_private
+from plait.live.layout import Layout, make_private, read_epoch
 
 #: Make attempts of a job (its number) before this epoch unable to commit, given the epoch of its first attempt;
 #: `OSError`: later, perhaps.
@@ -33,10 +37,7 @@ class Fences:
         return max(self._on_disk(job.number), job.epoch) + 1
 
     def _on_disk(self, number: int) -> int:
-        try:
-            return int(self._layout.epoch_file(number).read_text(encoding="ascii"))
-        except (FileNotFoundError, ValueError):
-            return 0
+        return read_epoch(self._layout.epoch_file(number))
 
     def write(self, number: int, epoch: int, first: int) -> None:
         """Only attempts of a job from this epoch on may commit; raises `OSError` where that cannot be written.
@@ -58,6 +59,7 @@ class Fences:
     def _alone(self, number: int) -> Iterator[None]:
         """Between looking and writing nobody else writes; waiting is left to the caller, who comes again."""
         path = self._layout.epoch_file(number).with_name("EPOCH.lock")
+        _plain(path)
         with open(path, "ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -75,6 +77,8 @@ class Fences:
     def _replace(self, number: int, epoch: int) -> None:
         path = self._layout.epoch_file(number)
         part = path.with_name(path.name + ".part")
+        _plain(path)
+        _plain(part)
         with open(part, "w", encoding="ascii") as file:
             file.write(f"{epoch}\n")
             file.flush()
@@ -85,3 +89,10 @@ class Fences:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _plain(path: Path) -> None:
+    """Put aside what is no plain file: jobs can write there, and a pipe would hold up whoever opens it."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            path.rename(path.with_name(f"{path.name}.odd-{time.time_ns()}"))

@@ -6,6 +6,7 @@ assigned to their node, of the attempt that is not over, and never backwards.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,13 +26,14 @@ from plait.live.layout import NODE_NAME, job_name
 from plait.live.profiles import like_keys, pass_on, profile_key, protect
 from plait.live.reconcile import ask_stop
 from plait.live.requests import limits_of
-from plait.live.sane import check_node, sane_notice, sane_profile, sane_seen
+from plait.live.sane import NONSENSE, check_node, sane_notice, sane_profile, sane_seen, sane_text
 from plait.live.stop_costs import hear_stop_cost
 from plait.live.wire import ENDED, STARTING, STATES, Observed, Profile, Seen
 
 if TYPE_CHECKING:
     from plait.live.engine import Engine
 
+_LOG = logging.getLogger("plait.service")
 #: A stage or iteration time counts as changed from this share on.
 DRIFT = 0.2
 #: A process is believed a new profile this often: each is an entry of the log and a reason to decide.
@@ -179,13 +181,28 @@ def _miss(engine: Engine, node: NodeRecord, seen: Observed, now: float) -> None:
 
 def _notice(engine: Engine, node: NodeRecord, seen: Observed, now: float) -> None:
     for one in seen.attempts:
-        _see(engine, node, one, now)
+        try:
+            _see(engine, node, one, now)
+        except Exception as error:
+            if engine.broken:
+                raise
+            _refuse(engine, one, error, now)
     if seen.agent != node.agent or seen.term != engine.term:
         return
     listed = {(s.job, s.epoch, s.rank) for s in seen.attempts}
     for number, epoch, rank in engine.assigner.stopped_at(node.id, seen.reached):
         if (number, epoch, rank) not in listed:
             _ended(engine, number, epoch, rank, None, "it was not running", False, now)
+
+
+def _refuse(engine: Engine, seen: Seen, error: Exception, now: float) -> None:
+    """What is said of one process cannot be taken: that job fails with the reason, and nothing else happens."""
+    _LOG.warning("a report was refused", exc_info=error, extra={"facts": {"job": seen.job, "epoch": seen.epoch}})
+    job = engine.state.jobs.get(seen.job)
+    attempt = job.live if job else None
+    if attempt is not None and attempt.epoch == seen.epoch and not attempt.ranks[seen.rank].ended:
+        why = sane_text(f"what its agent says of it cannot be taken: {error}")
+        _ended(engine, seen.job, seen.epoch, seen.rank, NONSENSE, why, True, now)
 
 
 def _see(engine: Engine, node: NodeRecord, seen: Seen, now: float) -> None:

@@ -14,16 +14,20 @@ Folders are for their owner alone. Names that come from outside never become pat
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_HOME = "~/.plait"
 #: What a node may be called: its name is that of a folder.
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+#: Attempts that a job can have had.
+MOST_EPOCHS = 10**9
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -108,6 +112,24 @@ class Layout:
             mark = hashlib.sha256(str(self.home).encode()).hexdigest()[:12]
             return SHARED_MEMORY / f"plait-{os.getuid()}-{mark}"
         return None
+
+
+def read_epoch(path: Path) -> int:
+    """The number in a file EPOCH; 0 if there is none, or none that can be. Raises OSError if it cannot be read.
+
+    Jobs can write there: a pipe must not hold anybody up, and a huge number is no attempt's.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):
+            return 0
+        raise
+    try:
+        text = os.read(fd, 64).strip() if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+    finally:
+        os.close(fd)
+    return int(text) if text.isdigit() and int(text) <= MOST_EPOCHS else 0
 
 
 def is_locked(path: Path) -> bool:

@@ -7,8 +7,10 @@ the policy, whose decisions then fail for everybody.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 from plait.core.errors import InputError
 from plait.core.goodput import LEAST_S, MOST_GAMMA, MOST_NOISE, MOST_S, THETA, BatchLimits, Estimate
@@ -21,6 +23,12 @@ LONGEST_S, MOST_STEPS, SHORTEST_S = 1e6, 1e15, 1e-9
 MOST_EXAMPLES = 1e9
 #: Characters of a reason at most.
 LONGEST_REASON = 2000
+#: The largest number of a process; seconds that anything can have lasted.
+MOST_PID, MOST_SECONDS = 1 << 22, 1e10
+#: What a terminal would obey: control characters but tabs and ends of lines.
+_CONTROLS = re.compile(r"[\x01-\x08\x0b-\x1f\x7f-\x9f]")
+#: Whole numbers of a store have 64 bits.
+MOST_STORED = (1 << 63) - 1
 #: What a process cannot end with counts as this exit code.
 NONSENSE = 255
 
@@ -43,23 +51,25 @@ def sane_seen(seen: Seen) -> Seen:
         stage_s = None
     return replace(
         seen,
-        exit_code=code if code is None or -128 <= code <= NONSENSE else NONSENSE,
+        exit_code=None if code is None else sane_code(code),
+        pid=seen.pid if 0 <= seen.pid <= MOST_PID else 0,
         reason=None if seen.reason is None else sane_text(seen.reason),
         gate=sane_text(seen.gate)[:20],
         merged=sane_text(seen.merged)[:20],
         saves=sane_text(seen.saves)[:20],
         steps=_or_none(seen.steps, MOST_STEPS) or 0.0,
-        held_s=_or_none(seen.held_s, math.inf) or 0.0,
-        ended_s_ago=_or_none(seen.ended_s_ago, math.inf) or 0.0,
-        first_step_s=_or_none(seen.first_step_s, math.inf),
-        last_step_s=_or_none(seen.last_step_s, math.inf),
+        held_s=_or_none(seen.held_s, MOST_SECONDS) or 0.0,
+        ended_s_ago=_or_none(seen.ended_s_ago, MOST_SECONDS) or 0.0,
+        first_step_s=_or_none(seen.first_step_s, MOST_SECONDS),
+        last_step_s=_or_none(seen.last_step_s, MOST_SECONDS),
         step_s=_or_none(seen.step_s, LONGEST_S, SHORTEST_S),
         total_steps=_or_none(seen.total_steps, MOST_STEPS),
         checkpoint_steps=_or_none(seen.checkpoint_steps, MOST_STEPS),
-        checkpoint_age_s=_or_none(seen.checkpoint_age_s, math.inf),
+        checkpoint_age_s=_or_none(seen.checkpoint_age_s, MOST_SECONDS),
         skew=_or_none(seen.skew, 1.0),
         stage_s=stage_s,
         adaptive=None if seen.adaptive is None else _sane_adaptive(seen.adaptive),
+        profile=seen.profile if seen.profile is not None and sane_profile(seen.profile) else None,
     )
 
 
@@ -92,8 +102,20 @@ def _sane_estimate(estimate: Sequence[float | None]) -> bool:
 
 
 def sane_text(text: str) -> str:
-    """Characters that every store and every answer can hold, so many at most."""
-    return text[:LONGEST_REASON].replace("\0", " ").encode("utf-8", "replace").decode()
+    r"""Characters that every store and every answer can hold and no terminal obeys; of a long text the ends.
+
+    >>> sane_text("\x1b[31mred\x1b[0m\x07 and a\0b")
+    '[31mred[0m and a b'
+    """
+    if len(text) > LONGEST_REASON:
+        half = (LONGEST_REASON - 60) // 2
+        text = f"{text[:half]} ... (cut: {len(text)} characters) ... {text[-half:]}"
+    return _CONTROLS.sub("", text.replace("\0", " ")).encode("utf-8", "replace").decode()
+
+
+def sane_code(code: int) -> int:
+    """An exit code that a process can end with (-n for signal n)."""
+    return code if -128 <= code <= NONSENSE else NONSENSE
 
 
 def sane_profile(profile: Profile) -> bool:
@@ -104,7 +126,23 @@ def sane_profile(profile: Profile) -> bool:
         and all(_between(t, 0.0, LONGEST_S) for t in times)
         and sum(times) > 0
         and 0 < profile.iteration_s <= LONGEST_S
+        and 0 <= profile.samples <= MOST_STEPS
     )
+
+
+def check_entry(entry: Mapping[str, Any]) -> None:
+    """Raise `InputError` for a note of the log with a number that JSON or a table of the store cannot hold.
+
+    >>> check_entry({"type": "RankEnded", "epoch": 10**30})
+    Traceback (most recent call last):
+        ...
+    plait.core.errors.InputError: RankEnded: epoch is 1000000000000000000000000000000, no number that can be stored
+    """
+    for name, value in entry.items():
+        numbers = value if isinstance(value, (list, tuple)) else (value,)
+        for number in numbers:
+            if isinstance(number, (int, float)) and not -MOST_STORED <= number <= MOST_STORED:
+                raise InputError(f"{entry['type']}: {name} is {number!r:.40}, no number that can be stored")
 
 
 def check_node(info: NodeInfo) -> None:

@@ -13,11 +13,12 @@ released, and examples of each are kept in the tests.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 VERSION = 2
@@ -279,6 +280,30 @@ def from_json(kind: type[T], data: Any) -> T:
     return typing.cast("T", _parse(kind, data, kind.__name__))
 
 
+def report_from_json(data: Any) -> Observed:
+    """An agent's report; what is said of a process and cannot be read becomes the end of that process, with the reason.
+
+    Raises `WireError` for what is no report otherwise.
+    """
+    attempts = data.get("attempts") if isinstance(data, Mapping) else None
+    if not isinstance(attempts, list):
+        return from_json(Observed, data)
+    report = from_json(Observed, {**data, "attempts": []})
+    seen = [one for item in attempts if (one := _seen_from_json(item)) is not None]
+    return replace(report, attempts=seen)
+
+
+def _seen_from_json(item: Any) -> Seen | None:
+    try:
+        return from_json(Seen, item)
+    except WireError as error:
+        job, epoch, rank = (item.get(n) if isinstance(item, Mapping) else None for n in ("job", "epoch", "rank"))
+        if not (isinstance(job, int) and isinstance(epoch, int) and isinstance(rank, int)):
+            return None  # of nobody
+        why = f"what its agent says of it cannot be read: {error}"[:500]
+        return Seen(job, epoch, rank, ENDED, exit_code=255, reason=why, pid=1)
+
+
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
     """The types of a message's fields: looked up once, not for each process of each report."""
@@ -320,7 +345,8 @@ def _parse(kind: Any, value: Any, at: str) -> Any:
 
 def _plain(kind: Any, value: Any, at: str) -> Any:
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
+        with contextlib.suppress(OverflowError):
+            return float(value)
     if kind is bool and isinstance(value, bool):
         return value
     if kind is int and isinstance(value, int) and not isinstance(value, bool):

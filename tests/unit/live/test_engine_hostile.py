@@ -91,11 +91,19 @@ def test_hardware_that_no_node_has_is_refused(cluster: Make, info: NodeInfo) -> 
     assert not c.engine.broken
 
 
+def test_what_cannot_be_stored_is_refused_before_it_changes_anything(cluster: Make) -> None:
+    c = started(cluster)
+    before = c.engine.state.seq
+    with pytest.raises(InputError, match="Learnt: skew is nan"):
+        c.engine.do({"type": "Learnt", "at_s": c.now, "key": "k", "skew": math.nan})
+    assert (c.engine.broken, c.engine.state.seq) == (False, before)
+
+
 def test_what_cannot_be_written_down_ends_the_engine_and_not_the_log(cluster: Make) -> None:
     """An entry that was applied but not noted would leave a gap that no restart gets over."""
     c = started(cluster)
-    with pytest.raises(ValueError, match="JSON"):
-        c.engine.do({"type": "Learnt", "at_s": c.now, "key": "k", "skew": math.nan})
+    with pytest.raises(TypeError, match="JSON"):
+        c.engine.do({"type": "Learnt", "at_s": c.now, "key": "k", "skew": 0.5, "odd": object()})
     assert c.engine.broken
     assert Engine(c.store, c.engine.layout, now=c.now).state.seq < c.engine.state.seq
 

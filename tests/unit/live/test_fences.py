@@ -11,7 +11,7 @@ from live_cases import Cluster
 
 from plait.live.attempts import JobRecord
 from plait.live.fences import Fences
-from plait.live.layout import Layout
+from plait.live.layout import Layout, make_private
 from plait.live.store import Replaced, Store
 
 Make = Callable[..., Cluster]
@@ -77,8 +77,9 @@ def test_two_that_fence_the_same_job_take_turns(tmp_path: Path) -> None:
 
 def test_an_epoch_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
-    layout.epoch_file(0).mkdir(parents=True)
-    with pytest.raises(IsADirectoryError):
+    make_private(layout.job(0).parent)
+    layout.job(0).write_text("no folder")
+    with pytest.raises(NotADirectoryError):
         Fences(layout).next_epoch(JobRecord(0, {}, "ann", "default", 0.0))
 
 

@@ -26,8 +26,8 @@ from plait.live.agent.link import Link
 from plait.live.agent.logs import read_part
 from plait.live.agent.node import AlreadyRuns, Settings, take_node
 from plait.live.agent.procs import Process
-from plait.live.layout import Layout, may_lead
-from plait.live.wire import ENDED, PREEMPTED, RUNNING, STARTING, Ask, Assignment, Observed, Reply, Run
+from plait.live.layout import Layout, may_lead, read_epoch
+from plait.live.wire import ENDED, PREEMPTED, RUNNING, STARTING, Ask, Assignment, Observed, Reply, Run, Seen
 
 __all__ = ["HELD_BACK", "Agent", "AlreadyRuns", "Settings"]
 
@@ -62,7 +62,8 @@ class Agent(Hands):
         #: When the node goes, of the monotonic clock, once it was told to go with its jobs; then whether it has.
         self._leave_at, self._left = math.inf, False
         for remembered in self.journal.memory.attempts.values():
-            self._take_back(remembered)
+            with self._quarantined(attempt := self._new(remembered.run)):
+                self._take_back(attempt, remembered)
         self._take_back_unknown()
         self.gates.clear(self.attempts.values())
         me = Process.of(os.getpid())
@@ -88,12 +89,19 @@ class Agent(Hands):
                 agent=self.id,
                 term=self.term,
                 reached=self.reached,
-                attempts=[attempt.seen() for attempt in self.attempts.values()],
+                attempts=[seen for attempt in list(self.attempts.values()) for seen in self._seen(attempt)],
                 usage=self.monitor.usage(),
                 replies=replies,
                 wait_s=wait_s,
                 leaving_s=self._leaving_s(),
             )
+
+    def _seen(self, attempt: Attempt) -> list[Seen]:
+        """What the service is told of an attempt; that it failed, if that cannot be said."""
+        found: list[Seen] = []
+        with self._quarantined(attempt):
+            found = [attempt.seen()]
+        return found or [Seen(*attempt.key, ENDED, exit_code=attempt.exit_code, reason=attempt.reason)]
 
     def _leaving_s(self) -> float | None:
         if self._leave_at == math.inf:
@@ -191,10 +199,10 @@ class Agent(Hands):
         for key, run in wanted.items():
             if key not in self.attempts:
                 self._meet(run)
-            attempt = self.attempts[key]
-            attempt.update(run)
-            if run.stop:
-                attempt.stop(run.grace_s, "preempted")
+            with self._quarantined(attempt := self.attempts[key]):
+                attempt.update(run)
+                if run.stop:
+                    attempt.stop(run.grace_s, "preempted")
         return before != [attempt.state for attempt in self.attempts.values()]
 
     def _meet(self, run: Run) -> None:
@@ -226,7 +234,7 @@ class Agent(Hands):
                 raise FileNotFoundError(f"no process {ask.rank} of attempt {ask.epoch} of job {ask.job}")
             part = read_part(self.layout.rank(ask.job, ask.epoch, ask.rank), ask.offset, ask.limit)
             return Reply(ask.id, part.text, part.offset, part.next, part.size)
-        except OSError as error:
+        except (OSError, ValueError, ArithmeticError) as error:  # the job can write to what says where its log is
             return Reply(ask.id, error=str(error))
 
     # ---- making it so ----
@@ -248,13 +256,14 @@ class Agent(Hands):
             self.log("gives the node back", why=str(lease))
             self._leaving = self._stop_jobs = True
         for attempt in self.attempts.values():
-            if attempt.gone:
-                self._collect(attempt)
-            elif attempt.overdue():
-                self._end_by_force(attempt)
-            elif attempt.alive:
-                self._tell_group(attempt)
-                attempt.watch()
+            with self._quarantined(attempt):
+                if attempt.gone:
+                    self._collect(attempt)
+                elif attempt.overdue():
+                    self._end_by_force(attempt)
+                elif attempt.alive:
+                    self._tell_group(attempt)
+                    attempt.watch()
         self.gates.clear(self.attempts.values())
         if in_touch and self.link.ever and not self._leaving and now >= self._retry_at:
             self._start([a for a in self.attempts.values() if a.state == STARTING])
@@ -310,7 +319,8 @@ class Agent(Hands):
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake_read, 4096)
                 elif isinstance(key.data, Attempt) and key.data.pidfd == key.fd:
-                    self._collect(key.data)
+                    with self._quarantined(key.data):
+                        self._collect(key.data)
             self._advance()
 
     def _wake(self) -> None:
@@ -335,6 +345,6 @@ class Agent(Hands):
 def _epoch(layout: Layout, job: int) -> int:
     """The highest attempt of a job that may commit checkpoints; 0 if none was named."""
     try:
-        return int(layout.epoch_file(job).read_text(encoding="ascii"))
-    except (OSError, ValueError):
+        return read_epoch(layout.epoch_file(job))
+    except OSError:
         return 0

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from plait.live.agent import procs
+from plait.live.agent.job_files import Claim, end_of, read_claim, read_end
 from plait.live.agent.journal import Key
 from plait.live.agent.lease import Lease
 from plait.live.agent.pages import PageReader
 from plait.live.agent.procs import Process
+from plait.live.sane import sane_seen, sane_text
 from plait.live.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, Run, Seen
 from plait.training.page import STOP_GRACEFULLY, STOP_NOW
 
@@ -30,8 +32,8 @@ _TOLD_TO_END = (-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + si
 class Attempt:
     """A process and what is known of it. `folder` is that of its rank.
 
-    `shares`: it is a thread of a process that other jobs share (see `hosting`); `merged`: what its end had to do with
-    that.
+    `claimed`: its runner has said that the job is its own. `shares`: it is a thread of a process that other jobs share
+    (see `hosting`); `merged`: what its end had to do with that.
     """
 
     run: Run
@@ -49,6 +51,7 @@ class Attempt:
     began_boot_s: float = 0.0
     ended_boot_s: float = 0.0
     group_version: tuple[str, int] | None = None
+    claimed: bool = False
     shares: bool = False
     merged: str = ""
     page: PageReader | None = field(default=None, repr=False)
@@ -68,14 +71,14 @@ class Attempt:
         self.process, self.state = process, RUNNING
         self.began_boot_s = procs.boot_s() - process.age_s
         self.pidfd = process.open() or -1
-        self.know(procs.read_json(self.folder / "runner.json") or {})
+        self.know(read_claim(self.folder))
         self.page = PageReader(self.folder / "page.bin")
 
-    def know(self, claim: dict[str, object]) -> None:
+    def know(self, claim: Claim | None) -> None:
         """What its runner says in its claim: whether it shares its process, and the mark of that."""
-        mark = claim.get("mark")
-        if claim.get("merged") and isinstance(mark, str):
-            self.shares, self.mark = True, mark
+        self.claimed |= claim is not None
+        if claim is not None and claim.shared_mark:
+            self.shares, self.mark = True, claim.shared_mark
 
     @property
     def gone(self) -> bool:
@@ -100,6 +103,7 @@ class Attempt:
             least_s = float(self.run.env.get("PLAIT_HANG_S", HANG_S))
         except ValueError:
             least_s = HANG_S
+        least_s = least_s if least_s < 1e9 else 0.0
         if least_s > 0 and (why := self.page.stuck(least_s)) is not None:
             with contextlib.suppress(OSError):
                 procs.write_json(self.folder / "hung.json", {"reason": why})
@@ -133,7 +137,7 @@ class Attempt:
 
     def end(self, exit_code: int | None, reason: str | None, ended_boot_s: float | None = None) -> None:
         """It is over; its last progress is kept."""
-        self.state, self.exit_code, self.reason = ENDED, exit_code, reason
+        self.state, self.exit_code, self.reason = ENDED, exit_code, None if reason is None else sane_text(reason)
         self.ended_boot_s = procs.boot_s() if ended_boot_s is None else ended_boot_s
         if self.page is not None:
             self.page.close()
@@ -143,23 +147,16 @@ class Attempt:
 
     def collect(self, strays: Callable[[], set[int]], reap: Callable[[], None], lease: Lease | None) -> None:
         """Its runner has ended: find out how, and let nothing of it live on. `lease`: that was over since it began."""
-        record = procs.read_json(self.folder / "exit.json")
-        if record is None:
+        end = read_end(self.folder, self.began_boot_s)
+        if end is None:
             # The runner was killed. Its child got SIGKILL from the kernel; the rest is looked for.
             procs.kill_until_none(lambda: strays() | set(procs.marked(self.mark)), reap)
-            record = procs.read_json(self.folder / "exit.json") or self._unknown_end(lease)
-        merged = record.get("merged")
-        self.merged = merged if isinstance(merged, str) else ""
-        code, reason, boot = record.get("exit_code"), record.get("reason"), record.get("ended_boot_s")
+            end = read_end(self.folder, self.began_boot_s) or end_of(self._unknown_end(lease), self.began_boot_s)
+        self.merged, code, reason = end.merged, end.exit_code, end.reason
         own = self.own_stop or (procs.read_json(self.folder / "stop.json") or {}).get("own") is True
         if own and code in _TOLD_TO_END:  # not its failure
             code, reason = PREEMPTED, self.stop_reason or reason
-        same_boot = record.get("boot") == procs.boot_id() and isinstance(boot, float)
-        self.end(
-            code if isinstance(code, int) else None,
-            (reason if isinstance(reason, str) else None) or (self.stop_reason if code == PREEMPTED else None),
-            boot if same_boot and isinstance(boot, float) else None,
-        )
+        self.end(code, reason or (self.stop_reason if code == PREEMPTED else None), end.boot_s)
 
     def _unknown_end(self, lease: Lease | None) -> dict[str, object]:
         """Nobody saw the exit code; write down what is known, so that it stays the answer."""
@@ -191,16 +188,15 @@ class Attempt:
     def seen(self) -> Seen:
         """What the service is told of it."""
         if self.alive and self.pid == 0:
-            claim = procs.read_json(self.folder / "runner.json") or {}
+            claim = read_claim(self.folder)
             self.know(claim)  # an agent that starts may take a runner back before it has claimed anything
-            child = claim.get("child")
-            self.pid = child if isinstance(child, int) else 0
+            self.pid = claim.child if claim is not None else 0
         progress = dict(vars(self.page.read())) if self.page is not None else {}
         first_boot_s, last_boot_s = (progress.pop(f"{name}_step_boot_s", None) for name in ("first", "last"))
         now = procs.boot_s()
         over = self.state == ENDED
         held_s = (self.ended_boot_s if over else now) - self.began_boot_s if self.process is not None else 0.0
-        return Seen(
+        seen = Seen(
             job=self.run.job,
             epoch=self.run.epoch,
             rank=self.run.rank,
@@ -215,6 +211,7 @@ class Attempt:
             last_step_s=self._held_at(last_boot_s),
             **progress,
         )
+        return sane_seen(seen)  # a report that cannot be taken would hold up all others of the node
 
     def _held_at(self, boot_s: float | None) -> float | None:
         """Seconds it had held its GPUs at that time."""

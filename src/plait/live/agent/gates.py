@@ -43,7 +43,7 @@ class Gates:
         if known.get("epoch") == attempt.run.epoch and known.get("group") == entry:
             return
         number = known.get("version")
-        version = (number if isinstance(number, int) else 0) + 1
+        version = (number if isinstance(number, int) and 0 <= number < 1 << 62 else 0) + 1  # the job can write there
         control = {"version": version, "epoch": attempt.run.epoch, "group": entry, "made_by": VERSION, "oldest": OLDEST}
         procs.write_json(attempt.folder / "control.json", control)
         if attempt.page is not None:

@@ -10,13 +10,15 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from plait.core.errors import InputError
 from plait.live.agent import journal, launch, procs
 from plait.live.agent.attempt import Attempt
 from plait.live.agent.gates import Gates
+from plait.live.agent.job_files import read_claim
 from plait.live.agent.journal import Journal, Key
 from plait.live.agent.lease import NodeLease
 from plait.live.agent.monitor import Monitor
@@ -58,10 +60,8 @@ class Hands:
 
     # ---- taking back ----
 
-    def _take_back(self, known: journal.Remembered) -> None:
+    def _take_back(self, attempt: Attempt, known: journal.Remembered) -> None:
         """A process the journal knows: still running, ended meanwhile, or never started."""
-        run = known.run
-        attempt = self._new(run)
         if known.ended:
             attempt.end(known.exit_code, known.reason)
             attempt.merged = known.merged
@@ -89,9 +89,13 @@ class Hands:
             if process is None or key is None or key in self.attempts:
                 continue
             run = Run(*key, world=1, argv=[], gpus=[], group=GroupInfo(f"left-{key[0]}-{key[1]}"))
-            claim = procs.read_json(self.layout.rank(*key) / "runner.json") or {}
-            if claim.get("pid") == pid and self._note(journal.start(run), journal.began(key, process)):
-                self._take_back(journal.Remembered(run, process))
+            claim = read_claim(self.layout.rank(*key))
+            if (
+                claim is not None
+                and claim.process == process
+                and self._note(journal.start(run), journal.began(key, process))
+            ):
+                self._take_back(self._new(run), journal.Remembered(run, process))
 
     def _complain(self, attempt: Attempt) -> None:
         if attempt.page is not None and attempt.page.trouble:
@@ -100,9 +104,8 @@ class Hands:
     def _claimed(self, attempt: Attempt) -> Process | None:
         """The runner that claimed the folder; waits a moment for one that is just being born."""
         for _ in range(50):
-            claim = procs.read_json(attempt.folder / "runner.json")
-            if claim is not None:
-                return Process(_int(claim["pid"]), _int(claim["start_time"]), str(claim["boot"]))
+            if (claim := read_claim(attempt.folder)) is not None:
+                return claim.process
             if not procs.marked(attempt.mark):
                 return None
             time.sleep(0.02)
@@ -139,7 +142,8 @@ class Hands:
         if not ready or not self._note(*(journal.start(a.run) for a in ready)):
             return
         for together in _to_launch(ready):
-            self._launch(together)
+            with self._quarantined(*together):
+                self._launch(together)
         self._note(*(journal.began(a.key, a.process) for a in ready if a.process is not None and a.alive))
 
     def _launch(self, attempts: list[Attempt]) -> None:
@@ -175,7 +179,7 @@ class Hands:
             return Process.of(launch.spawn(attempts[0].run, self.layout, envs[0], self.lease))
         process = Process.of(launch.spawn_host([a.run for a in attempts], self.layout, envs, self.lease))
         for attempt in attempts:
-            attempt.know({"merged": len(attempts), "mark": envs[0][procs.MARK]})
+            attempt.shares, attempt.mark = True, envs[0][procs.MARK]
         return process
 
     def _began(self, attempt: Attempt, process: Process) -> None:
@@ -203,17 +207,20 @@ class Hands:
             self.selector.unregister(attempt.pidfd)
             os.close(attempt.pidfd)
             attempt.pidfd = -1
-        claim = procs.read_json(attempt.folder / "runner.json") or {}
-        if attempt.process is not None and claim.get("pid") not in (None, attempt.process.pid):
-            other = Process(_int(claim["pid"]), _int(claim["start_time"]), str(claim["boot"]))
-            if other.alive:
+        claim = read_claim(attempt.folder)
+        if attempt.process is not None and claim is not None and claim.process.pid != attempt.process.pid:
+            other = claim.process
+            if other.alive and launch.mark_of(self.layout, *attempt.key) == procs.environment(other.pid).get(
+                procs.MARK
+            ):
                 state, kill_at = attempt.state, attempt.kill_at
                 attempt.began(other)
                 attempt.state, attempt.kill_at = state, kill_at
                 if attempt.pidfd >= 0:
                     self.selector.register(attempt.pidfd, selectors.EVENT_READ, attempt)
                     return
-        if not claim and not (attempt.folder / "exit.json").exists():  # it never became the job's
+        if claim is None and not attempt.claimed and not (attempt.folder / "exit.json").exists():  # never the job's
+            procs.kill_until_none(lambda: set(procs.marked(attempt.mark)), self._reap)
             if attempt.state == RUNNING:
                 self._later(attempt, f"its runner could not begin; see {attempt.folder / 'runner.log'}")
             else:
@@ -221,6 +228,22 @@ class Hands:
             return
         attempt.collect(self._strays, self._reap, self.lease.over_since(attempt.began_boot_s))
         self._over(attempt, attempt.exit_code, attempt.reason)
+
+    @contextlib.contextmanager
+    def _quarantined(self, *attempts: Attempt) -> Iterator[None]:
+        """Whatever goes wrong in here is the trouble of these attempts: they are ended and fail, others go on."""
+        try:
+            yield
+        except Exception as error:
+            why = f"its files cannot be dealt with: {type(error).__name__}: {error}"
+            self.log("quarantined", key=[a.key for a in attempts], why=why, where=traceback.format_exc(limit=-4))
+            for attempt in attempts:
+                if attempt.process is not None:
+                    attempt.process.send(signal.SIGKILL)
+                procs.kill_until_none(lambda a=attempt: set(procs.marked(a.mark)), self._reap, 1.0)  # type: ignore[misc]
+                if attempt.pidfd >= 0:
+                    self.selector.unregister(attempt.pidfd)
+                self._over(attempt, NOT_RUNNABLE, why)
 
     def _over(self, attempt: Attempt, exit_code: int | None, reason: str | None) -> None:
         if attempt.state != ENDED:
@@ -281,7 +304,3 @@ def _may_share(new: Run, other: Run) -> bool:
     if new.job == other.job and new.epoch != other.epoch:
         return False
     return new.group.id == other.group.id or not set(new.gpus) & set(other.gpus)
-
-
-def _int(value: object) -> int:
-    return value if isinstance(value, int) else 0

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plait.live.agent import procs
+from plait.live.agent.grace import grace_of
 from plait.live.agent.runner import LogWriter, Runner, Task, claim, kernel_kills, write_exit
 
 CULPRIT, BYSTANDER, UNKNOWN, REFUSED = "culprit", "bystander", "unknown", "refused"
@@ -208,7 +209,9 @@ class HostRunner(Runner):
             return False
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            with contextlib.suppress(ValueError, LookupError, TypeError):  # user code has this socket too
+            with contextlib.suppress(
+                ValueError, LookupError, TypeError, ArithmeticError
+            ):  # user code has this socket too
                 self._heard(json.loads(line))
         return bool(data)
 
@@ -246,8 +249,7 @@ class HostRunner(Runner):
                 asked = procs.read_json(os.path.join(member.task.folder, "stop.json"))
                 if member.ended is not None or (asked is None and not _page_says_stop(member.task.folder)):
                     continue
-                said = (asked or {}).get("grace_s", member.task.grace_s)
-                grace_s = max(float(said), 0.0) if isinstance(said, (int, float)) else member.task.grace_s
+                grace_s = grace_of((asked or {}).get("grace_s"), member.task.grace_s)
                 at = now + (grace_s or _HURRY_S)
                 if not member.stopping:
                     self._say(stop=index)

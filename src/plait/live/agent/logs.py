@@ -42,7 +42,7 @@ def read_part(folder: Path, offset: int, limit: int) -> Part:
         for file in files:
             status = os.fstat(file.fileno())
             start = index.get(str(status.st_ino))
-            if isinstance(start, int):
+            if isinstance(start, int) and 0 <= start < 1 << 60:
                 pieces[start] = (file, status.st_size)
         if not pieces:
             raise FileNotFoundError(f"no log in {folder}")

@@ -24,9 +24,11 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 from plait.live.agent import guardian, procs
+from plait.live.agent.grace import read_grace_s
 from plait.live.agent.lease import Deadman, Lease
 
 KEPT_LOGS = 3
@@ -320,9 +322,7 @@ class Runner:
                 os.kill(pid, signal.SIGQUIT)
 
     def _grace_s(self) -> float:
-        asked = procs.read_json(os.path.join(self.task.folder, "stop.json")) or {}
-        value = asked.get("grace_s", self.task.grace_s)
-        return float(value) if isinstance(value, (int, float)) else self.task.grace_s
+        return read_grace_s(Path(self.task.folder, "stop.json"), self.task.grace_s)
 
     def _check_memory(self) -> None:
         limit = self.task.memory_bytes

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from plait.live.engine import Engine
 from plait.live.service.api import Api, Json, api_of
 from plait.live.service.auth import speaks_for
-from plait.live.wire import Assignment, Observed, from_json, to_json
+from plait.live.wire import Assignment, report_from_json, to_json
 
 #: An agent's question is held back this long at most.
 LONG_POLL_S = 1.0
@@ -27,7 +27,7 @@ async def sync(request: Request) -> Response:
     header = request.headers.get("authorization")
     known = api.tokens.knows(header)
     token = api.tokens.agent(header) if known else await asyncio.to_thread(api.tokens.agent, header)
-    observed = from_json(Observed, await api.body(request))
+    observed = report_from_json(await api.body(request))
     node = observed.node.id
     speaks_for(token, node)
     address = request.client.host if request.client else "127.0.0.1"

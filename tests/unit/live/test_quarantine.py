@@ -1,0 +1,269 @@
+"""One job cannot take the cluster down: odd files in its folder and odd reports are the trouble of that job alone.
+
+Each kind of nonsense is planted in each file that an agent or the service reads (a third of all; with `PLAIT_SLOW=1`
+all of it); agent and engine run in this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_cases import Cluster
+
+from plait.core.errors import InputError
+from plait.live.agent import procs
+from plait.live.agent.agent import Agent, Settings
+from plait.live.layout import Layout, make_private
+from plait.live.wire import (
+    ENDED,
+    Ask,
+    Assignment,
+    GroupInfo,
+    Mate,
+    NodeInfo,
+    Observed,
+    Profile,
+    Run,
+    Seen,
+    report_from_json,
+    to_json,
+)  # fmt: skip
+
+DEEP = "[" * 100_000 + "]" * 100_000
+NONSENSE: dict[str, bytes] = {
+    "nothing": b"", "no object": b"[]", "empty": b"{}", "deep": DEEP.encode(), "not text": b"\xff\xfe{\x80",
+    "cut": b'{"pid": 1', "long number": b"9" * 5000, "huge": b"50 MB", "null": b"null",
+}  # fmt: skip
+VALUES: list[Any] = [
+    None,
+    10**30,
+    -(10**30),
+    1e308,
+    -1e308,
+    math.nan,
+    math.inf,
+    "x",
+    [],
+    {},
+    True,
+    "\x1b]0;x\x07" * 99_999,
+]
+FIELDS = {
+    "runner.json": ("pid", "start_time", "boot", "child", "child_start_time", "merged", "mark"),
+    "exit.json": ("exit_code", "reason", "ended_boot_s", "boot", "merged", "seconds"),
+    "stop.json": ("grace_s", "own"), "hung.json": ("reason",), "control.json": ("version", "epoch", "group"),
+    "log.json": ("1", "2"), "page.bin": (), "EPOCH": (),
+}  # fmt: skip
+
+
+def good(file: str) -> dict[str, Any]:
+    """What a runner writes there."""
+    me = procs.Process.of(os.getpid())
+    assert me is not None
+    if file == "runner.json":
+        return {"pid": 2**21, "start_time": 5, "boot": me.boot, "child": 2**21 + 1}
+    return {"exit_code": 0, "reason": None, "seconds": 1.0, "ended_boot_s": procs.boot_s(), "boot": me.boot}
+
+
+def planted() -> Iterator[tuple[str, bytes]]:
+    """(file, bytes): every nonsense in every file, and every odd value of every field."""
+    for file, names in FIELDS.items():
+        yield from ((file, data) for data in NONSENSE.values())
+        for name in names:
+            yield file, json.dumps({k: v for k, v in good(file).items() if k != name}).encode()
+            yield from ((file, json.dumps(good(file) | {name: value}).encode()) for value in VALUES)
+    yield from (("EPOCH", text) for text in (b"10000000000000000000000", b"-5", b"1e308", b"nan", b"\xd9\xa1"))
+
+
+class Node:
+    """An agent in this process that talks to nobody, with jobs whose runners are shells that sleep."""
+
+    def __init__(self, home: Path) -> None:
+        self.layout = Layout.at(home)
+        make_private(self.layout.node("n0"))
+        (self.layout.node("n0") / "enrol").write_text("x")
+        self.agent = Agent(self.layout, Settings("n0", 8))
+        self.agent.log = lambda *_, **__: None  # type: ignore[method-assign]
+        self.version = 0
+
+    def want(self, *runs: Run, asks: list[Ask] | None = None) -> Observed:
+        self.version += 1
+        told = self.agent.observe(0.0)
+        assert self.agent.obey(Assignment(1, self.version, 60.0, list(runs), ask=asks or []), told, procs.boot_s())
+        self.agent._advance()
+        return self.agent.observe(0.0)
+
+    def died(self, run: Run) -> None:
+        """It had a runner, which has ended: as an agent finds it that was away."""
+        with self.agent.lock:
+            attempt = self.agent._new(run)
+            with self.agent._quarantined(attempt):
+                attempt.began(procs.Process(2**21, 5, procs.boot_id()))
+                attempt.seen()
+                attempt.watch()
+                self.agent._tell_group(attempt)
+                self.agent._collect(attempt)
+
+    def close(self) -> None:
+        self.agent.selector.close()
+        self.agent.journal.close()
+        for fd in (self.agent._lock_fd, self.agent._wake_read, self.agent._wake_write):
+            os.close(fd)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path / "home")
+    yield made
+    made.close()
+    procs.prctl(procs.PR_SET_CHILD_SUBREAPER, 0)
+
+
+def test_files_of_a_job_are_its_own_trouble(node: Node) -> None:
+    """The agent takes back a job whose folder was spoilt, tells of it, answers for its log, and collects its end."""
+    service = Cluster(node.layout.home, (8,))
+    cases = list(planted())[:: 1 if os.environ.get("PLAIT_SLOW") == "1" else 3]
+    for i, (file, data) in enumerate(cases):
+        run = Run(i, 1, 0, 1, ["true"], [i % 8], GroupInfo(f"g{i}", members=[Mate(i, 0)]))
+        folder = make_private(node.layout.rank(i, 1, 0))
+        for name in ("runner.json", "exit.json"):
+            (folder / name).write_text(json.dumps(good(name)))
+        (folder / "out.log").write_text("hello")
+        path = node.layout.epoch_file(i) if file == "EPOCH" else folder / file
+        path.write_bytes(data)
+        if data == NONSENSE["huge"]:
+            os.truncate(path, 50 << 20)
+        node.died(run)
+        told = node.want(run, asks=[Ask(i, i, 1, 0)])
+        text = json.dumps(to_json(told), allow_nan=False)
+        assert len(text) < 100_000, (file, data[:80])
+        assert [one.state for one in told.attempts] == [ENDED], (file, data[:80])
+        assert "\x1b" not in (told.attempts[0].reason or "")
+        report_from_json(json.loads(text))
+        assert service.engine.next_epoch(service_job(i)) < 1000, (file, data[:80])
+        path.unlink()
+        node.want()
+    assert len(cases) > 90
+    service.store.close()
+
+
+def service_job(number: int) -> Any:
+    """A record as the engine has it."""
+    from plait.live.attempts import JobRecord
+
+    return JobRecord(number, {}, "ann", "default", 0.0)
+
+
+@pytest.mark.parametrize("name", ["EPOCH", "EPOCH.lock", "EPOCH.part"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
+def test_what_lies_in_the_way_of_an_epoch_is_put_aside(tmp_path: Path, name: str, kind: str) -> None:
+    c = Cluster(tmp_path, (1,))
+    (job,) = c.submit({})
+    path = make_private(c.engine.layout.job(job)) / name
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    c.pass_s(3.0)
+    assert c.nodes[0].jobs() == {job}
+    assert c.engine.layout.epoch_file(job).read_text() == "1\n"
+    c.store.close()
+
+
+def test_a_runner_without_its_fields_that_is_killed_ends_its_job_alone(node: Node) -> None:
+    run = Run(
+        1,
+        1,
+        0,
+        1,
+        [sys.executable, "-S", "-c", "import time; time.sleep(600)"],
+        [0],
+        GroupInfo("g", members=[Mate(1, 0)]),
+    )
+    with contextlib.ExitStack() as stack:
+        told = node.want(run)
+        attempt = node.agent.attempts[1, 1, 0]
+        assert attempt.process is not None
+        stack.callback(attempt.process.send, signal.SIGKILL)
+        until = time.monotonic() + 20
+        while not told.attempts[0].pid and time.monotonic() < until:
+            time.sleep(0.02)
+            told = node.agent.observe(0.0)
+        (attempt.folder / "runner.json").write_text("{}")
+        attempt.process.send(signal.SIGKILL)
+        while told.attempts[0].state != ENDED and time.monotonic() < until:
+            node.agent._wait()
+            told = node.agent.observe(0.0)
+    assert (told.attempts[0].state, told.attempts[0].exit_code) == (ENDED, -9)
+    assert procs.marked(attempt.mark) == []
+
+
+ODD_SEEN = [
+    {"steps": "many"}, {"pid": None}, {"stage_s": 5}, {"profile": {"stage_s": "x"}}, {"state": 7}, {"exit_code": 1.5},
+    {"adaptive": []}, {"step_s": 10**400},
+]  # fmt: skip
+
+
+def test_a_report_that_cannot_be_read_fails_its_job_and_no_other(tmp_path: Path) -> None:
+    c = Cluster(tmp_path, (9,))
+    jobs = c.submit(*[{"retries": 0}] * (len(ODD_SEEN) + 1))
+    c.pass_s(3.0)
+    assert c.nodes[0].jobs() == set(jobs)
+    data = json.loads(json.dumps(to_json(c.nodes[0].observed())))
+    for one, odd in zip(data["attempts"], ODD_SEEN, strict=False):
+        one |= odd
+    c.engine.observe(report_from_json(data), c.now)
+    states = [c.state(job) for job in jobs]
+    assert states == ["failed"] * len(ODD_SEEN) + ["running"]
+    row = c.store.job(jobs[0])
+    assert row is not None
+    assert "cannot be read: Seen.steps is 'many', needs float" in row["reason"]
+    c.store.close()
+
+
+def test_numbers_of_a_report_are_never_more_than_a_store_holds(tmp_path: Path) -> None:
+    c = Cluster(tmp_path, (1,))
+    (job,) = c.submit({"retries": 0})
+    c.pass_s(3.0)
+    odd = {"held_s": 1e308, "first_step_s": 1e308, "last_step_s": math.nan, "ended_s_ago": 1e308, "steps": 1e308,
+           "pid": 10**30, "profile": Profile([1e308] * 4, 1e308, 10**30), "checkpoint_age_s": 1e308}  # fmt: skip
+    c.nodes[0].report(job, **odd)
+    c.pass_s(3.0)
+    c.nodes[0].end(job, 10**30, reason="x" * 800_000)
+    c.pass_s(3.0)
+    row = c.store.job(job)
+    assert row is not None
+    assert row["state"] == "failed"
+    assert len(row["reason"]) < 3000
+    assert "(cut: 800000 characters)" in row["reason"]
+    c.store.close()
+
+
+def test_what_no_store_can_hold_breaks_no_engine(tmp_path: Path) -> None:
+    c = Cluster(tmp_path, (1,))
+    for entry in ({"type": "RankEnded", "epoch": 10**30}, {"type": "AttemptOver", "held_s": math.inf}):
+        with pytest.raises(InputError, match="no number that can be stored"):
+            c.engine.do({"at_s": c.now, "job": 0, **entry})
+    assert not c.engine.broken
+    c.store.close()
+
+
+def test_reasons_of_many_ranks_fit_into_a_report() -> None:
+    from plait.live.sane import sane_seen
+
+    seen = [sane_seen(Seen(1, 1, rank, ENDED, reason="\x1b[2J" * 200_000)) for rank in range(1000)]
+    text = json.dumps(to_json(Observed(NodeInfo("n0", 8), "a", attempts=seen)))
+    assert len(text) < 4_000_000
+    assert "\\u001b" not in text
