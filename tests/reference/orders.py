@@ -112,11 +112,20 @@ class Tiresias:
         self.split(run)
         waiting = [j for j in run.active if j.state == "waiting"]
         promoted = [j for j in waiting if self.patience_s(j, run) <= 1e-6]
-        level = {j.number: 0 if j in promoted else self.queue(j, run) for j in run.active}
-        for job in run.active:
-            self.file(job, level[job.number], promoted)
-        ranked = sorted(run.active, key=lambda j: (level[j.number], self.place(j, level[j.number])))
-        chosen = count(run, ranked)
+        before = [list(queue) for queue in self.lists]
+        while True:
+            self.lists = [list(queue) for queue in before]
+            level = {j.number: 0 if j in promoted else self.queue(j, run) for j in run.active}
+            for job in run.active:
+                self.file(job, level[job.number], promoted)
+            ranked = sorted(run.active, key=lambda j: (level[j.number], self.place(j, level[j.number])))
+            chosen = count(run, ranked)
+            # Who is stopped although its wait is due would be back in the next moment: promoted instead.
+            stopped = [j for j in run.active if j.state != "waiting" and j not in promoted and j not in chosen]
+            stopped = [j for j in stopped if self.soon(j, run) <= 1e-3]
+            if not stopped:
+                break
+            promoted = [j for j in run.active if j in promoted or j in stopped]
         until = math.inf
         for job in run.active:
             if job in chosen:

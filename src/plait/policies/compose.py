@@ -32,6 +32,8 @@ class Ranking:
 
     `keys` are compared from first to last. `levels` is each job's queue. `promoted` lists rows that start
     again from zero. `running_s` and `waiting_s`: seconds each job can run, or wait, before its place changes.
+    `due` marks running jobs that would be promoted as soon as they had to wait: where a plan would stop some of them,
+    `promoting(rows)` is the ranking with these promoted instead.
     """
 
     keys: tuple[FloatArray | IntArray | BoolArray, ...]
@@ -39,6 +41,8 @@ class Ranking:
     promoted: IntArray = field(default_factory=lambda: NO_JOBS)
     running_s: FloatArray | None = None
     waiting_s: FloatArray | None = None
+    due: BoolArray | None = None
+    promoting: Callable[[IntArray], Ranking] | None = None
 
     def changes_in_s(self, runs: BoolArray) -> float:
         """Seconds until the order changes by itself if exactly these rows run."""
@@ -109,6 +113,18 @@ class Composed:
         ranking = self.order(view)
         if not isinstance(ranking, Ranking):
             ranking = Ranking((ranking,))
+        plan = self._follow(view, ranking)
+        while ranking.due is not None and ranking.promoting is not None and ranking.due.any():
+            stopped = np.flatnonzero(ranking.due & ~np.isin(jobs.number, plan.groups.jobs))
+            if not len(stopped):
+                break
+            ranking = ranking.promoting(stopped)  # else they would be back in the next moment
+            plan = self._follow(view, ranking)
+        return plan
+
+    def _follow(self, view: View, ranking: Ranking) -> Plan:
+        """The plan for a ranking."""
+        jobs = view.jobs
         until = view.now_s + self.quantum_s
         urgent, changes_in_s = self.urgency(jobs)
         until = min(until, view.now_s + changes_in_s)

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from plait.core.arrays import FloatArray, IntArray
+from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.jobs import JobTable
 from plait.core.policy import View
@@ -40,7 +40,8 @@ class Queues:
     quantum. `knob` promotes a waiting job to the first queue when it has waited `knob` times as long as it
     ran; its service and waiting then count from zero. Plain promotion thrashes under overload, so the wait
     asked for doubles with each promotion and counts at least `floor_s` of run time; both are plait's guard,
-    off with `guard=False`. `dimensions=1` counts seconds instead of GPU-seconds.
+    off with `guard=False`. A running job whose wait is due already is promoted where it would be stopped: to stop it
+    first would bring it back in the next moment. `dimensions=1` counts seconds instead of GPU-seconds.
     """
 
     thresholds: tuple[float, ...] = DEFAULT_THRESHOLDS_GPU_S
@@ -65,12 +66,15 @@ class Queues:
         if self.dimensions not in (1, 2):
             raise InputError(f"dimensions must be 1 (seconds) or 2 (GPU-seconds), got {self.dimensions}")
 
-    def __call__(self, view: View) -> Ranking:
-        """Queues, order inside them, promotions, and when each job will leave its place."""
+    def __call__(self, view: View, also: IntArray = NO_JOBS) -> Ranking:
+        """Queues, order inside them, promotions, and when each job will leave its place.
+
+        `also` are running rows to promote, beside the waiting ones that are due.
+        """
         jobs = view.jobs
         service = jobs.service_gpu_s if self.dimensions == 2 else jobs.served_s
         bounds = np.array(self.thresholds)
-        promoted, promotion_in_s = self._promotions(jobs, service, bounds)
+        promoted, promotion_in_s, due = self._promotions(jobs, service, bounds, also)
         if len(promoted):
             service = service.copy()
             service[promoted] = 0.0
@@ -83,22 +87,26 @@ class Queues:
             promoted,
             running_s=np.maximum((upper - service) / speed, TICK_S),
             waiting_s=promotion_in_s,
+            due=due,
+            promoting=None if due is None else lambda rows: self(view, np.union1d(also, rows)),
         )
 
     def _promotions(
-        self, jobs: JobTable, service: FloatArray, bounds: FloatArray
-    ) -> tuple[IntArray, FloatArray | None]:
-        """Rows to promote now, and for each job the seconds it has to wait on for its next promotion."""
+        self, jobs: JobTable, service: FloatArray, bounds: FloatArray, also: IntArray
+    ) -> tuple[IntArray, FloatArray | None, BoolArray | None]:
+        """Rows to promote now, seconds each job has to wait on for its next promotion, and `Ranking.due`."""
         if not math.isfinite(self.knob) or not len(bounds):
-            return np.zeros(0, dtype=np.int64), None
+            return NO_JOBS, None, None
         run = jobs.served_s
         can = (run > 0) & (service + CLOCK_S >= bounds[0])
         asked = self.knob * run
         if self.guard:
             asked = self.knob * np.exp2(jobs.promotions) * np.maximum(run, self.floor_s)
         missing = asked - jobs.idled_s
-        due = can & ~jobs.running & (missing <= CLOCK_S)
-        return np.flatnonzero(due), np.where(can & ~due, np.maximum(missing, TICK_S), np.inf)
+        due = can & (missing <= CLOCK_S)
+        now = due & ~jobs.running
+        now[also] = True
+        return np.flatnonzero(now), np.where(can & ~now, np.maximum(missing, TICK_S), np.inf), due & ~now
 
     def _within(
         self, jobs: JobTable, level: IntArray, service: FloatArray, promoted: IntArray

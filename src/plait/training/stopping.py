@@ -20,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from plait.training.page import STOP_GRACEFULLY, STOP_NOW, Page
+from plait.training.process_groups import OwnGroup
 
 if TYPE_CHECKING:
     from plait.training.checkpoint import Checkpointer
@@ -78,30 +79,29 @@ class Agreement:
     def __init__(self, world: int) -> None:
         """`world` ranks in the job."""
         self.world = world
-        self._group: Any = None
+        self._own: OwnGroup | None = None
         self._sent: Any = None
-        self._work: Any = None
 
     def decide(self, stop: int, save: bool) -> tuple[int, bool]:
         """Tell this rank's wishes, get what all ranks do now: (0, 1 or 2; whether to make a checkpoint)."""
         dist = sys.modules.get("torch.distributed")
         if self.world == 1 or dist is None or not (dist.is_available() and dist.is_initialized()):
             return stop, save
-        if self._group is None:
-            self._join(dist)
+        if self._own is None:
+            self._own = self._join()
         agreed = (0, False)
-        if self._work is not None:
-            self._work.wait()
+        if self._own.work is not None:
+            self._own.work.wait()
             agreed = (int(self._sent[0]), bool(self._sent[1]))
         self._sent[0], self._sent[1] = stop, int(save)
-        self._work = dist.all_reduce(self._sent, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self._own.work = dist.all_reduce(self._sent, dist.ReduceOp.MAX, group=self._own.group, async_op=True)
         return agreed
 
-    def _join(self, dist: Any) -> None:
+    def _join(self) -> OwnGroup:
         import torch
 
-        self._group = dist.new_group(backend="gloo", group_desc="plait")
         self._sent = torch.zeros(2, dtype=torch.int64)
+        return OwnGroup("plait")
 
 
 class Boundary:

@@ -60,11 +60,14 @@ class Forker:
         command = [sys.executable, str(SCRIPTS / "forker.py"), *imports]
         self.process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, text=True)
 
-    def start(self, job: Path, epoch: int, script: str | Path, *args: str, **extra: object) -> Attempt:
-        """An attempt of a script of `scripts`, or any; `extra` as for `environment`."""
+    def start(
+        self, job: Path, epoch: int, script: str | Path, *args: str, finalise: bool = False, **extra: object
+    ) -> Attempt:
+        """An attempt of a script of `scripts`, or any; `finalise`: to the interpreter's end; `extra`: `environment`."""
         env = environment(job, epoch, **extra)  # type: ignore[arg-type]
         folder = Path(env["PLAIT_RUN_DIR"])
         order = {"script": str(SCRIPTS / script), "args": list(args), "env": env, "folder": str(folder)}
+        order["finalise"] = finalise
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()

@@ -71,7 +71,7 @@ def test_at_the_initial_batch_a_loop_trains_as_it_always_did(make, most_local: i
         torch.testing.assert_close(weights(model), weights(plain), rtol=1e-4, atol=1e-5)
         assert adaptive.progress == 21
     assert adaptive.statistics.known
-    assert adaptive.statistics.biased == (most_local == 8)
+    assert not adaptive.statistics.biased  # of steps of one pass some are cut in two halves
     assert adaptive.noise_scale > 0
 
 

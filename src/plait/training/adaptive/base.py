@@ -122,7 +122,9 @@ class AdaptiveLoader(ABC):
             self._job = job
             job.page.set_limits(self.limits)
             self.decisions.page = job.page
-            job.kept.add(job.kept.free_name("loader"), self)
+            name = job.kept.free_name("loader")
+            job.kept.add(name, self)
+            job.kept.given.add(name)  # it holds the progress of the job
 
     @property
     def followed(self) -> bool:
@@ -136,12 +138,15 @@ class AdaptiveLoader(ABC):
         end: Callable[[], None] | None = None,
         *,
         counted: bool = False,
+        halves: bool = False,
     ) -> None:
         """Choose the batch, and count progress, by this gradient noise; without any the batch stays as it was given.
 
         `begin` is called before each batch with what it is, `end` when a pass over the data is over or was left.
         `counted`: a step is progress only when `progress.made` is called; else as soon as its last batch is handed out.
+        `halves`: of a rank alone some steps are made of two halves of their batch, if those are allowed as batches.
         """
+        self.plan.least_half = max(self.limits.least_local, 1) if halves else None
         self.decisions.noise, self._begin, self._end, self._counted = noise, begin, end, counted
 
     def remaining_epochs(self, epochs: float) -> Iterator[int]:

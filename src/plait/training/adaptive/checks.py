@@ -11,6 +11,7 @@ import torch
 from plait.core.errors import InputError
 from plait.training.adaptive.base import AdaptiveLoader
 from plait.training.adaptive.patches import is_held
+from plait.training.adaptive.preconditioner import divides
 
 Kind = Literal["plain", "ddp", "fsdp2"]
 
@@ -94,7 +95,7 @@ def check_graph(model: Any, *, accumulation: bool) -> None:
 
 def warn_unknown(optimizer: Any) -> None:
     """Warn of an optimizer that is none of those whose division of gradients is known, for which no rule is right."""
-    if not isinstance(optimizer, torch.optim.SGD | torch.optim.Adam | torch.optim.AdamW):
+    if not isinstance(optimizer, torch.optim.SGD) and not divides(optimizer):
         name = type(optimizer).__name__
         warnings.warn(
             f"plait: gradient noise for {name} is measured without what {name} makes of gradients, and its learning "

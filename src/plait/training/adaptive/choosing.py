@@ -6,6 +6,7 @@ Only rank 0 fits and decides. A running job changes its batch if that promises f
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 import warnings
@@ -55,7 +56,7 @@ class Fitter:
         """`fit` instead of `plait.goodput.fit`."""
         self._fit = fit or _fit
         self._thread: threading.Thread | None = None
-        self._failed = False
+        self._failed = self._at_exit = False
         self.theta: Theta | None = None
 
     @property
@@ -67,8 +68,11 @@ class Fitter:
         """Begin a fit of `profile`, unless one is under way or fitting is not possible here."""
         if self.busy or self._failed:
             return
-        # A daemon: nobody waits for a fit at the end of training.
+        # A daemon, so that only `wait` waits for it; but not one that is still in compiled code when Python is gone.
         self._thread = threading.Thread(target=self._run, args=(profile,), name="plait-fit", daemon=True)
+        if not self._at_exit:
+            self._at_exit = True
+            atexit.register(self.wait)
         self._thread.start()
 
     def wait(self) -> None:

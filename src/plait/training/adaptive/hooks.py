@@ -6,7 +6,9 @@ What is looked at, and by which of torch's public hooks, depends on how a step i
     K > 1  1       the gradient of each rank            DDP's communication hook, bucket by bucket, before reduction
     K > 1  s+1     the gradient of each rank and pass   a hook on each parameter, before accumulation
     1      s+1     the gradient of each pass            the same
-    1      1       this step's and the last one's       a hook after accumulation, with a copy of the last gradient
+    1      1       none: some steps are cut in two halves, which are two passes (see `plan`)
+    ...            or, of shards and of what cannot be cut, this step's and the last one's:
+                                                        a hook after accumulation, with a copy of the last gradient
 
 The gradient of the whole step is looked at when it is complete: in the futures of DDP's buckets, or after the
 accumulation of the last pass. All this happens within `backward()`, so what a script does to its gradients afterwards
@@ -56,7 +58,7 @@ class GradientHooks:
         self._groups = len(optimizer.param_groups)
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # parameters, the last step's gradients
         self._before_batch = 0
-        self._told = False
+        self.twice = False  # whether a batch had two backward passes
         self._forget()
         if self._ranks == 1:
             self._kinds["register_post_accumulate_grad_hook"] = self._accumulated, set()
@@ -95,6 +97,7 @@ class GradientHooks:
         if now.index == 0:
             self._await_reduced()  # of a step that was skipped
             self._forget()
+            self.precondition.begin()
             self.clock.begin()
             self._loss_scale = loss_scale
         if now.passes > 1:
@@ -117,22 +120,27 @@ class GradientHooks:
         Nothing: of an uneven step, of the first step of a pair, or if no backward pass was seen. Waits for no device.
         """
         now, samples = self._now, self._now.ranks * self._now.passes
+        if samples == 1 and not now.pairs:
+            self._remember(False)
+            self._forget()
+            return None
         self._complete()
         local, total, reduced = self._local, self._total, self._await_reduced()
-        usable = now.full and not self._odd and any(total)
+        usable = now.samples > 0 and not self._odd and any(total)
+        divided = self.precondition.dividing
         if samples == 1:
             self._compare_absent()
         self._forget()
         if samples == 1:
             paired = usable and self._before_batch == now.batch and any(local)
             self._remember(usable)
-            return Squares(self._sum(local), self._sum(total), 1, now.batch) if paired else None
+            return Squares(self._sum(local), self._sum(total), 1, now.batch, divided) if paired else None
         self._remember(False)
         if not usable or (self._ranks > 1 and reduced is None):
             return None
         mean = (self._sum(local) if reduced is None else reduced) / samples
         c = 1.0 if self._loss_scale is None else self._loss_scale.to(mean.device, torch.float64)
-        return Squares(mean / c**2, self._sum(total) / c**2, samples, now.batch)
+        return Squares(mean / c**2, self._sum(total) / c**2, now.samples, now.batch, divided)
 
     def _forget(self) -> None:
         """Nothing of this step was seen yet."""
@@ -186,8 +194,8 @@ class GradientHooks:
         )
         if passes > 1:
             raise InputError(f"{said}; this step accumulates gradients over {passes} batches")
-        if not self._told:
-            self._told = True
+        if not self.twice:
+            self.twice = True
             warnings.warn(f"plait: {said}; until then no gradient noise is estimated", RuntimeWarning, stacklevel=2)
 
     # -- hooks of parameters --------------------------------------------------------------------------------------
@@ -223,9 +231,11 @@ class GradientHooks:
             self._seen.pop(id(parameter), None)
             parameter.grad.div_(now.passes)
             self._square(parameter, parameter.grad.detach(), self._total)
+            self.precondition.observe(parameter, parameter.grad.detach(), self._loss_scale)
         else:
             self._once(id(parameter), 1)
-            self._compare(parameter, parameter.grad.detach())
+            if now.pairs:
+                self._compare(parameter, parameter.grad.detach())
 
     def _compare(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """With the gradient of the last step, and remember this one."""
@@ -290,6 +300,7 @@ class GradientHooks:
         if self._ranks == 1 or self._now is self._idle:
             return self._inner(state, bucket)
         buffer, now, total = bucket.buffer(), self._now, self._total  # of this step, whenever the future completes
+        loss_scale = self._loss_scale
         parts = self._parts(bucket)
         if now.passes == 1:
             self._once(bucket.index(), 1)
@@ -307,6 +318,7 @@ class GradientHooks:
             for parameter, shape, stride, offset in places:
                 gradient = mean.as_strided(shape, stride, mean.storage_offset() + offset)
                 self._square(parameter, gradient, total)
+                self.precondition.observe(parameter, gradient, loss_scale)
             return mean
 
         future = self._inner(state, bucket)

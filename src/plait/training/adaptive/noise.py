@@ -19,6 +19,8 @@ from plait.goodput.efficiency import noise_scale
 SMOOTHING = 0.999
 #: Averages of a parameter group below these count as these: estimates are unbiased, so they may be negative.
 LEAST_SQR, LEAST_VAR = 0.0, 1e-6
+#: So many estimates are needed before anything is decided by them.
+ENOUGH = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +28,26 @@ class Estimate:
     """One unbiased estimate, per parameter group.
 
     `scale` is S of the batch it stands for, in initial batches: 2 M/M0 where two steps were needed. `biased` says
-    that it took two steps, between which the true gradient may have moved.
+    that it took two steps, between which the true gradient may have moved; `divided` that gradients were divided by
+    the optimizer's pre-conditioner, which it does after some steps.
     """
 
     sqr: tuple[float, ...]
     var: tuple[float, ...]
     scale: float
     biased: bool = False
+    divided: bool = False
 
 
-def from_samples(local: Sequence[float], total: Sequence[float], samples: int, scale: float) -> Estimate:
+def from_samples(local: Sequence[float], total: Sequence[float], samples: float, scale: float) -> Estimate:
     """From n >= 2 gradients of equal size that were averaged into one of S = `scale` initial batches.
 
-    `local` is the mean of |P g_i|^2 over the samples and `total` is |P gbar|^2, both per group. Raises `InputError` for
+    `local` is the mean of |P g_i|^2 over the samples and `total` is |P gbar|^2, both per group. For parts that are not
+    quite equal `samples` is the number of equal ones that say as much (`passes.Pass.samples`). Raises `InputError` for
     one sample: that needs two steps, see `from_pair`.
 
     >>> from_samples([4.0], [2.5], samples=2, scale=1.0)
-    Estimate(sqr=(1.0,), var=(1.5,), scale=1.0, biased=False)
+    Estimate(sqr=(1.0,), var=(1.5,), scale=1.0, biased=False, divided=False)
     """
     if samples < 2:
         raise InputError(f"from_samples(samples={samples}): needs two or more; use from_pair for one gradient a step")
@@ -58,7 +63,7 @@ def from_pair(product: Sequence[float], difference: Sequence[float], scale: floa
     scale, without its cancellation. If the true gradient moves by D in between, var is too large by S |PD|^2 / 2.
 
     >>> from_pair([2.0], [1.0], scale=4.0)
-    Estimate(sqr=(2.0,), var=(2.0,), scale=8.0, biased=True)
+    Estimate(sqr=(2.0,), var=(2.0,), scale=8.0, biased=True, divided=False)
     """
     return Estimate(tuple(product), tuple(scale * d / 2 for d in difference), 2 * scale, biased=True)
 
@@ -75,7 +80,10 @@ class Statistics:
         if groups < 1:
             raise InputError(f"Statistics(groups={groups}): an optimizer has one parameter group or more")
         self._sums: list[list[float]] = [[0.0] * groups, [0.0] * groups]
+        self._totals = [0.0, 0.0]  # sums over groups, as they came
+        self._spreads = [0.0, 0.0]  # ... and the averages of their squares
         self.weight, self.biased, self.updates = 0.0, False, 0
+        self._weight2, self._taken, self._divided = 0.0, 0, False
 
     @property
     def groups(self) -> int:
@@ -111,6 +119,35 @@ class Statistics:
         """
         return sum(max(value, LEAST_VAR) for value in self.group_var) if self.known else 1.0
 
+    @property
+    def settled(self) -> bool:
+        """Whether there were enough estimates to decide by: a single one may be far off."""
+        return self._taken >= ENOUGH
+
+    @property
+    def errors(self) -> tuple[float, float]:
+        """Standard errors of `sqr` and `var` by how much single estimates differ; infinite before the second."""
+        if self._taken < 2:
+            return math.inf, math.inf
+        number = self.weight**2 / self._weight2  # of equally weighted estimates that say as much
+        found = []
+        for total, square in zip(self._totals, self._spreads, strict=True):
+            mean = total / self.weight
+            found.append(math.sqrt(max(square / self.weight - mean**2, 0.0) / max(number - 1, 0.5)))
+        return found[0], found[1]
+
+    def noise_interval(self, initial_batch: int, errors: float = 1.0) -> tuple[float, float]:
+        """The noise scale, in examples, if sqr and var are off by so many standard errors, both ways.
+
+        >>> Statistics().noise_interval(8)
+        (0.0, inf)
+        """
+        if not self.known or self._taken < 2:
+            return 0.0, math.inf
+        off_sqr, off_var = (errors * error for error in self.errors)
+        low = float(noise_scale(self.sqr + off_sqr, max(self.var - off_var, 0.0), initial_batch))
+        return low, float(noise_scale(max(self.sqr - off_sqr, 0.0), self.var + off_var, initial_batch))
+
     def noise_scale(self, initial_batch: int) -> float:
         """The noise scale phi = M0 var / sqr, in examples; infinite where sqr is 0."""
         return float(noise_scale(self.sqr, self.var, initial_batch))
@@ -129,7 +166,8 @@ class Statistics:
     def update(self, estimate: Estimate) -> bool:
         """Take an estimate in; whether it was: one with a number that is not finite leaves everything as it was.
 
-        The first unbiased estimate after biased ones resets the averages before it is taken in.
+        The first unbiased estimate after biased ones resets the averages before it is taken in, and so does the first
+        of divided gradients; none of gradients that are not divided is taken in after those.
         """
         if len(estimate.sqr) != self.groups:
             raise InputError(
@@ -138,21 +176,29 @@ class Statistics:
             )
         if not all(math.isfinite(value) for value in (*estimate.sqr, *estimate.var)):
             return False
-        if self.biased and not estimate.biased:
+        if self._divided and not estimate.divided:
+            return False  # another unit
+        if (self.biased and not estimate.biased) or (estimate.divided and not self._divided):
             self.reset()
-        self.biased = estimate.biased
+        self.biased, self._divided = estimate.biased, estimate.divided
         keep = SMOOTHING**estimate.scale
         for sums, values in zip(self._sums, (estimate.sqr, estimate.var), strict=True):
             sums[:] = [keep * s + (1 - keep) * value for s, value in zip(sums, values, strict=True)]
+        whole = sum(estimate.sqr), sum(estimate.var)
+        self._totals = [keep * t + (1 - keep) * value for t, value in zip(self._totals, whole, strict=True)]
+        self._spreads = [keep * s + (1 - keep) * value**2 for s, value in zip(self._spreads, whole, strict=True)]
+        self._weight2 = keep**2 * self._weight2 + (1 - keep) ** 2
         self.weight = keep * self.weight + (1 - keep)
         self.updates += 1
+        self._taken += 1
         return True
 
     def reset(self) -> None:
         """Forget all estimates."""
         groups = self.groups
         self._sums = [[0.0] * groups, [0.0] * groups]
-        self.weight, self.biased = 0.0, False
+        self._totals, self._spreads = [0.0, 0.0], [0.0, 0.0]
+        self.weight, self.biased, self._weight2, self._taken = 0.0, False, 0.0, 0
 
     def state_dict(self) -> dict[str, Any]:
         """Floats, ints and lists of floats: loads with `weights_only=True`."""
@@ -163,6 +209,11 @@ class Statistics:
             "weight": self.weight,
             "biased": int(self.biased),
             "updates": self.updates,
+            "totals": list(self._totals),
+            "spreads": list(self._spreads),
+            "weight2": self._weight2,
+            "taken": self._taken,
+            "divided": int(self._divided),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -172,3 +223,44 @@ class Statistics:
             raise ValueError(f"statistics of {len(sqr)} parameter groups, but the optimizer has {self.groups}")
         self._sums = [sqr, var]
         self.weight, self.biased, self.updates = float(state["weight"]), bool(state["biased"]), int(state["updates"])
+        self._totals, self._spreads = list(state["totals"]), list(state["spreads"])
+        self._weight2, self._taken = float(state["weight2"]), int(state["taken"])
+        self._divided = bool(state["divided"])
+
+
+class Careful:
+    """What may be decided by statistics: nothing before there are enough of them, and then the lower end of the noise.
+
+    Too large a batch, and too much progress counted, cost the end result; too small a batch costs time only. So sqr
+    counts with one standard error more and var with one less than was found.
+    """
+
+    def __init__(self, statistics: Statistics) -> None:
+        """By these."""
+        self._statistics = statistics
+        #: Whether gradients are not finite now: nothing is decided by what was before.
+        self.broken = False
+
+    @property
+    def known(self) -> bool:
+        """Whether there were estimates enough."""
+        return self._statistics.settled and not self.broken
+
+    @property
+    def sqr(self) -> float:
+        """Squared norm of the gradient, rather too large."""
+        return self._statistics.sqr + (self._statistics.errors[0] if self._statistics.known else 0.0)
+
+    @property
+    def var(self) -> float:
+        """Its variance at the initial batch, rather too small."""
+        statistics = self._statistics
+        return max(statistics.var - statistics.errors[1], LEAST_VAR) if statistics.known else statistics.var
+
+    def gain(self, scale: float) -> float:
+        """What a step of `scale` initial batches is worth in steps of one, rather too little; S before any estimate."""
+        if not self._statistics.known or scale <= 1:
+            return self._statistics.gain(scale)
+        if self._statistics.errors[0] == math.inf:
+            return 1.0
+        return (self.var + self.sqr) / (self.var / scale + self.sqr)

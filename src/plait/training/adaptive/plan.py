@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from plait.training.adaptive.sampler import EpochOrder, Step, next_step, passes_left
 from plait.training.order import indices_of
+
+#: Of a rank alone, steps are made of two halves of their batch from the one on to the other, and then every so many-th.
+#: The first ones are whole, so that a loop with several backward passes is known before one of them is cut.
+HALVES_FROM, HALVES_TO, HALVES_EVERY = 8, 24, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,9 @@ class Plan:
         self._now, self._later = (1, 0), deque[tuple[int, tuple[int, int]]]()
         self.chosen = False  # whether anybody has said how large batches are
         self._turns: deque[Turn] = deque()
+        #: The least examples of a half, if steps of one pass of one rank may be cut in two; None if not.
+        self.least_half: int | None = None
+        self._whole = 0  # such steps so far
 
     def begin(self, epoch: int, done: int, *, rank: int, world: int) -> None:
         """The next iteration is this epoch from `done` samples on, as `rank` of `world` ranks."""
@@ -79,6 +86,8 @@ class Plan:
                 self._now = self._later.popleft()[1]
             local, accumulated = self._now
             step = next_step(done, self.order.size, self._world, local, accumulated + 1)
+            if self._cut(step):
+                step = replace(step, passes=2, full=step.examples % 2 == 0, halves=True)
             self.steps += 1
             done += step.examples
             for index in range(step.passes):
@@ -86,3 +95,12 @@ class Plan:
                 self._turns.append(Turn(step, index, len(places)))
                 seed = (self.order.seed * 1_000_003 + epoch * 7_368_787 + places.start) & 0x7FFFFFFF
                 yield indices_of(order[places.start : places.stop].tolist(), seed)
+
+    def _cut(self, step: Step) -> bool:
+        """Whether this step is one of those that are made of two halves."""
+        if self.least_half is None or not step.full or step.ranks * step.passes > 1:
+            return False
+        if step.examples // 2 < self.least_half:
+            return False
+        self._whole += 1
+        return HALVES_FROM < self._whole <= HALVES_TO or (self._whole > HALVES_TO and self._whole % HALVES_EVERY == 0)

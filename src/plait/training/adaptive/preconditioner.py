@@ -1,43 +1,109 @@
 """Squared norms of gradients as the optimizer sees them: under its pre-conditioner.
 
-Adam divides each gradient elementwise by sqrt(v / (1 - beta2^t)) + eps before it takes a step. In the first steps v
-knows too little, so until step 5 nothing is divided. Sums are float64 on a GPU. On a CPU they are float64 sums of
-float32 sums of 1,024 numbers, or 65,536 where they are divided first, right to about 1e-7; pieces of that size stay in
-the cache, which makes them two to nine times faster than whole tensors.
+    optimizer      divides each gradient elementwise by               first seen at step t, a coordinate has
+    Adam, AdamW    sqrt(v / (1 - beta2^t)) + eps                      c = (1 - beta2) / (1 - beta2^t) of its square
+    RMSprop        sqrt(v / (1 - alpha^t)) + eps, v less its mean     c = (1 - alpha) / (1 - alpha^t)
+                   squared if it is centred
+    Adagrad        sqrt(sum / t) + eps                                c = 1 / t
+
+A constant factor does not change the noise scale, so the last two have the one that keeps them steady. P has to be the
+same for all samples of a step and must not depend on them, or the estimates are biased; but what was never seen so far
+(a unit behind a ReLU, a row of an embedding) has v = 0 and would count 1 / eps^2. The optimizer itself includes the
+gradient of the step before it divides. Its expectation is included here: a coordinate with v = 0 counts as if it had
+been seen once, at the mean square A of the coordinates that are not 0 in gradients of earlier steps: c A. Coordinates
+that were not seen for long count at least a hundredth of that.
+
+In the first steps v knows too little, so until step 5 nothing is divided. Sums are float64 on a GPU. On a CPU they are
+float64 sums of float32 sums of 1,024 numbers, or 65,536 where they are divided first, right to about 1e-7; pieces of
+that size stay in the cache, which makes them two to nine times faster than whole tensors.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-#: Adam's own averages are not used for the norms before this many steps.
+#: The optimizer's own averages are not used for the norms before this many steps.
 FIRST_STEPS = 5
+#: What was seen long ago counts at least this part of what counts for coordinates that were never seen.
+LEAST_PART = 0.01
+#: A is measured in so many steps at the beginning, and then in every so many-th; it forgets with this factor.
+MEASURED_FIRST, MEASURED_EVERY, KEEP = 10, 8, 0.9
 _PIECE, _ROW = 65536, 1024
 
 Below = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Preconditioner:
-    """P of one optimizer: that of Adam and AdamW, the identity for others."""
+    """P of one optimizer: that of Adam, AdamW, RMSprop and Adagrad; the identity for others."""
 
     def __init__(self, optimizer: Any) -> None:
         """Of this optimizer; state and groups are looked up each time: loading a state puts others in place."""
         self._optimizer = optimizer
         self.group_of = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
         #: Whether it does anything at all.
-        self.divides = is_adam(optimizer)
+        self.divides = divides(optimizer)
+        self._active: dict[int, tuple[torch.Tensor, int]] = {}  # by parameter: A, and how often it was looked for
+        self._device_steps: int | None = None  # counted here where reading the optimizer's would hold up the host
 
     def squared(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """|P g|^2 for a gradient of this parameter: a scalar in float64 on the same device."""
-        if gradient.is_sparse or self._second(parameter) is None:
+        known = self._second(parameter)
+        if known is None:
             return squared_norm(gradient)
+        if gradient.is_sparse:
+            gradient = gradient.coalesce()
+            part = gradient.values() / known[1](known[0][tuple(gradient.indices())])
+            return _product(part, part)
         total = _zero(gradient)
         for (piece,) in self._divided(parameter, gradient):
             total += _product(piece, piece)
         return total
+
+    def observe(self, parameter: torch.Tensor, gradient: torch.Tensor, loss_scale: torch.Tensor | None = None) -> None:
+        """The gradient of a whole step, once nothing of that step is to be divided any more; of a loss so scaled."""
+        if not self.divides:
+            return
+        before, seen = self._active.get(id(parameter), (None, 0))
+        if seen >= MEASURED_FIRST and seen % MEASURED_EVERY:
+            assert before is not None
+            self._active[id(parameter)] = before, seen + 1
+            return
+        values = gradient.coalesce().values() if gradient.is_sparse else gradient
+        count = torch.count_nonzero(values).clamp_(min=1).to(torch.float64)
+        square = squared_norm(values) / count
+        if loss_scale is not None:
+            square = square / loss_scale.to(square.device, torch.float64).square()
+        now = torch.nan_to_num(square, nan=0.0, posinf=0.0)
+        self._active[id(parameter)] = now if before is None else KEEP * before + (1 - KEEP) * now, seen + 1
+
+    def begin(self) -> None:
+        """A step begins."""
+        if self._device_steps is not None:
+            self._device_steps += 1
+
+    def reset(self) -> None:
+        """The optimizer begins anew."""
+        if self._device_steps is not None:
+            self._device_steps = 0
+
+    @property
+    def dividing(self) -> bool:
+        """Whether gradients are divided now: estimates from before and after do not go together."""
+        if not self.divides:
+            return False
+        state = next((s for s in self._optimizer.state.values() if "step" in s), None)
+        if state is None:
+            return False
+        step = state["step"]
+        if not (isinstance(step, torch.Tensor) and step.is_cuda):
+            return float(step) >= FIRST_STEPS
+        if self._device_steps is None:
+            self._device_steps = int(step)  # waits for the device, once
+        return self._device_steps >= FIRST_STEPS
 
     def compared(
         self, parameter: torch.Tensor, gradient: torch.Tensor, before: torch.Tensor
@@ -62,28 +128,51 @@ class Preconditioner:
             return
         second, below_of = known
         for piece, *parts in zip(_pieces(second), *(_pieces(g) for g in gradients), strict=True):
-            below = below_of(piece.to(torch.promote_types(piece.dtype, torch.float32)))
+            below = below_of(piece)
             yield [part / below for part in parts]
 
     def _second(self, parameter: torch.Tensor) -> tuple[torch.Tensor, Below] | None:
-        """Adam's average of squares, and what makes a divisor of it; None if nothing is divided."""
+        """The optimizer's own average of squares, and what makes a divisor of it; None if nothing is divided."""
         state = self._optimizer.state.get(parameter) if self.divides else None
-        if not state or "exp_avg_sq" not in state:
+        if not state or "step" not in state:
             return None
         group = self._optimizer.param_groups[self.group_of[id(parameter)]]
-        step, (_, beta2), eps = state["step"], group["betas"], group["eps"]
-        second = local(state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"])
-        if isinstance(step, torch.Tensor) and step.is_cuda:  # fused or capturable: reading it would hold up the host
+        step, eps = state["step"], group["eps"]
+        on_device = isinstance(step, torch.Tensor) and step.is_cuda  # fused or capturable: reading it would wait
+        if not on_device:
+            step = float(step)
+            if step < FIRST_STEPS:
+                return None
+        second, keeps = _moment(self._optimizer, state, group)
+        factor = 1 / step if keeps is None else 1 / (1 - keeps**step)
+        once = factor if keeps is None else (1 - keeps) * factor
+        active, _ = self._active.get(id(parameter), (None, 0))
 
-            def below(v: torch.Tensor) -> torch.Tensor:
-                root = (v / (1 - beta2**step)).sqrt_().add_(eps)
-                return torch.where(step < FIRST_STEPS, torch.ones_like(root), root)
+        def below(v: torch.Tensor) -> torch.Tensor:
+            v = v.to(torch.promote_types(v.dtype, torch.float32))
+            if active is None:  # nothing is known of what was never seen: it does not count yet
+                root = torch.where(v > 0, v * factor, math.inf).sqrt_().add_(eps)
+            else:
+                unseen = (active * once).to(v.dtype)
+                root = torch.where(v > 0, (v * factor).clamp(min=LEAST_PART * unseen), unseen).sqrt_().add_(eps)
+            return torch.where(step < FIRST_STEPS, torch.ones_like(root), root) if on_device else root
 
-            return second, below
-        if float(step) < FIRST_STEPS:
-            return None
-        factor = 1 / (1 - beta2 ** float(step))
-        return second, lambda v: (v * factor).sqrt_().add_(eps)
+        return second, below
+
+
+def _moment(optimizer: Any, state: Any, group: Any) -> tuple[torch.Tensor, float | None]:
+    """The average of squares of one parameter and the factor it forgets with; None for Adagrad's sum."""
+    if is_adam(optimizer):
+        return local(state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]), group["betas"][1]
+    if isinstance(optimizer, torch.optim.Adagrad):
+        return local(state["sum"]), None
+    second = local(state["square_avg"])
+    return second - local(state["grad_avg"]).square() if group["centered"] else second, group["alpha"]
+
+
+def divides(optimizer: Any) -> bool:
+    """Whether it is an optimizer whose division of gradients is known."""
+    return is_adam(optimizer) or isinstance(optimizer, torch.optim.RMSprop | torch.optim.Adagrad)
 
 
 def is_adam(optimizer: Any) -> bool:

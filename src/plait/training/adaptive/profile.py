@@ -89,8 +89,9 @@ class Timings:
         """The script gets a batch."""
         self._count()
         key = nodes, turn.step.ranks, turn.local
-        counts = turn.step.full and self._warm == turn.local
-        self._warm = turn.local
+        counts = turn.step.full and not turn.step.halves and self._warm == turn.local
+        if not turn.step.halves:
+            self._warm = turn.local
         self._pass = _Pass(key, turn.is_sync, counts, self._mark(), self._waited_s())
 
     def synced(self, seconds: float | Callable[[], float | None]) -> None:

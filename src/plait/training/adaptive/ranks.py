@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from plait.training.members import here
+from plait.training.process_groups import OwnGroup
 
 
 class Ranks:
@@ -22,16 +23,16 @@ class Ranks:
     def __init__(self) -> None:
         """Look, and make a group of gloo. All ranks together."""
         self.world_group, self.rank, self.world, self.nodes = _world(), 0, 1, 1
-        self._group: Any = None
+        self._own: OwnGroup | None = None
         if self.world_group is None:
             return
         import torch.distributed as dist
 
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         if self.world > 1:
-            self._group = dist.new_group(backend="gloo", group_desc="plait-adaptive")
+            self._own = OwnGroup("plait-adaptive")
             part = torch.tensor(1.0 / self._local_world(), dtype=torch.float64)
-            dist.all_reduce(part, group=self._group)
+            dist.all_reduce(part, group=self._own.group)
             self.nodes = max(round(float(part)), 1)  # each node's ranks add up to one
 
     @property
@@ -46,7 +47,8 @@ class Ranks:
         import torch.distributed as dist
 
         agreed = torch.tensor(list(values), dtype=torch.int64)
-        dist.all_reduce(agreed, dist.ReduceOp.MAX, group=self._group)
+        assert self._own is not None
+        dist.all_reduce(agreed, dist.ReduceOp.MAX, group=self._own.group)
         return [int(value) for value in agreed]
 
     def gather(self, value: Any) -> list[Any]:
@@ -56,8 +58,14 @@ class Ranks:
         import torch.distributed as dist
 
         found: list[Any] = [None] * self.world
-        dist.all_gather_object(found, value, group=self._group)
+        assert self._own is not None
+        dist.all_gather_object(found, value, group=self._own.group)
         return found
+
+    def close(self) -> None:
+        """Give the group of gloo back: another one takes its place."""
+        if self._own is not None:
+            self._own.close()
 
     def _local_world(self) -> int:
         """How many ranks this node has: what launchers say, all of them if none does."""
@@ -88,5 +96,7 @@ def ranks() -> Ranks:
     """The ranks there are now; made anew when the process group is another. All ranks together."""
     global _found
     if _found is None or not _found.same:
+        if _found is not None:
+            _found.close()
         _found = Ranks()
     return _found

@@ -18,7 +18,7 @@ class Reading:
 
     def __init__(self) -> None:
         """Nothing."""
-        self._waiting: tuple[torch.Tensor, Any, int, float] | None = None
+        self._waiting: tuple[torch.Tensor, Any, float, float, bool] | None = None
 
     def take(self, squares: Squares | None, initial_batch: int) -> Estimate | None:
         """Begin to read `squares`; the estimate of this step on a CPU, of the one before on a CUDA device."""
@@ -32,9 +32,9 @@ class Reading:
             make: Any = torch.cuda.Event  # untyped in torch
             copied = make()
             copied.record(torch.cuda.current_stream(rows.device))
-            self._waiting = host, copied, squares.samples, squares.batch / initial_batch
+            self._waiting = host, copied, squares.samples, squares.batch / initial_batch, squares.divided
         if found is None:
             return None
-        host, copied, samples, scale = found
+        host, copied, samples, scale, divided = found
         copied.synchronize()  # of the step before: the GPU has it behind it, unless the host is a whole step ahead
-        return estimate(host.tolist(), samples, scale)
+        return estimate(host.tolist(), samples, scale, divided=divided)

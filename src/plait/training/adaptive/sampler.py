@@ -18,7 +18,8 @@ class Step:
     """The samples of one optimizer step: `examples` of them from place `first` of the order on.
 
     They are taken in `passes` passes by each of `ranks` ranks. `full` says whether each part has the batch that was
-    asked for; the last steps of an epoch may have less.
+    asked for; the last steps of an epoch may have less. `halves`: one pass of one rank was cut in two, so that its two
+    gradients show their noise.
     """
 
     first: int
@@ -26,6 +27,7 @@ class Step:
     passes: int
     ranks: int
     full: bool
+    halves: bool = False
 
     def part(self, index: int, rank: int) -> range:
         """The places that `rank` takes in pass `index`, 0 <= index < passes.

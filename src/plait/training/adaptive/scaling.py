@@ -13,19 +13,19 @@ import torch
 from plait.core.errors import InputError
 from plait.goodput.rules import Rule, default_rule, rule_of
 from plait.training.adaptive.noise import Statistics
-from plait.training.adaptive.preconditioner import is_adam
+from plait.training.adaptive.preconditioner import divides
 
 
 class LearningRate:
     """Of one optimizer: `scale` before its step, `restore` after it."""
 
     def __init__(self, optimizer: Any, rule: str | Rule | None = None) -> None:
-        """By a rule, or the name of one; AdaScale if there is none, for Adam and AdamW the square root.
+        """By a rule, or the name of one; AdaScale if there is none, the square root where gradients are divided.
 
         Raises `InputError` for a name that there is not.
         """
         if rule is None:
-            rule = default_rule(preconditioned=is_adam(optimizer))
+            rule = default_rule(preconditioned=divides(optimizer))
         self.rule: Rule = rule_of(rule) if isinstance(rule, str) else rule
         self._optimizer = optimizer  # loading a state puts other groups in place, so they are looked up each time
         self._own: list[Any] | None = None

@@ -24,8 +24,9 @@ import torch
 from plait.core.errors import InputError
 from plait.training.adaptive.base import ALIKE
 from plait.training.adaptive.checks import check, check_graph, check_loader, parallel_kind, warn_unknown
+from plait.training.adaptive.finite import Finite
 from plait.training.adaptive.hooks import GradientHooks, Hook
-from plait.training.adaptive.noise import Statistics
+from plait.training.adaptive.noise import Careful, Statistics
 from plait.training.adaptive.passes import Pass
 from plait.training.adaptive.patches import Turnstile, hold_optimizer, hold_scaler
 from plait.training.adaptive.preconditioner import is_adam
@@ -57,15 +58,20 @@ class Adaptive:
         scheduler: Any = None,
         reset_on_rescale: bool = True,
         comm_hook: Hook | None = None,
+        halves: bool = True,
     ) -> None:
         """Adapt `model` (in DDP if there are several ranks), which `optimizer` steps and `loader` feeds.
 
         `rule` scales the learning rate: a name of `plait.goodput.rules.RULES`, or a function like those; by default
-        AdaScale, and the square root for Adam and AdamW. `scaler` is the script's GradScaler. `scheduler` is stepped
+        AdaScale, and the square root for Adam, AdamW, RMSprop and Adagrad. `scaler` is the script's GradScaler.
+        `scheduler` is stepped
         here, once an iteration at the initial batch (so that it sees the progress of training and not how large its
         steps are), and no more by the script; one that goes by epochs stays with the script. `reset_on_rescale`: Adam
         and AdamW begin anew when the batch changes by more than five per cent. `comm_hook` is the script's own
-        communication hook for DDP, which takes only one.
+        communication hook for DDP, which takes only one. `halves`: of a rank alone that makes a step in one pass, the
+        ninth to the 24th step and then every sixteenth come as two halves of their batch, so that their two gradients
+        show the noise (the optimizer steps after the second); without, each gradient is compared with the one before,
+        whose estimates are wrong while weights move fast.
 
         Raises `InputError` for FSDP1, ZeRO, LBFGS, tensor parallelism, several ranks without DDP, a loader of another
         kind, an optimizer of another model's parameters or one that is in another `Adaptive`.
@@ -81,7 +87,8 @@ class Adaptive:
         self.statistics = Statistics(len(optimizer.param_groups))
         self._rate = LearningRate(optimizer, rule)
         self._reset = reset_on_rescale and is_adam(optimizer)
-        self._gate, self._reading = Turnstile(), Reading()
+        self.careful = Careful(self.statistics)
+        self._gate, self._reading, self._finite = Turnstile(), Reading(), Finite(optimizer)
         self._accumulating = contextlib.ExitStack()
         self._scale: float | None = None  # S of the newest whole step
         self._moments: float | None = None  # about that of the gradients that Adam's moments are of
@@ -96,7 +103,8 @@ class Adaptive:
         # Of this instance, so before the hooks of the whole process, by which plait counts steps and saves.
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
-        loader.follow(self.statistics, self._begin, self._end, counted=True)
+        halves = halves and self.kind != "fsdp2"
+        loader.follow(self.careful, self._begin, self._end, counted=True, halves=halves)
 
     def _make_hooks(self, comm_hook: Hook | None) -> GradientHooks:
         if self.kind == "fsdp2":
@@ -160,6 +168,11 @@ class Adaptive:
         return self.statistics.noise_scale(self.loader.batch_size)
 
     @property
+    def noise_interval(self) -> tuple[float, float]:
+        """The noise scale in examples, one standard error less and more."""
+        return self.statistics.noise_interval(self.loader.batch_size)
+
+    @property
     def gain(self) -> float:
         """What a step is worth now, in steps at the initial batch."""
         return self.statistics.gain(self._scale or 1.0)
@@ -179,7 +192,11 @@ class Adaptive:
     def _begin(self, turn: Turn) -> None:
         """The loader hands out a batch."""
         step = turn.step
-        now = self._now = Pass(step.ranks, step.passes, turn.index, turn.local, step.examples, step.full)
+        least_half = self.loader.plan.least_half
+        pairs = least_half is None or step.examples // 2 < least_half
+        now = self._now = Pass(
+            step.ranks, step.passes, turn.index, turn.local, step.examples, step.full, step.halves, pairs
+        )
         self._gate.stepping, self._stepped = now.last, False
         self._accumulating.close()
         if not now.last:
@@ -209,8 +226,15 @@ class Adaptive:
         if _overflowed(self.optimizer):  # a fused one finds out by itself
             self.loader.progress.left_out()
             return
-        self.loader.progress.made()
         squares = self._hooks.collect()
+        if self._hooks.twice:  # cut in two, such a step would have to be refused
+            self.loader.plan.least_half = None
+        if self.scaler is None and self._finite.broken(self.loader.progress.tried):
+            self.careful.broken = True
+            self.loader.progress.left_out()
+        else:
+            self.careful.broken = False
+            self.loader.progress.made()
         estimate = self._reading.take(squares, self.loader.batch_size)
         if estimate is not None:
             self.statistics.update(estimate)
@@ -223,9 +247,11 @@ class Adaptive:
             if self._moments is None or abs(scale / self._moments - 1) > ALIKE:
                 if self._reset and self._moments is not None:
                     reset_moments(self.optimizer)
+                    self._hooks.precondition.reset()
                 self._moments = scale
         # Of this very step: the last ones of a pass over the data may be far smaller, and are no less noisy for it.
-        self._rate.scale(self.statistics, max(scale, 1.0), self.progress)
+        known = self.statistics if self.statistics.settled else Statistics(self.statistics.groups)  # not by a few
+        self._rate.scale(known, max(scale, 1.0), self.progress)
         if self._scale != before:
             log.info(
                 "batch %d (%d x %d of %d ranks), learning rate x %s",

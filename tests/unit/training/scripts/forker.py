@@ -2,7 +2,8 @@
 
 Its arguments are more imports to do once.
 
-Reads a JSON line a script: {"script", "args", "env", "folder"}. The copy writes its pid to folder/pid, its output to
+Reads a JSON line a script: {"script", "args", "env", "folder", "finalise"}, the last whether its interpreter ends as
+others do, or at once when the script has. The copy writes its pid to folder/pid, its output to
 folder/output, its exit code to folder/code.
 """
 
@@ -39,8 +40,11 @@ def play(order):
         code = 1
     import atexit
 
-    atexit._run_exitfuncs()
+    if not order["finalise"]:
+        atexit._run_exitfuncs()
     sys.stdout.flush()
+    if order["finalise"]:
+        raise SystemExit(code)  # up to the end of this file, and through the interpreter's own end
     os._exit(code)
 
 

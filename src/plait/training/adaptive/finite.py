@@ -1,0 +1,71 @@
+"""Whether gradients are finite: a loss that is NaN makes all of them NaN, and steps by them are no progress.
+
+Looked at is the smallest gradient of each step: a loss that is not finite reaches every parameter it depends on. On a
+CUDA device it is read one step late, so that the host never waits for this step.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+
+class Finite:
+    """Looks at the gradients of one optimizer."""
+
+    def __init__(self, optimizer: Any) -> None:
+        """Of this optimizer."""
+        self._optimizer = optimizer
+        self._smallest: Any = None  # parameter
+        self._waiting: tuple[torch.Tensor, Any] | None = None
+        self._broken = 0  # steps in a row
+
+    def broken(self, step: int) -> bool:
+        """Whether the gradients of the step about to be made (on a CUDA device: of the one before) are not finite.
+
+        The first of several in a row is told in the job's log as step number `step`.
+        """
+        finite = self._look()
+        if finite:
+            if self._broken:
+                _tell(f"gradients are finite again after {self._broken} steps")
+            self._broken = 0
+            return False
+        self._broken += 1
+        if self._broken == 1:
+            _tell(
+                f"gradients of step {step} are not finite (the loss is NaN or infinite): such steps are no progress, "
+                "and the batch is not enlarged by them; look for the first loss that is not finite, and begin again "
+                "from before it, with a smaller learning rate or clipped gradients"
+            )
+        return True
+
+    def _look(self) -> bool:
+        if self._smallest is None or self._smallest.grad is None:
+            given = [p for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None]
+            self._smallest = min(given, key=lambda parameter: parameter.numel(), default=None)
+        if self._smallest is None:
+            return True
+        smallest = self._smallest.grad
+        if smallest.is_sparse:
+            smallest = smallest.coalesce().values()
+        smallest = getattr(smallest, "to_local", lambda: smallest)()
+        good = torch.isfinite(smallest).all()
+        if not good.is_cuda:
+            return bool(good)
+        before, host = self._waiting, torch.empty((), dtype=torch.bool, pin_memory=True)
+        host.copy_(good, non_blocking=True)
+        make: Any = torch.cuda.Event  # untyped in torch
+        copied = make()
+        copied.record(torch.cuda.current_stream(good.device))
+        self._waiting = host, copied
+        if before is None:
+            return True
+        before[1].synchronize()
+        return bool(before[0])
+
+
+def _tell(what: str) -> None:
+    print(f"plait: {what}", file=sys.stderr, flush=True)

@@ -1,0 +1,29 @@
+"""Jobs of several ranks end with exit code 0 also where one of them lags: nothing of gloo lives into the end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from attempts import free_port, the_forker
+
+pytest.importorskip("torch")
+WAYS = [("steps", ""), ("adaptive", ""), ("steps", "destroy"), ("adaptive", "destroy")]
+TRIES = 100 if os.environ.get("PLAIT_SLOW") else 2
+
+
+@pytest.mark.parametrize(("kind", "destroy"), WAYS)
+def test_ranks_that_end_apart_end_well(kind: str, destroy: str, tmp_path: Path) -> None:
+    """PLAIT_SLOW: 25 pairs of each kind, 100 in all; else one or two."""
+    codes = []
+    for number in range(-(-TRIES // len(WAYS))):
+        job, port = tmp_path / f"j-{number}", str(free_port())
+        both = [
+            the_forker().start(
+                job, 1, "lagging.py", kind, "0.15", destroy, finalise=True, rank=rank, world=2, MASTER_PORT=port
+            )
+            for rank in (0, 1)
+        ]
+        codes += [attempt.end() for attempt in both]
+    assert [code for code, _ in codes] == [0] * len(codes), codes
