@@ -44,6 +44,6 @@ def simulated(out: Path) -> None:
     trace = out / "philly.csv"
     generate(trace, preset="philly", jobs=2000, gpus=64, load=1.0, seed=1, models="uniform")
     simulate(
-        [trace], policy=SIMULATED_POLICIES, cluster="8x8", report=out / "report.html", json=str(out / "results.json")
+        [trace], policy=SIMULATED_POLICIES, cluster=["8x8"], report=out / "report.html", json=str(out / "results.json")
     )
     typer.echo(f"Open {(out / 'report.html').resolve()} in a browser; the figures are in {out / 'results.json'}.")

@@ -269,10 +269,10 @@ def _ms(seconds: float) -> str:
 
 def write(halves: list[Half], out: Path) -> None:
     """The report of both halves, and the stages of groups."""
-    write_html([half.result for half in halves], out / "report.html", title="Four trainings, live")
+    write_html([half.result for half in halves], out / "live.html", title="Four trainings, live")
     groups = [_stages(half, sharing) for half in halves for sharing in half.sharings]
     write_stages(groups, out / "stages.html", "Who used which resource when")
-    print(f"\nOpen {(out / 'report.html').resolve()} (who held which slot) and stages.html beside it in a browser.")
+    print(f"\nOpen {(out / 'live.html').resolve()} (who held which slot) and stages.html beside it in a browser.")
 
 
 def _stages(half: Half, sharing: Sharing) -> StageGroup:

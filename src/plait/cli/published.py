@@ -33,6 +33,8 @@ def published_runs(request: Request) -> list[PublishedRun] | None:
         return None
     if len(names) > 1:
         raise InputError(f"world {name} has policies of its own and is not compared with others; give it alone")
+    if request.clusters:
+        raise InputError(f"world {name} has its own cluster, {world.cluster}; give one --cluster, or none")
     _refuse(request, name, world)
     round_s = request.round_s or 0.0
     policies = split_policies(request.policy)

@@ -74,6 +74,7 @@ class Request:
     log: Path | None = None
     check: bool = False
     processes: int = 1
+    clusters: Sequence[str] = ()
 
 
 def answer(request: Request) -> None:
@@ -84,8 +85,8 @@ def answer(request: Request) -> None:
     with Outputs() as outputs:
         published = published_runs(request)
         cases = make_cases(request) if published is None else []
-        names: list[tuple[str, ...]] = [(c.policy, c.world.name, str(c.seed), c.trace) for c in cases]
-        names += [(r.policy, r.world, "0", str(r.trace)) for r in published or ()]
+        names: list[tuple[str, ...]] = [(c.policy, c.world.name, str(c.seed), c.trace, str(c.cluster)) for c in cases]
+        names += [(r.policy, r.world, "0", str(r.trace), "") for r in published or ()]
         files = _reserve(request, names, outputs)
         if request.log is not None:
             cases = [
@@ -121,7 +122,19 @@ def note(text: str) -> None:
 
 
 def make_cases(request: Request) -> list[Case]:
-    """One case a (trace, policy, world, seed), in this order; everything is checked before anything runs."""
+    """One case a (cluster, trace, policy, world, seed), in this order; all is checked before anything runs."""
+    clusters = request.clusters or (request.cluster,)
+    for text in clusters:
+        if text is not None and "," in text:
+            note(
+                f"{text} is one cluster of {len(text.split(','))} kinds of nodes; to compare clusters give each by "
+                "itself: " + " ".join(f"-c {part.strip()}" for part in text.split(","))
+            )
+    return [case for text in clusters for case in _cases_on(replace(request, cluster=text))]
+
+
+def _cases_on(request: Request) -> list[Case]:
+    """The cases on one cluster."""
     given = None if request.cluster == "trace" else Cluster.parse(request.cluster or DEFAULT_CLUSTER)
     if request.data is not None:
         raise InputError(f"world {request.world} uses no --data; of the worlds only pollux-artifact does")

@@ -19,9 +19,11 @@ def simulate(
         str, typer.Option("--policy", "-p", help="Policies, e.g. srsf,tiresias-l:knob=8,mymodule:MyPolicy.")
     ] = DEFAULT_POLICIES,
     cluster: Annotated[
-        Text,
+        list[str] | None,
         typer.Option(
-            "--cluster", "-c", help="NODESxGPUS, e.g. 8x8 or 4x8:v100,2x8:a100; trace = its own. [default: 8x8]"
+            "--cluster",
+            "-c",
+            help="NODESxGPUS, e.g. 8x8, or 4x8:v100,2x8:a100 as one; trace = its own; again: another. [default: 8x8]",
         ),
     ] = None,
     round_s: Annotated[
@@ -62,8 +64,11 @@ def simulate(
     \b
     plait simulate trace.csv --policy fifo,srsf --cluster 8x8
     plait simulate trace.csv -p tiresias-l:thresholds=3250/7200 --seed 0..4 --report out.html
+    plait simulate trace.csv --policy srsf --cluster 8x8 --cluster 16x4
     """
     given = dict(locals())
+    asked = list(dict.fromkeys(cluster or ()))
+    given |= {"cluster": asked[0] if asked else None, "clusters": tuple(asked) if len(asked) > 1 else ()}
     from plait.cli.runs import Request, answer
 
     answer(Request(**given))

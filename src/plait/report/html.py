@@ -17,7 +17,7 @@ from plait.control.metrics import RunResult
 from plait.report.files import write_text
 from plait.report.metrics import METRICS, Metric, best, show, unit_of
 from plait.report.payload import embed, run_payload, shares
-from plait.report.tables import comparable, figure, labels, time_unit_of
+from plait.report.tables import baselines, change, comparable, figure, labels, time_unit_of
 
 #: Rows of the job table, and bars of the Gantt chart, in a whole report; runs share them equally.
 ROWS = 20_000
@@ -103,7 +103,8 @@ def _first(results: Sequence[RunResult], group: Comparison) -> RunResult:
 def _title(groups: Sequence[Comparison], names: Sequence[str]) -> str:
     traces = list(dict.fromkeys(g.trace for g in groups if g.trace))
     on = f" on {', '.join(traces)}" if traces else ""
-    what = names[0] if len(names) == 1 else f"{len(names)} policies"
+    count = len({g.policy for g in groups})
+    what = names[0] if len(names) == 1 else f"{count} polic{'y' if count == 1 else 'ies'}"
     return f"{what}{on}"
 
 
@@ -190,6 +191,7 @@ def table_row(
 ) -> dict[str, Any]:
     """One row of a comparison: its label, and a cell a column."""
     rivals = next(group for group in comparable(groups) if i in group)
+    before = baselines(groups)[i]
     cells = []
     for column in columns:
         metric: Metric = column["metric"]
@@ -198,9 +200,10 @@ def table_row(
         interval = ""
         if estimate is not None and math.isfinite(estimate.low):
             interval = f"{show(estimate.low, column['factor'])} to {show(estimate.high, column['factor'])}"
+        other = figure(groups[before], metric) if before != i else math.nan
         cells.append(
             {
-                "text": show(value, column["factor"]),
+                "text": show(value, column["factor"]) + change(value, other),
                 "sort": repr(float(value)) if math.isfinite(value) else "",
                 "best": value == best(metric, [figure(groups[j], metric) for j in rivals]),
                 "interval": interval,
@@ -213,6 +216,8 @@ def table_row(
 def _table_note(groups: Sequence[Comparison]) -> str:
     many = max((g.runs for g in groups), default=0)
     seeds = f" Means over {many} seeds with 95 % bootstrap intervals; charts show the first seed." if many > 1 else ""
+    if baselines(groups) != list(range(len(groups))):
+        seeds += " In brackets: the change from the first cluster."
     return f"★ best of its column among runs on the same trace, world and cluster; click a heading to sort.{seeds}"
 
 

@@ -49,6 +49,23 @@ def comparable(rows: Sequence[Comparison]) -> list[list[int]]:
     return list(groups.values())
 
 
+def baselines(rows: Sequence[Comparison]) -> list[int]:
+    """For each row the one of the same policy, trace and world on the cluster that was given first; maybe itself."""
+    first: dict[tuple[str, str, str], int] = {}
+    return [first.setdefault((row.trace, row.policy, row.world), i) for i, row in enumerate(rows)]
+
+
+def change(value: float, before: float) -> str:
+    """How far a value is from that on the first cluster, to stand behind it; "" where that says nothing.
+
+    >>> change(75.0, 100.0), change(1.0, 0.0)
+    (' (-25 %)', '')
+    """
+    if not (math.isfinite(value) and math.isfinite(before) and before):
+        return ""
+    return f" ({value / before - 1:+.0%})".replace("%", " %")
+
+
 def comparison_table(results: Iterable[RunResult], metrics: Sequence[Metric] | None = None) -> Table:
     """A `rich` table: one row a policy (means over seeds), the best of each column bold with a star."""
     rows = compare(results)
@@ -63,8 +80,9 @@ def comparison_table(results: Iterable[RunResult], metrics: Sequence[Metric] | N
             i for group in comparable(rows) for i in group if values[i] == best(metric, [values[j] for j in group])
         }
         table.add_column(f"{metric.label} ({unit})" if unit else metric.label, justify="right")
+        before = baselines(rows)
         for i, value in enumerate(values):
-            text = show(value, factor)
+            text = show(value, factor) + change(value, values[before[i]] if before[i] != i else math.nan)
             texts[i].append(Text(f"* {text}", style="bold green") if i in winners else Text(text))
     for cells in texts:
         table.add_row(*cells)
@@ -84,6 +102,8 @@ def _title(rows: Sequence[Comparison]) -> str:
 def _caption(rows: Sequence[Comparison]) -> str:
     seeds = max((row.runs for row in rows), default=0)
     notes = ["* best"] + ([f"means over {seeds} seeds"] if seeds > 1 else [])
+    if baselines(rows) != list(range(len(rows))):
+        notes.append("in brackets: the change from the first cluster")
     open_jobs = sum(row.figures["unfinished"].mean > 0 for row in rows if "unfinished" in row.figures)
     if open_jobs:
         notes.append(f"{open_jobs} with jobs that did not end, so without averages")
