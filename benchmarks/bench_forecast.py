@@ -10,6 +10,7 @@ starts take about seven minutes. `busy`: so many processes as there are cores co
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
@@ -22,6 +23,7 @@ from typing import Any
 
 import common
 
+from plait.core.errors import InputError
 from plait.forecast.queue import foresee
 from plait.live.client import Client
 from plait.testing.cluster import Cluster
@@ -120,7 +122,8 @@ def _ask(service: Client, name: str) -> Asked | None:
     eta = None if foreseen is None else foreseen.raw.etas.get(number)
     if foreseen is None or eta is None or eta.start is None:
         return None
-    service.tell_forecast(name, eta.start.said_json(), eta.end.said_json())
+    with contextlib.suppress(InputError):  # it has started, and ended, meanwhile
+        service.tell_forecast(name, eta.start.said_json(), eta.end.said_json())
     honest = foreseen.honest.etas[number].start
     assert honest is not None
     return Asked(float(state["asked_s"]), (eta.start.low_s, eta.start.high_s), (honest.low_s, honest.high_s))

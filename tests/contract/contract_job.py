@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from plait.training.commits import Commits, StaleEpoch
 from plait.training.page import JobState, Page
+from plait.training.saving import Saves
 from plait.training.surroundings import Surroundings
 
 
@@ -55,7 +56,7 @@ class Training:
             while step < steps:
                 time.sleep(pace_s)
                 step += 1
-                page.steps, page.step_s = float(step), pace_s
+                page.steps, page.step_s, page.saves = float(step), pace_s, Saves.YES
                 if every and step >= saved + every:
                     saved = step
                     self.save(step)

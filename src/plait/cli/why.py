@@ -240,6 +240,8 @@ def fidelity_lines(found: Fidelity) -> list[str]:
         lines.append("* never profiled alone: its pace is that of this very run, so it is no proof")
     if found.failures:
         lines.append(f"{counted(found.failures, 'attempt')} failed, which the simulator does not foresee")
+    if found.lost_gpu_s:
+        lines.append(f"work lost to stops and failures: {duration(found.lost_gpu_s)} on a GPU")
     if found.left_out:
         lines.append(f"left out, as they did not finish: {counted(found.left_out, 'job')}")
     return lines

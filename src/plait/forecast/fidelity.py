@@ -63,7 +63,7 @@ class Fidelity:
     """All jobs that finished; `start_up_s` is what a start cost (median), `left_out` the jobs that did not finish.
 
     `policies`: seconds and name of each policy that was in force. `failures`: attempts that failed, which nobody
-    foresees.
+    foresees. `lost_gpu_s`: GPU-seconds of work that nobody went on from.
     """
 
     jobs: tuple[Compared, ...]
@@ -71,6 +71,7 @@ class Fidelity:
     start_up_s: float
     left_out: int
     failures: int = 0
+    lost_gpu_s: float = 0.0
 
     @property
     def policy(self) -> str:
@@ -95,7 +96,8 @@ class Fidelity:
         return {
             "policies": [{"at_s": at_s, "policy": text} for at_s, text in self.policies],
             "start_up_s": self.start_up_s, "worst_error": _known(self.worst), "left_out": self.left_out,
-            "failures": self.failures, "measured": TAKEN, "predicted": PREDICTED, "jobs": rows,
+            "failures": self.failures, "lost_gpu_s": self.lost_gpu_s, "measured": TAKEN,
+            "predicted": PREDICTED, "jobs": rows,
         }  # fmt: skip
 
 
@@ -129,7 +131,8 @@ def fidelity(rows: Sequence[Row], *, round_s: float = 1.0) -> Fidelity:
     )
     typical = float(np.median([job.start_s for job in jobs]))
     left_out = books.count - len(finished)
-    return Fidelity(jobs, tuple(seen.policy_texts), typical, left_out, seen.failures)
+    lost_gpu_s = sum(replayed.state.record.lost_gpu_s.values())
+    return Fidelity(jobs, tuple(seen.policy_texts), typical, left_out, seen.failures, lost_gpu_s)
 
 
 def _relive(controller: Controller, truth: JobBatch, finished: list[int], seen: Observed, round_s: float) -> Any:
@@ -137,7 +140,8 @@ def _relive(controller: Controller, truth: JobBatch, finished: list[int], seen: 
     books = controller.books
     # The policy is told what was said at submission; the rest comes to it when it came live.
     reported = JobBatch.of([books.spec(job) for job in finished])
-    news: list[News] = [*seen.policies[1:], *numbered(seen.profiles, finished), *numbered(seen.estimates, finished)]
+    told = [*seen.profiles, *seen.estimates, *seen.stop_costs]
+    news: list[News] = [*seen.policies[1:], *numbered(told, finished)]
     news.sort(key=lambda told: told[0])
     again = Controller(seen.policies[0][1], controller.cluster, controller.rule)
     worlds = [seen.worlds.get(job, 1) for job in finished]

@@ -16,11 +16,13 @@ import numpy as np
 from plait.control.messages import (
     GoodputReported,
     JobFailed,
+    JobKept,
     JobProfiled,
     LaunchFailed,
     NodeLost,
     ProgressReported,
     ReplanDue,
+    StopCostReported,
 )
 from plait.core.policy import Policy
 from plait.forecast.replayed import Row
@@ -57,6 +59,7 @@ class Observed:
         self.policy_texts: list[tuple[float, str]] = []
         self.profiles: list[JobProfiled] = []
         self.estimates: list[GoodputReported] = []
+        self.stop_costs: list[StopCostReported | JobKept] = []
         self.reports: dict[int, list[Report]] = {}  # of each job that adapts its batch
         self.silent_s: dict[int, float] = {}  # seconds that it held its GPUs until the first report
         self.first_decision_s = math.nan
@@ -78,6 +81,8 @@ class Observed:
         elif isinstance(event, GoodputReported):
             self.estimates.append(event)
             self._report(state, event)
+        elif isinstance(event, (StopCostReported, JobKept)):
+            self.stop_costs.append(event)
         elif isinstance(event, (JobFailed, LaunchFailed)):
             self.failures += len(event.jobs)
         elif isinstance(event, NodeLost):

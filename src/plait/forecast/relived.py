@@ -2,7 +2,8 @@
 
 decisions    when something has changed, at once if the last one is `gap_s` ago, else then
 starting     a job that starts is nobody's partner at a gate before its first iteration; then all get a new pace
-news         other policies, measured profiles and what adaptive jobs say of themselves come when they came live
+news         other policies, measured profiles, what stops would cost and what adaptive jobs say of themselves come when
+             they came live
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from plait.control.controller import Controller
-from plait.control.messages import Command, Event, GoodputReported, JobProfiled, Launch
+from plait.control.messages import Command, Event, GoodputReported, JobKept, JobProfiled, Launch, StopCostReported
 from plait.core.arrays import BoolArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch
@@ -25,7 +26,7 @@ from plait.sim.settings import SimulationSettings
 from plait.sim.state import to_ms
 
 #: What jobs said of themselves.
-Told: TypeAlias = JobProfiled | GoodputReported
+Told: TypeAlias = JobProfiled | GoodputReported | StopCostReported | JobKept
 
 News = tuple[float, Policy | Told]
 
@@ -101,7 +102,7 @@ class Relived(Simulator):
         assert self.controller is not None
         while self.news and to_ms(self.news[0][0]) <= now:
             what = self.news.pop(0)[1]
-            if isinstance(what, (JobProfiled, GoodputReported)):
+            if isinstance(what, (JobProfiled, GoodputReported, StopCostReported, JobKept)):
                 known = np.flatnonzero(what.jobs < self.controller.books.count)
                 if len(known):
                     yield _rows(what, known, what.jobs[known], now / 1000)

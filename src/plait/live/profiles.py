@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from plait.live.attempts import Attempt, JobRecord
     from plait.live.engine import Engine
 
-#: A profile in the making is waited for at most so long, seconds, and takes so many iterations at least.
-PROFILE_S, FEWEST_ITERATIONS = 120.0, 25
+#: A profile in the making is waited for at most so long, seconds; it takes so many iterations at least and at most.
+PROFILE_S, FEWEST_ITERATIONS, MOST_ITERATIONS = 120.0, 25, 60
 
 #: measured once, used for later jobs: key -> {"stage_s", "iteration_s", "skew"}
 Learnt = Mapping[str, Mapping[str, Any]]
@@ -97,7 +97,7 @@ def pass_on(engine: Engine, learnt_from: JobRecord, now: float) -> None:
 
 
 def protect(engine: Engine, job: JobRecord, attempt: Attempt, seen: Seen, now: float) -> None:
-    """Have policies leave a job where it runs while it measures its profile, for `PROFILE_S` from its first iteration.
+    """Have policies leave a job where it runs while it measures its profile: `MOST_ITERATIONS`, at most `PROFILE_S`.
 
     A stop would begin the measurement again, and meanwhile the job stays out of groups. A job is not protected if its
     iterations are too long for that time, nor beside others, where it measures nothing.
@@ -110,7 +110,7 @@ def protect(engine: Engine, job: JobRecord, attempt: Attempt, seen: Seen, now: f
     unknown = math.isnan(controller.books.columns["stage_s"][job.number, 0])
     if unknown and alone and seen.profile is None and FEWEST_ITERATIONS * seen.step_s <= PROFILE_S:
         attempt.ranks[0].learnt_s["kept"] = now
-        engine.do(JobKept(now, np.array([job.number]), np.array([now + PROFILE_S])))
+        engine.do(JobKept(now, np.array([job.number]), np.array([now + min(PROFILE_S, MOST_ITERATIONS * seen.step_s)])))
 
 
 def profile_source(engine: Engine, job: JobRecord) -> str | None:
