@@ -1,6 +1,8 @@
 """How long a person waits for the command line: CPU seconds of fresh processes.
 
-python benchmarks/bench_cli.py
+    python benchmarks/bench_cli.py [--quick]
+
+`ls` and `explain` ask a service with 10,000 queued jobs, whose own CPU seconds are not counted.
 """
 
 from __future__ import annotations
@@ -9,10 +11,14 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import common
 from common import Figure
+
+from plait.live.client import Client
 
 PLAIT = str(Path(sys.executable).parent / "plait")
 
@@ -28,6 +34,29 @@ def child_cpu_s(command: list[str], runs: int) -> float:
     return statistics.median(taken[1:])  # the first one warms the disk
 
 
+def with_a_queue(home: Path, runs: int) -> list[Figure]:
+    """Listing and explaining jobs of a long queue."""
+    count = 1_001 if "--quick" in sys.argv else 10_000
+    service = subprocess.Popen(
+        [sys.executable, "-m", "plait.live.service", "--home", str(home), "--policy", "fifo", "--user-jobs", "0"]
+    )
+    try:
+        while not (home / "service.json").exists():
+            time.sleep(0.05)
+        with Client.at(str(home)) as client:
+            for first in range(0, count, 1_000):
+                jobs = [{"command": ["python", "train.py", str(i)]} for i in range(first, min(first + 1_000, count))]
+                client.submit(jobs)
+        figures = []
+        for words, goal in ((["ls"], "goal 0.5 s"), (["explain", f"j-{count - 1}"], "goal 1 s")):
+            seconds = child_cpu_s([PLAIT, *words, "--home", str(home)], runs)
+            figures.append(Figure(f"plait {words[0]}, {count:,} queued jobs", seconds, runs, goal=goal))
+        return figures
+    finally:
+        service.terminate()
+        service.wait()
+
+
 def main() -> None:
     """Measure and print."""
     runs = 9
@@ -37,6 +66,8 @@ def main() -> None:
         seconds = child_cpu_s([PLAIT, *words], runs)
         against = "python -c 'import typer'"
         figures.append(Figure(f"plait {' '.join(words)}", seconds, runs, bare / seconds, against, goal))
+    with tempfile.TemporaryDirectory() as home:
+        figures += with_a_queue(Path(home), runs)
     common.show(figures)
 
 

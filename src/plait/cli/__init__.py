@@ -7,6 +7,7 @@ Exit codes: 0 done; 1 unexpected; 2 the input or an option is wrong; 4 a plan or
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line (default: that of the process) and leave with its exit code."""
     from plait.core.errors import PlaitError
 
+    gc.set_threshold(50_000, 20, 50)  # most of a short command is imports, which leave nothing to collect
     try:
         from plait.cli.app import app
 

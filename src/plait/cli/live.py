@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,8 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def client(home: str | None) -> Client:
     """The service the user means."""
+    # Importing httpx brings its own command line along, and with it half of the time of `plait ls`.
+    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     from plait.live.client import Client
 
     return Client.at(home)

@@ -23,10 +23,16 @@ if TYPE_CHECKING:
     from plait.forecast.queue import Foreseen
     from plait.live.client import Client
 
+#: Open jobs up to which a forecast is made without being asked for: it plays all of them forward, ten times.
+FORESEEN = 1000
+
 
 def explain(
     job: JobArgument,
-    eta: Annotated[bool, typer.Option(help="Play the queue forward for an estimate of start and end.")] = True,
+    eta: Annotated[
+        bool | None,
+        typer.Option(help="Play the queue forward for an estimate of start and end; default: up to 1000 open jobs."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of what nobody knows.")] = 0,
     home: HomeOption = None,
     as_json: JsonFlag = False,
@@ -40,9 +46,12 @@ def explain(
 
     with client(home) as service:
         found = service.explain(job)
-        state = service.state() if eta and found.get("state") not in FINAL else None
+        many = _too_many(service, found) if eta is None else 0
+        state = service.state() if eta is not False and not many and found.get("state") not in FINAL else None
         number = found.get("number", job_number(str(found.get("id", job))))
-        foreseen, unforeseen = (None, None) if state is None else try_to_foresee(state, seed, home)
+        foreseen, unforeseen = (
+            (None, _cut(many, str(found["id"]))) if state is None else try_to_foresee(state, seed, home)
+        )
         if foreseen is not None and number in foreseen.raw.etas:
             tell(service, str(found["id"]), foreseen.raw.etas[number])
     mine = None if foreseen is None or number is None else foreseen.honest.etas.get(int(number))
@@ -58,6 +67,23 @@ def explain(
         return
     for line in explanation_lines({**found, "left_s": None}) + eta_lines(foreseen.honest, mine, left_s):
         typer.echo(plain_lines(line))
+
+
+def _too_many(service: Client, found: dict[str, Any]) -> int:
+    """How many jobs are open, if so many that nobody waits for a forecast who did not ask for it; else 0."""
+    from plait.live.client import FINAL
+
+    if found.get("state") in FINAL:
+        return 0
+    count = found.get("waiting")  # all others have GPUs, which are not as many
+    if count is None:
+        count = sum(n for state, n in service.status()["jobs"].items() if state not in FINAL)
+    return count if count > FORESEEN else 0
+
+
+def _cut(many: int, job: str) -> str | None:
+    """Why there is no forecast of a long queue."""
+    return f"{many:,} jobs are open; plait explain {job} --eta plays all of them forward" if many else None
 
 
 def try_to_foresee(state: dict[str, Any], seed: int = 0, home: str | None = None) -> tuple[Foreseen | None, str | None]:

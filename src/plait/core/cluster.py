@@ -43,6 +43,8 @@ class Node:
             raise InputError(f"node {self.id!r}: cpus and memory must be >= 0")
 
 
+#: Characters that describe equal nodes, nodes, and GPUs of one, at most.
+_LONGEST, _MOST_NODES, _MOST_GPUS = 200, 100_000, 10_000
 _NODES = (
     r"(?P<nodes>\d+)x(?P<gpus>\d+)(?::(?P<kind>[A-Za-z][\w.-]*))?"
     r"(?:\+(?P<cpus>\d+)c)?(?:\+(?P<memory>\d+)g)?(?:@(?P<rack>\d+))?"
@@ -97,11 +99,15 @@ class Cluster:
         nodes: list[Node] = []
         rack = 0
         for part in text.split(","):
-            match = re.fullmatch(_NODES, part.strip())
+            match = re.fullmatch(_NODES, part.strip()) if len(part) <= _LONGEST else None
             if not match or int(match["nodes"]) < 1 or int(match["gpus"]) < 1 or match["rack"] == "0":
                 raise InputError(
-                    f"cannot read cluster {part.strip()!r}; write NODESxGPUS, e.g. 8x8, 4x8:v100,2x8:a100, "
+                    f"cannot read cluster {part.strip()[:_LONGEST]!r}; write NODESxGPUS, e.g. 8x8, 4x8:v100,2x8:a100, "
                     "16x8+96c+512g (cores and GB a node), or 16x8@4 for racks of four nodes"
+                )
+            if len(nodes) + int(match["nodes"]) > _MOST_NODES or int(match["gpus"]) > _MOST_GPUS:
+                raise InputError(
+                    f"cluster {part.strip()!r} is too large; at most {_MOST_NODES:,} nodes of {_MOST_GPUS:,} GPUs fit"
                 )
             per_rack = int(match["rack"]) if match["rack"] else None
             for i in range(int(match["nodes"])):

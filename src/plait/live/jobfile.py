@@ -7,6 +7,7 @@ a job may say. The checker here knows the part of JSON Schema that it uses and n
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -85,8 +86,8 @@ def parse_bytes(text: str, what: str) -> int:
         if match is None:
             raise ValueError
         return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
-    except ValueError:
-        raise InputError(f"{what} is {text!r}; write bytes or a size such as 512Mi or 4G") from None
+    except (ValueError, OverflowError):
+        raise InputError(f"{what} is {text[:80]!r}; write bytes or a size such as 512Mi or 4G") from None
 
 
 def _bytes(value: str, where: str) -> int:
@@ -100,17 +101,18 @@ def _parse(text: str, file: Path) -> Any:
             return tomllib.loads(text)
         if suffix == ".json":
             return json.loads(text)
-    except ValueError as error:
-        raise InputError(f"{file}: not {suffix[1:].upper()}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file}: not {suffix[1:].upper()}, or nested too deeply: {error}") from error
     try:
         import yaml
     except ImportError:
         raise MissingExtra("PyYAML", "live", f"reading {file}") from None
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, OverflowError, TypeError, RecursionError) as error:
+        # PyYAML lets through errors of dates that are none, of numbers of 4,300 digits, and of depth.
         problem = " ".join(str(error).split())
-        raise InputError(f"{file}: not YAML: {problem}") from error
+        raise InputError(f"{file}: not YAML, or nested too deeply: {problem}") from error
 
 
 # -- the part of JSON Schema that the published schema uses ------------------------------------------------
@@ -119,13 +121,13 @@ def _parse(text: str, file: Path) -> Any:
 def _check(value: Any, rule: Mapping[str, Any], where: str, field: str) -> None:
     name = f"{where}: {field}" if field else where
     if "enum" in rule and value not in rule["enum"]:
-        hint = suggest(str(value), [str(v) for v in rule["enum"]])
-        raise InputError(f"{name} is {value!r}; {hint}")
+        hint = suggest(_said(value).strip("'"), [str(v) for v in rule["enum"]])
+        raise InputError(f"{name} is {_said(value)}; {hint}")
     if "type" in rule:
         wanted = rule["type"] if isinstance(rule["type"], list) else [rule["type"]]
         kinds = tuple(kind for w in wanted for kind in _TYPES[w])
         if not isinstance(value, kinds) or (isinstance(value, bool) and "boolean" not in wanted):
-            raise InputError(f"{name} is {value!r:.80}, needs {' or '.join(wanted)}" + _form(value, wanted, rule))
+            raise InputError(f"{name} is {_said(value)}, needs {' or '.join(wanted)}" + _form(value, wanted, rule))
     if isinstance(value, (int, float)):
         _check_number(value, rule, name)
     elif isinstance(value, str):
@@ -141,6 +143,14 @@ def _check(value: Any, rule: Mapping[str, Any], where: str, field: str) -> None:
         _check_object(value, rule, where, field)
 
 
+def _said(value: Any) -> str:
+    """A value as it was given, as far as that fits into a message."""
+    try:
+        return f"{value!r:.80}"
+    except (ValueError, RecursionError):  # more digits than Python writes, or too deep
+        return f"a {type(value).__name__} too large to print"
+
+
 def _check_text(value: str, rule: Mapping[str, Any], name: str) -> None:
     if len(value) < rule.get("minLength", 0):
         raise InputError(f"{name} is empty; give it a name")
@@ -152,14 +162,14 @@ def _check_text(value: str, rule: Mapping[str, Any], name: str) -> None:
 
 def _check_number(value: float, rule: Mapping[str, Any], name: str) -> None:
     low, above, high = rule.get("minimum"), rule.get("exclusiveMinimum"), rule.get("maximum")
-    if value != value or value in (float("inf"), -float("inf")):
-        raise InputError(f"{name} is {value}, needs a finite number")
+    if value != value or value in (math.inf, -math.inf):
+        raise InputError(f"{name} is {_said(value)}, needs a finite number")
     if low is not None and value < low:
-        raise InputError(f"{name} is {value}, needs at least {low}")
+        raise InputError(f"{name} is {_said(value)}, needs at least {low}")
     if above is not None and value <= above:
-        raise InputError(f"{name} is {value}, needs more than {above}")
+        raise InputError(f"{name} is {_said(value)}, needs more than {above}")
     if high is not None and value > high:
-        raise InputError(f"{name} is {value}, needs at most {high}")
+        raise InputError(f"{name} is {_said(value)}, needs at most {high}")
 
 
 def _check_object(value: Mapping[str, Any], rule: Mapping[str, Any], where: str, field: str) -> None:
@@ -186,4 +196,4 @@ def _form(value: Any, wanted: list[str], rule: Mapping[str, Any]) -> str:
     """YAML and TOML read 1 and true as they are; a text needs quotes. Objects have fields."""
     if wanted == ["object"] and len(rule.get("properties", ())) <= 10:
         return f" of {', '.join(rule.get('properties', ()))}".removesuffix(" of ")
-    return f'; write it in quotes: "{value}"' if wanted == ["string"] and isinstance(value, (int, float)) else ""
+    return f'; write it in quotes: "{_said(value)}"' if wanted == ["string"] and isinstance(value, (int, float)) else ""

@@ -26,8 +26,11 @@ def certificates(path: str | Path) -> str:
 def context(layout: Layout | None, url: str) -> ssl.SSLContext:
     """Trusts authorities of this machine, or PLAIT_CA, and what a home names for this URL.
 
-    Names and dates are checked as ever. Raises OSError for a PLAIT_CA that is not there.
+    Names and dates are checked as ever. Raises OSError for a PLAIT_CA that is not there. Reading the authorities takes
+    longer than most questions, so for a URL without TLS that waits until it may be needed (`trust`).
     """
+    if not url.startswith("https://") and not os.environ.get("PLAIT_CA"):
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     made = ssl.create_default_context(cafile=os.environ.get("PLAIT_CA") or None)
     trust(made, layout, url)
     return made
@@ -35,6 +38,8 @@ def context(layout: Layout | None, url: str) -> ssl.SSLContext:
 
 def trust(made: ssl.SSLContext, layout: Layout | None, url: str) -> None:
     """Trust what a home folder names for this URL too, if it does."""
+    if url.startswith("https://") and not made.cert_store_stats()["x509_ca"]:
+        made.load_default_certs()
     said = None if layout is None else procs.read_json(layout.service_file)
     known = said.get("certificate") if said and said.get("url") == url else None
     if isinstance(known, str):

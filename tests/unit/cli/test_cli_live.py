@@ -537,12 +537,29 @@ def test_explain_says_why_what_would_help_and_when(plait, fake):
     assert 70 < eta["start_in_s"][0] < eta["start_in_s"][1] < 130
     assert eta["end_in_s"][0] > eta["start_in_s"][0] + 70
     fake.answers["GET", "/v1/jobs/j-0/explain"] = {"id": "j-0", "number": 0, "state": "running", "left_s": 200.0}
+    fake.answers["GET", "/v1/status"] = {"jobs": {"running": 1, "waiting": 1, "finished": 5000}}
     out = plait("explain", "j-0").out
     assert "to 3 min 20 s; at its pace now in 3 min 20 s" in out
     assert "left at this pace" not in out  # one statement of the end
     low, high = json.loads(plait("explain", "j-0", "--json").out)["eta"]["end_in_s"]
     assert 70 < low < 120
     assert high == 200.0
+
+
+def test_explain_of_a_long_queue_does_not_play_it_forward_unless_asked_to(plait, fake):
+    fake.answers["GET", "/v1/state"] = {**State().to_json(), "policy": "fifo"}
+    for job, known in (("j-1", {"state": "waiting", "waiting": 10_000}), ("j-2", {"state": "running"})):
+        fake.answers["GET", f"/v1/jobs/{job}/explain"] = {"id": job, "number": int(job[2:]), **known}
+    fake.answers["GET", "/v1/status"] = {"jobs": {"waiting": 9_000, "running": 8, "finished": 10**6}}
+    for job, many in (("j-1", "10,000"), ("j-2", "9,008")):
+        assert (
+            f"no estimate of times: {many} jobs are open; plait explain {job} --eta plays" in plait("explain", job).out
+        )
+        assert many in json.loads(plait("explain", job, "--json").out)["no_eta"]
+        assert "no estimate" not in plait("explain", job, "--no-eta").out
+    assert "GET /v1/state" not in fake.paths()
+    plait("explain", "j-1", "--eta")
+    assert "GET /v1/state" in fake.paths()
 
 
 def test_explain_works_where_the_policy_of_the_service_cannot_be_imported(plait, fake, monkeypatch, tmp_path):

@@ -10,6 +10,7 @@ import asyncio
 import fcntl
 import ipaddress
 import logging
+import math
 import os
 import socket
 import sys
@@ -178,6 +179,9 @@ def _take(seat: Seat, url: str) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
+    for name, value in vars(args).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"--{name.replace('_', '-')} is {value}, needs a finite number of seconds")
     if bool(args.tls_cert) != bool(args.tls_key):
         raise InputError("TLS needs both files: --tls-cert and --tls-key")
     for name in ("tls_cert", "tls_key"):
