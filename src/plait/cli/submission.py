@@ -137,9 +137,11 @@ def batch_bounds(initial: int | None, most: int | None, local: str | None, accum
     """What the options say of the bounds of the batch; `InputError` for a range that is none."""
     bounds: list[int | None] = [None, None]
     if local is not None:
-        match = re.fullmatch(r"\s*([0-9]+)\s*\.\.\s*([0-9]+)\s*", local)
+        match = re.fullmatch(r"\s*([0-9]{1,18})\s*\.\.\s*([0-9]{1,18})\s*", local)
         if match is None:
-            raise InputError(f"--local-batch is {local!r}; write the fewest and the most examples of one GPU: 32..1024")
+            raise InputError(
+                f"--local-batch is {local[:80]!r}; write the fewest and the most examples of one GPU: 32..1024"
+            )
         bounds = [int(match[1]), int(match[2])]
     said = {"initial": initial, "most": most, "least_local": bounds[0], "most_local": bounds[1]}
     found: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
