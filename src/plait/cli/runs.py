@@ -20,6 +20,7 @@ from plait.control.metrics import RunResult, Value, Window
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch
+from plait.core.preemption import rule_named
 from plait.placement import SkewAware, unknown_models
 from plait.policies.catalog import make_policy, split_policies
 from plait.policies.unheeded import remarks
@@ -64,6 +65,9 @@ class Request:
     node_mttr: float | None = None
     job_mtbf: float | None = None
     profile_noise: float | None = None
+    plain: float | None = None
+    checkpoint_every: float | None = None
+    preemption: str = "weighed"
     window: str | None = None
     jobs: int | None = None
     json: str | None = None
@@ -147,7 +151,7 @@ def _cases_on(request: Request) -> list[Case]:
             note(f"warning: {policy} places jobs in its own way; --placement does not change it")
     worlds = [make_asked_world(name.strip(), request) for name in request.world.split(",")]
     window = None if request.window is None else read_window(request.window)
-    seeds = parse_range(request.seed, "seed")
+    seeds, rule = parse_range(request.seed, "seed"), rule_named(request.preemption)
     cases = []
     for path in request.traces:
         table = _table(path, request)
@@ -164,7 +168,7 @@ def _cases_on(request: Request) -> list[Case]:
                     labels = {**about, **settings(world, request)}
                     cases.append(
                         Case(str(path), jobs, policy, cluster, world, seed, request.placement, window, changes,
-                             request.check, None, labels)
+                             request.check, None, labels, rule)
                     )  # fmt: skip
     return cases
 
@@ -206,6 +210,10 @@ def make_asked_world(name: str, request: Request) -> World:
         raise InputError("give --failures or --node-mtbf, not both")
     if request.profile_noise is not None:
         asked["profile_noise"] = request.profile_noise
+    if request.plain is not None:
+        asked["plain"] = request.plain
+    if request.checkpoint_every is not None:
+        asked["checkpoint_every_s"] = request.checkpoint_every
     return replace(world, **asked)
 
 
@@ -334,6 +342,8 @@ def settings(world: World, request: Request) -> dict[str, Value]:
         "node_mttr_s": world.node_mttr_s,
         "job_mtbf_s": _or_unknown(world.job_mtbf_s),
         "profile_noise": world.profile_noise,
+        "plain": world.plain,
+        "preemption": request.preemption,
         "models": request.assign_models or "",
         "censored": request.censored,
         "version": plait.__version__,

@@ -48,6 +48,14 @@ def simulate(
     node_mttr: Annotated[float | None, typer.Option(help="Hours until a node is repaired, on average.")] = None,
     job_mtbf: Annotated[float | None, typer.Option(help="GPU-hours between failures of a job, on average.")] = None,
     profile_noise: Annotated[float | None, typer.Option(help="Estimates are off by up to this share, 0 to 1.")] = None,
+    plain: Annotated[float | None, typer.Option(help="Share of jobs without checkpoints to go on from.")] = None,
+    checkpoint_every: Annotated[
+        float | None, typer.Option(help="Seconds of work between checkpoints of jobs that fail, or save periodically.")
+    ] = None,
+    preemption: Annotated[
+        str,
+        typer.Option(help="weighed (against what a stop loses), may-lose-work (also plain jobs), freely (paper)."),
+    ] = "weighed",
     window: Annotated[Text, typer.Option(help="Count only jobs submitted from A to B seconds: A..B.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Only the first N jobs of each trace.")] = None,
     json: Annotated[Text, typer.Option(help="Write all figures as JSON; - for standard output.")] = None,

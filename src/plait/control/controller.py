@@ -48,7 +48,7 @@ from plait.core.arrays import NO_JOBS, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError
 from plait.core.jit import kernel
-from plait.core.jobs import TRANSITIONS, JobTable, Phase
+from plait.core.jobs import TRANSITIONS, Checkpoints, JobTable, Phase
 from plait.core.plan import NO_GROUPS, Groups, Plan
 from plait.core.policy import Policy, View
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
@@ -94,9 +94,14 @@ def note(
     iterations_done: FloatArray,
     attained_gpu_s: FloatArray,
     run_s: FloatArray,
+    iteration_s: FloatArray,
+    lost_s: FloatArray,
 ) -> None:
-    """Write what the monitors measured into the books."""
+    """Write what the monitors measured into the books. Iterations that were done and no longer are were lost."""
     for i in range(len(jobs)):
+        lost = (iterations_done[jobs[i]] - done[i]) * iteration_s[jobs[i]]
+        if lost > 1e-6:  # unknown (NaN) compares false
+            lost_s[jobs[i]] += lost
         iterations_done[jobs[i]] = done[i]
         attained_gpu_s[jobs[i]] = attained[i]
         run_s[jobs[i]] = ran[i]
@@ -200,11 +205,19 @@ class Controller:
         columns = self.books.columns
         note(
             event.jobs, event.iterations_done, event.attained_gpu_s, event.run_s,
-            columns["iterations_done"], columns["attained_gpu_s"], columns["run_s"],
+            columns["iterations_done"], columns["attained_gpu_s"], columns["run_s"], columns["iteration_s"],
+            columns["lost_s"],
         )  # fmt: skip
         if not self.running.single:
             self._note_shared_speed(event)
         return ()
+
+    def _note_lost_runs(self, jobs: IntArray) -> None:
+        """The runs of jobs without checkpoints of whose progress nothing is known, in seconds on their GPUs."""
+        columns = self.books.columns
+        lost = jobs[(columns["checkpoints"][jobs] == int(Checkpoints.NEVER)) & (columns["iterations_done"][jobs] == 0)]
+        columns["lost_s"][lost] += columns["run_s"][lost] - columns["saved_run_s"][lost]
+        columns["saved_run_s"][lost] = columns["run_s"][lost]
 
     def _note_shared_speed(self, event: ProgressReported) -> None:
         """Speeds of groups whose members all report a pace; else somebody has just left and the rest runs faster."""
@@ -328,6 +341,8 @@ class Controller:
 
     def _to_waiting(self, jobs: IntArray) -> None:
         columns = self.books.columns
+        if columns["has_losses"][0]:
+            self._note_lost_runs(jobs)
         columns["phase"][jobs] = _WAITING
         columns["slot"][jobs] = -1
         columns["pending_since_s"][jobs] = self.now_s

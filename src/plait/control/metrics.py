@@ -8,6 +8,8 @@ Conventions, once for all figures:
   percentiles interpolate between order statistics at (n - 1) q
   time averages run from the first submission to the last end of the counted jobs, over the whole cluster
   GPU time held counts each GPU once, however many jobs share it
+  lost work is what stops and failures threw away, in seconds of the job alone: work that was done and had to be done
+  again; for jobs without progress and checkpoints, their seconds on GPUs
   useful work is in GPU-seconds at the speed of a job alone, so jobs that take turns may add up to more
   than the GPU time they hold; `lost_gpu_h` is held minus useful; both are unknown if a job that ran adapts
   its batch, as its work is worth other GPU time at another size
@@ -194,6 +196,8 @@ def _effort(columns: Mapping[str, Any], jobs: Outcomes, counted: BoolArray) -> d
         "failures": int(columns["failures"][use].sum()),
         "restarts": int(restarts.sum()),
         "avg_restarts": _mean(restarts),
+        "lost_work_s": float(columns["lost_s"][use].sum()),
+        "lost_work_gpu_h": float((columns["lost_s"] * columns["gpus"])[use].sum()) / 3600,
     }
 
 

@@ -139,6 +139,7 @@ def table(books: Books, jobs: Outcomes) -> Mapping[str, Any]:
         "slowdown": jobs.slowdown,
         "starts": columns["starts"].copy(),
         "preemptions": columns["preemptions"].copy(),
+        "lost_s": columns["lost_s"].copy(),
         "failures": columns["failures"].copy(),
         "state": np.array(STATES, dtype=object)[jobs.state],
         "reason": columns["reason"].copy(),

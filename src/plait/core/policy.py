@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from plait.core.arrays import BoolArray
+import numpy as np
+
+from plait.core.arrays import BoolArray, FloatArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobTable
 from plait.core.plan import Groups, Plan
-from plait.core.preemption import DEFAULT_RULE, Kept, PreemptionRule
+from plait.core.preemption import CLOCK_S, DEFAULT_RULE, Kept, PreemptionRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +30,28 @@ class View:
     jobs: JobTable
     running: Groups
     rule: PreemptionRule = DEFAULT_RULE
+    also_until_s: FloatArray | None = None
 
     @property
     def keeps(self) -> Kept:
-        """Who stays on its GPUs and until when; worked out on first use."""
+        """Who stays on its GPUs and until when."""
         known = self.jobs.__dict__
         if known.get("_kept_by") is not self.rule:
             known["_kept_by"], known["_kept"] = self.rule, self.rule.kept(self.jobs)
         kept: Kept = known["_kept"]
-        return kept
+        if self.also_until_s is None:
+            return kept
+        until_s = np.maximum(kept.until_s, self.also_until_s)
+        return Kept((until_s > self.now_s + CLOCK_S) & (self.jobs.slot >= 0), until_s, kept.lasting, kept.losses)
+
+    def keeping(self, until_s: FloatArray) -> View:
+        """The same view in which running jobs also stay where they are until then, seconds, one value a row of `jobs`.
+
+        For policies that have such a rule of their own, as a shortest run.
+        """
+        if self.also_until_s is not None:
+            until_s = np.maximum(self.also_until_s, until_s)
+        return replace(self, also_until_s=until_s)
 
     @property
     def may_stop(self) -> BoolArray:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
-from plait.core.errors import InputError
+from plait.core.errors import InputError, suggest
 from plait.core.jit import kernel
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ CLOCK_S = 1e-6
 
 #: How many times what a stop loses a job runs before a policy may stop it; `docs/explanation/preemption.md` has the
 #: measurements that chose it.
-RUNS_FOR = 2.0
+RUNS_FOR = 5.0
 
 # `plait.core.jobs.Checkpoints`, as numbers that compile
 _NEVER, _PERIODIC = 0, 1
@@ -39,12 +39,13 @@ class Kept(NamedTuple):
 
     `rows`: whether a policy may neither stop nor move the job now. `until_s`: when that ends by itself, seconds; inf if
     only the job's end, a checkpoint or an operator can change it. `lasting`: kept because it has no checkpoint to go on
-    from, so probably until it ends.
+    from, so probably until it ends. `losses`: whether what stops cost counts at all.
     """
 
     rows: BoolArray
     until_s: FloatArray
     lasting: BoolArray
+    losses: bool = False
 
     @property
     def any(self) -> bool:
@@ -83,13 +84,14 @@ class PreemptionRule:
         rows, lasting = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
         until_s = np.full(n, -math.inf)
         said = c.get("has_losses")
-        if said is not None and said[0]:
+        losses = said is not None and bool(said[0])
+        if losses:
             keep(
                 jobs.number, jobs.now_s, self.may_lose_work, float(self.runs_for), self.finishes, c["slot"],
                 c["checkpoints"], c["run_s"], c["saved_run_s"], c["restart_s"], c["last_start_s"], c["keep_until_s"],
                 c["iterations"], c["iterations_done"], c["iteration_s"], rows, until_s, lasting,
             )  # fmt: skip
-        return Kept(rows, until_s, lasting)
+        return Kept(rows, until_s, lasting, losses and not self.free)
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name."""
@@ -106,6 +108,17 @@ DEFAULT_RULE = PreemptionRule()
 
 #: As published: every policy stops and moves whom it likes, whatever that loses.
 FREELY = PreemptionRule(may_lose_work=True, runs_for=0.0, finishes=False)
+
+
+#: The rules by name, as the command line has them.
+RULES = {"weighed": DEFAULT_RULE, "may-lose-work": PreemptionRule(may_lose_work=True), "freely": FREELY}
+
+
+def rule_named(name: str) -> PreemptionRule:
+    """A rule of `RULES`; `InputError` with the nearest name for any other."""
+    if name not in RULES:
+        raise InputError(f"unknown preemption rule {name!r}; {suggest(name, RULES)}")
+    return RULES[name]
 
 
 @kernel

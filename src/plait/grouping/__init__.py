@@ -2,6 +2,7 @@
 
 from plait.grouping.cache import GroupingCache
 from plait.grouping.candidates import Candidates
+from plait.grouping.extend import Extended, extended
 from plait.grouping.front import group
 from plait.grouping.interleave import (
     best_turns,
@@ -17,11 +18,13 @@ from plait.grouping.weights import pair_weights
 
 __all__ = [
     "Candidates",
+    "Extended",
     "Grouping",
     "GroupingCache",
     "Matching",
     "best_turns",
     "efficiency",
+    "extended",
     "group",
     "group_times",
     "interleaved_iteration_s",

@@ -78,7 +78,7 @@ def group(
     )
     checked(options, jobs, method)
     cache = GroupingCache() if cache is None else cache
-    buckets = _buckets(jobs, options, cache)
+    buckets = buckets_of(jobs, options, cache)
     need = int(jobs.gpus.sum())
     if max_jobs == 1 or (gpus_available is not None and need <= gpus_available):
         fit = f"all jobs fit alone, {need} GPUs of {gpus_available}"
@@ -153,7 +153,7 @@ def checked(options: Options, jobs: Candidates, method: str = "auto") -> None:
         raise InputError(f"memory_limit_bytes must be >= 0, got {options.memory_limit_bytes}")
 
 
-def _buckets(jobs: Candidates, options: Options, cache: GroupingCache) -> list[Bucket]:
+def buckets_of(jobs: Candidates, options: Options, cache: GroupingCache) -> list[Bucket]:
     """Jobs by GPU count, in order of first appearance."""
     buckets = []
     for gpus in dict.fromkeys(jobs.gpus.tolist()):

@@ -154,13 +154,43 @@ def _slots_of_units(view: View, order: IntArray, companions: Mapping[int, Sequen
     jobs = view.jobs
     counts = view.running.gpu_count()
     out = jobs.slot.copy()
-    kept = view.keeps.rows if view.keeps.any else None
+    if view.keeps.losses:
+        return _slots_of_most(view, order, companions)
     for row in order.tolist():
         for other in companions.get(row, ()):
             if out[row] < 0 or counts[out[row]] != jobs.gpus[row]:
                 out[row] = jobs.slot[other]
-        if kept is not None and row in companions:
-            out[row] = next((jobs.slot[one] for one in (row, *companions[row]) if kept[one]), out[row])
+    return out
+
+
+def _slots_of_most(view: View, order: IntArray, companions: Mapping[int, Sequence[int]]) -> IntArray:
+    """A unit stays where a member is that must stay, or else where most of its members are and no other unit stays.
+
+    Units of which more members could stay choose first, then those ahead in the order.
+    """
+    jobs, kept = view.jobs, view.keeps.rows
+    counts, slots = view.running.gpu_count().tolist(), jobs.slot.tolist()
+    offers: list[tuple[bool, int, int, int, int]] = []
+    out = jobs.slot.copy()
+    for place, row in enumerate(order.tolist()):
+        mates = companions.get(row, ())
+        if not len(mates):
+            if slots[row] >= 0:
+                offers.append((not kept[row], -1, place, row, slots[row]))
+            continue
+        here: dict[int, int] = {}
+        for one in (row, *mates):
+            if slots[one] >= 0 and counts[slots[one]] == jobs.gpus[row]:
+                here[slots[one]] = here.get(slots[one], 0) + (len(order) if kept[one] else 1)
+        offers += [(number < len(order), -number, place, row, slot) for slot, number in here.items()]
+        out[row] = -1
+    taken: set[int] = set()
+    settled: set[int] = set()
+    for _, _, _, row, slot in sorted(offers):
+        if row not in settled and slot not in taken:
+            out[row] = slot
+            settled.add(row)
+            taken.add(slot)
     return out
 
 

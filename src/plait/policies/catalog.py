@@ -239,6 +239,8 @@ _INTERLEAVE = {
     "merge": choice("need (while GPUs are short, cheapest first), always (the paper's)",
                     "need", "always", fit=("need", "always")),
     "improve": switch("swap jobs between groups while that helps", fit=True),
+    "sticky": switch("running groups stay together unless regrouping gains more than its restarts cost"),
+    **{option: _COMPOSED[option] for option in ("min_run_s", "reserve_after_s")},
     "interference": switch("expect the measured slow-down of sharing"),
 }  # fmt: skip
 #: A policy may not ask for what its order needs and others do not know: `muri-l` does without durations.

@@ -30,7 +30,7 @@ def cluster_size(view: View, most: int, *, p: float, floor: float, restart_s: fl
     """
     asked = view.jobs.gpus
     total, said = 0, []
-    for pool in pools(view, due=np.zeros(len(view.jobs), dtype=bool), restart_s=restart_s):
+    for pool in pools(view, due=np.zeros(len(view.jobs), dtype=bool), restart_s=restart_s, everybody=True):
         typical = _typical(view, pool)
         sized = pool.adapts & (pool.least < pool.limit) & (pool.weights > 0)
         taken = int(_charge(typical, asked[pool.rows])[~sized].sum())

@@ -93,11 +93,10 @@ class Composed:
             raise InputError(f"policy {self.name}: quantum_s must be > 0 seconds, got {self.quantum_s}")
         if self.min_run_s < 0 or self.reserve_after_s < 0:
             raise InputError(f"policy {self.name}: min_run_s and reserve_after_s must be >= 0 seconds")
-        keeps = self.strict or not self.preempt or math.isfinite(self.reserve_after_s) or self.min_run_s > 0
-        if self.group is not None and keeps:
+        if self.group is not None and (self.strict or not self.preempt):
             raise InputError(
-                f"policy {self.name}: jobs that share GPUs are grouped anew at each decision, so grouping goes with "
-                "preemption and without strict, reserve_after_s and min_run_s"
+                f"policy {self.name}: groups change as jobs come and go, so grouping goes with preemption and without "
+                "strict; min_run_s and reserve_after_s keep jobs where they are and from starving"
             )
         if self.strict and self.preempt:
             raise InputError(f"policy {self.name}: strict head of line makes sense only without preemption")
@@ -133,12 +132,17 @@ class Composed:
             keys = (~jobs.running, *keys)
         elif self.min_run_s > 0:
             ends = np.where(jobs.running, jobs.last_start_s + self.min_run_s, -math.inf)
-            keys = (ends <= view.now_s + CLOCK_S, *keys)
+            if self.group is None:
+                keys = (ends <= view.now_s + CLOCK_S, *keys)
+            else:
+                view = view.keeping(ends)
             until = min(until, _next(ends, view.now_s))
         strict: bool | BoolArray = self.strict
         if math.isfinite(self.reserve_after_s):
             ends = np.where(jobs.running, math.inf, jobs.pending_since_s + self.reserve_after_s)
             strict = ends <= view.now_s + CLOCK_S
+            if self.group is not None:  # units are placed in an order of their own: who is due goes first of all
+                keys = (~strict, *keys)
             until = min(until, _next(ends, view.now_s))
         scheme = self.place if isinstance(self.place, Scheme) else self.place(view)
         if self.group is not None:
@@ -153,6 +157,7 @@ class Composed:
                 levels=ranking.levels,
                 promoted=ranking.promoted,
             )
+        until = min(until, plan.valid_until_s)
         if until == math.inf and ranking.running_s is None and ranking.levels is None:
             return plan
         until = self._valid_until(view, ranking, plan, until)
@@ -194,6 +199,7 @@ class Composed:
             levels=None if ranking.levels is None else ranking.levels[order],
             promoted=numbers[ranking.promoted] if len(ranking.promoted) else NO_JOBS,
             settled=plan.settled and units.settles,
+            valid_until_s=min(plan.valid_until_s, units.until_s),
         )
 
     def _valid_until(self, view: View, ranking: Ranking, plan: Plan, until: float) -> float:

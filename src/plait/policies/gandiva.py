@@ -58,7 +58,7 @@ class Gandiva:
         if len(plan.groups.jobs) == len(jobs):
             plan = replace(plan, settled=False)  # a departure may make room for a migration
             return self._migrate(view, plan, order) if self.migration and not mates else plan
-        until = self._slice_began(view.now_s) + self.slice_s
+        until = min(self._slice_began(view.now_s) + self.slice_s, plan.valid_until_s)
         return Plan(plan.groups, plan.order, reasons=plan.reasons, valid_until_s=until, suspend=True)
 
     def _slice_began(self, now_s: float) -> float:

@@ -5,20 +5,23 @@ muri_s = Composed("muri-s", order=by_remaining_service, group=Interleave())
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.jit import kernel
+from plait.core.jobs import JobTable
 from plait.core.plan import Gate
 from plait.core.policy import View
 from plait.core.resources import Resource
-from plait.grouping import Candidates, GroupingCache, group
+from plait.grouping import Candidates, GroupingCache, extended, group
 from plait.grouping.interference import MEASURED_INTERFERENCE
+from plait.grouping.model import Options
 from plait.grouping.programs import need_highs
 from plait.placement.packing import allowed_kinds
 
@@ -29,7 +32,7 @@ class Units:
 
     `order` has one row for each of the `count` units, in the order in which to look for GPUs, then jobs that may
     have what is left. `turns`: one value a row of the job table. `settles`: whether a plan in which everybody is alone
-    stays as it is when somebody leaves.
+    stays as it is when somebody leaves. `until_s`: when other groups become worth it if nothing happens before.
     """
 
     order: IntArray
@@ -38,6 +41,7 @@ class Units:
     turns: IntArray
     gate: Gate = Gate.BARRIER
     settles: bool = True
+    until_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,33 +78,47 @@ class Room:
 
 @kernel
 def candidates(
-    order: IntArray, gpus: IntArray, bucket: IntArray, of: IntArray, room: IntArray, inside: BoolArray, max_jobs: int
+    order: IntArray,
+    gpus: IntArray,
+    bucket: IntArray,
+    of: IntArray,
+    room: IntArray,
+    inside: BoolArray,
+    max_jobs: int,
+    unit: IntArray,
 ) -> IntArray:
     """Rows to group, in this order: enough to fill the cluster with full groups (Muri, Algorithm 1, line 2).
 
-    The best job that still finds GPUs takes them and brings the next `max_jobs` - 1 of its bucket along. The last
-    three are fields of a `Room`.
+    The best job that still finds GPUs takes them and brings the next `max_jobs` - 1 of its bucket along. `of`, `room`
+    and `inside` are fields of a `Room`. `unit`: rows of the same number >= 0 stay together on the GPUs they have; they
+    come before all others.
     """
     n = len(order)
     chosen = np.zeros(n, dtype=np.bool_)
     free = room.copy()
     for i in range(n):
         row = order[i]
-        if free.max() == 0:
+        stays = unit[row] >= 0
+        if free.max() <= 0 and not stays:
             break
         fits = not chosen[i]
         for t in range(len(free)):
-            fits = fits and (not inside[of[row], t] or gpus[row] <= free[t])
+            fits = fits and (stays or not inside[of[row], t] or gpus[row] <= free[t])
         if not fits:
             continue
         for t in range(len(free)):
             if inside[of[row], t]:
                 free[t] -= gpus[row]
         left = max_jobs if bucket[row] >= 0 else 1
+        if stays:
+            for j in range(i, n):
+                if unit[order[j]] == unit[row]:
+                    chosen[j] = True
+                    left -= 1
         for j in range(i, n):
-            if left == 0:
+            if left <= 0:
                 break
-            if not chosen[j] and (j == i or bucket[order[j]] == bucket[row]):
+            if not chosen[j] and (j == i or (bucket[order[j]] == bucket[row] and unit[order[j]] < 0)):
                 chosen[j] = True
                 left -= 1
     return order[chosen]
@@ -117,8 +135,11 @@ class Interleave:
     merge         need: only while more is asked for than there is, cheapest first; always: whatever matches (paper)
     improve       local search after the rounds
     interference  slow-down by group size that is expected on top of the ideal schedule
+    sticky        groups that run stay together unless regrouping gains more than it costs (`regroups`); off: all are
+                  grouped anew at each decision (paper). Where restarts cost nothing it makes no difference
 
-    Jobs without a measured profile run alone. Memory of GPUs and nodes and declared cores are limits of a group.
+    Jobs that may not be moved (`View.keeps`) stay on their GPUs either way, and others join them there. Jobs without a
+    measured profile run alone. Memory of GPUs and nodes and declared cores are limits of a group.
     Raises `InputError` for values that make no groups, `MissingExtra` for `exact` without the solver.
     """
 
@@ -131,6 +152,7 @@ class Interleave:
     merge: Literal["need", "always"] = "need"
     improve: bool = False
     interference: tuple[float, ...] = MEASURED_INTERFERENCE
+    sticky: bool = True
     cache: GroupingCache = field(default_factory=GroupingCache, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -145,7 +167,7 @@ class Interleave:
         ):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} is {getattr(self, name)!r}; use {', '.join(known)}")
-        for name in ("idle_slots", "improve"):
+        for name in ("idle_slots", "improve", "sticky"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name} must be on or off, got {getattr(self, name)!r}")
         if self.method == "exact":
@@ -159,7 +181,13 @@ class Interleave:
         bucket = self._buckets(view, room)
         chosen = order
         if (room.asked(jobs.gpus, order) > room.gpus).any():
-            chosen = candidates(order, jobs.gpus, bucket, room.of, room.gpus, room.inside, self.max_jobs)
+            kept = view.keeps
+            unit = np.where(kept.rows, jobs.slot, -1)
+            first = np.concatenate([order[kept.rows[order]], order[~kept.rows[order]]]) if kept.any else order
+            chosen = candidates(first, jobs.gpus, bucket, room.of, room.gpus, room.inside, self.max_jobs, unit)
+            if kept.any:
+                chosen = order[np.isin(order, chosen)]
+        until_s = math.inf
         place_in_order = np.empty(len(jobs), dtype=np.int64)
         place_in_order[order] = np.arange(len(order))
         leads: list[int] = chosen[bucket[chosen] < 0].tolist()
@@ -172,7 +200,9 @@ class Interleave:
                 continue
             within = room.inside[kinds]
             left = int(jobs.gpus[rows].sum() + (room.gpus - asked)[within].min())
-            for members, when in self._group(view, rows, left):
+            found, again_s = self._group(view, rows, left)
+            until_s = min(until_s, again_s)
+            for members, when, _ in found:
                 leads.append(members[0])
                 if len(members) > 1:
                     companions[members[0]] = members[1:]
@@ -181,7 +211,10 @@ class Interleave:
         first = np.array(leads, dtype=np.int64)
         largest_first = first[np.lexsort((place_in_order[first], -jobs.gpus[first]))]
         rest = order[~np.isin(order, chosen)] if len(chosen) < len(order) else order[:0]
-        return Units(np.concatenate([largest_first, rest]), len(first), companions, turns, settles=self.merge == "need")
+        return Units(
+            np.concatenate([largest_first, rest]), len(first), companions, turns, settles=self.merge == "need",
+            until_s=until_s,
+        )  # fmt: skip
 
     def _buckets(self, view: View, room: Room) -> IntArray:
         """A number a job: jobs may share GPUs if theirs are equal; -1 for those that must be alone."""
@@ -191,8 +224,60 @@ class Interleave:
             unknown[:] = True
         return np.where(unknown, -1, room.of * _WIDEST + jobs.gpus)
 
-    def _group(self, view: View, rows: IntArray, gpus: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Groups of rows with their turns, on `gpus` GPUs if need decides."""
+    def _group(self, view: View, rows: IntArray, gpus: int) -> tuple[list[Together], float]:
+        """Groups of rows with their turns, on `gpus` GPUs if need decides, and when others become worth it, seconds."""
+        jobs = view.jobs
+        kept = view.keeps
+        if not (kept.losses or kept.any):
+            return self._anew(view, rows, gpus), math.inf
+        stays = units_of(view, rows[kept.rows[rows]])
+        anew = self._around(view, rows, gpus, stays) if stays else self._anew(view, rows, gpus)
+        units = units_of(view, rows[jobs.slot[rows] >= 0])
+        if not self.sticky or self.merge != "need" or not units or len(rows) * len(units) > MOST_OFFERS:
+            return anew, math.inf
+        full = [unit for unit in units if len(unit) == self.max_jobs or kept.rows[unit].any()]
+        most = max(_asked(jobs, anew), gpus)  # if it took more, more would wait than have to
+        best, again_s = None, math.inf
+        for other in (self._joined(view, rows, gpus, units), self._around(view, rows, gpus, full), anew):
+            if _asked(jobs, other) > most:
+                continue
+            if best is not None:
+                when_s = regroups(view, [one.members for one in other], _gain(jobs, other) - _gain(jobs, best))
+                if when_s > view.now_s:
+                    again_s = min(again_s, when_s)
+                    continue
+            best, again_s = other, math.inf
+        return best or anew, again_s
+
+    def _around(self, view: View, rows: IntArray, gpus: int, stays: list[list[int]]) -> list[Together]:
+        """Groups made anew of all but the units that stay; who finds no room beside them joins them."""
+        size = view.jobs.gpus
+        free = rows[~np.isin(rows, [row for unit in stays for row in unit])]
+        left = gpus - sum(int(size[unit[0]]) for unit in stays)
+        found = [list(one.members) for one in self._anew(view, free, left)] if len(free) else []
+        while found and sum(int(size[unit[0]]) for unit in found) > left:
+            found.pop()  # the one whose best job comes last; its members look for room in other groups
+        return self._joined(view, rows, gpus, stays + found)
+
+    def _joined(self, view: View, rows: IntArray, gpus: int, units: list[list[int]]) -> list[Together]:
+        """These units as they are, and the rest of the rows in them where GPUs are short."""
+        need = view.jobs.gpus[rows].sum() - sum(int(view.jobs.gpus[unit[0]]) * (len(unit) - 1) for unit in units)
+        at = {row: i for i, row in enumerate(rows.tolist())}
+        fixed = [bool(view.keeps.rows[unit].any()) for unit in units]
+        found = extended(
+            self._candidates(view, rows), [[at[row] for row in unit] for unit in units], fixed, int(need) - gpus,
+            self._options, self.cache,
+        )  # fmt: skip
+        return _together(rows, found.groups, found.turns, found.speedup)
+
+    @property
+    def _options(self) -> Options:
+        return Options(
+            self.max_jobs, self.objective, self.turns, self.idle_slots, self.interference, self.guard, _MEMORY_LIMIT
+        )
+
+    def _candidates(self, view: View, rows: IntArray) -> Candidates:
+        """These rows as the grouping takes them; GPU memory as a share of what a group has."""
         jobs = view.jobs
         of_gpu, of_node = room_taken(view)
         shares = None
@@ -200,14 +285,13 @@ class Interleave:
             shares = np.where(jobs.stage_s[rows] > 0, 1.0, 1.0 / self.max_jobs)  # a stage that takes no time fits all
             cores = of_node[rows, 0]
             shares[:, Resource.CPU] = np.where((cores > 0) & (cores < 1), cores, shares[:, Resource.CPU])
+        memory = np.maximum(of_gpu, of_node.max(axis=1))[rows]
+        return Candidates(jobs.stage_s[rows], jobs.iteration_s[rows], jobs.gpus[rows], memory, shares)
+
+    def _anew(self, view: View, rows: IntArray, gpus: int) -> list[Together]:
+        """Groups of rows, whoever ran with whom; sorted by their best rows."""
         found = group(
-            Candidates(
-                jobs.stage_s[rows],
-                jobs.iteration_s[rows],
-                jobs.gpus[rows],
-                memory_bytes=np.maximum(of_gpu, of_node.max(axis=1))[rows],
-                shares=shares,
-            ),
+            self._candidates(view, rows),
             self.max_jobs,
             self.objective,
             self.method,
@@ -216,16 +300,88 @@ class Interleave:
             interference=self.interference,
             guard=self.guard,
             gpus_available=gpus if self.merge == "need" else None,
-            memory_limit_bytes=1.0,  # in shares of what a group has
+            memory_limit_bytes=_MEMORY_LIMIT,
             improve=self.improve,
             cache=self.cache,
         )
-        rows_of = rows.tolist()
-        return [
-            (tuple(rows_of[i] for i in members), tuple(turns))
-            for members, turns in zip(found.groups, found.turns, strict=True)
-        ]
+        return _together(rows, found.groups, found.turns, found.speedup)
 
+
+#: In shares of what a group has.
+_MEMORY_LIMIT = 1.0
+
+#: Jobs times running groups beyond which groups are made anew: to look at every pair would take longer.
+MOST_OFFERS = 1_000_000
+
+
+class Together(NamedTuple):
+    """A group: rows of the job table, best first, their turns, and their summed normalised throughput."""
+
+    members: tuple[int, ...]
+    turns: tuple[int, ...]
+    speedup: float
+
+
+def _together(
+    rows: IntArray,
+    groups: Sequence[tuple[int, ...]],
+    turns: Sequence[tuple[int, ...]],
+    speedup: Sequence[float],
+) -> list[Together]:
+    rows_of = rows.tolist()
+    return [
+        Together(tuple(rows_of[i] for i in members), when, worth)
+        for members, when, worth in zip(groups, turns, speedup, strict=True)
+    ]
+
+
+def _gain(jobs: JobTable, groups: Sequence[Together]) -> float:
+    """GPU-seconds of work alone that these groups do in a second."""
+    return sum(one.speedup * int(jobs.gpus[one.members[0]]) for one in groups)
+
+
+def _asked(jobs: JobTable, groups: Sequence[Together]) -> int:
+    """GPUs that these groups ask for."""
+    return sum(int(jobs.gpus[one.members[0]]) for one in groups)
+
+
+def units_of(view: View, rows: IntArray) -> list[list[int]]:
+    """Running rows by the groups they are in, in their order; only such as have the size that they ask for."""
+    slot = view.jobs.slot
+    same = view.running.gpu_count()[slot[rows]] == view.jobs.gpus[rows]
+    found: dict[int, list[int]] = {}
+    for row in rows[same].tolist():
+        found.setdefault(int(slot[row]), []).append(row)
+    return list(found.values())
+
+
+def regroups(view: View, groups: Sequence[Sequence[int]], gain: float) -> float:
+    """When to make these groups of what runs now, seconds: at once, later, or never (inf).
+
+    They do `gain` GPU-seconds of work a second more than groups that nobody has to leave, and cost a restart of
+    everybody who is moved. As in the rental of skis, one moves when what was missed since those jobs started, at that
+    gain, would have paid for their restarts: so moving costs at most as much again as the best choice in hindsight.
+    """
+    jobs, moved = view.jobs, []
+    claimed: set[int] = set()
+    for members in groups:
+        slots = [int(jobs.slot[row]) for row in members]
+        home = next((slot for slot in slots if slot >= 0), -1)
+        stays = home not in claimed
+        claimed.add(home)
+        moved += [row for row, slot in zip(members, slots, strict=True) if slot >= 0 and not (stays and slot == home)]
+    if gain <= GAIN * sum(int(jobs.gpus[members[0]]) for members in groups):
+        return math.inf
+    if not moved:
+        return view.now_s
+    size = jobs.gpus[moved].astype(np.float64)
+    cost = float((np.nan_to_num(jobs.restart_s[moved]) * size).sum())
+    began = float(np.average(jobs.last_start_s[moved], weights=size))
+    return began + cost / gain
+
+
+#: Groups that do no more than this part more work count as equally good: rounding.
+GAIN = 1e-9
 
 #: More GPUs than any job asks for, so that (set of kinds, GPUs) fits one number.
 _WIDEST = 1 << 32

@@ -133,8 +133,21 @@ class Pool:
         return np.where((matrix == self.held).all(axis=1), speedup, speedup * self.kept)
 
 
-def pools(view: View, *, due: BoolArray, restart_s: float, kinds: IntArray | None = None) -> Iterator[Pool]:
+def staying(view: View) -> BoolArray:
+    """(jobs,): whether each job is to go on where it runs: those that are kept, and whoever shares their GPUs."""
+    kept, slot = view.keeps, view.jobs.slot
+    if not kept.any:
+        return kept.rows
+    flags: BoolArray = (slot >= 0) & np.isin(slot, slot[kept.rows])
+    return flags
+
+
+def pools(
+    view: View, *, due: BoolArray, restart_s: float, kinds: IntArray | None = None, everybody: bool = False
+) -> Iterator[Pool]:
     """The pools of a view in the order of GPU kinds; every job is in exactly one.
+
+    Jobs that are `staying`, and what they hold, are in none unless `everybody` is asked for.
 
     `kinds` says in which; by default a running job stays in its pool, and a waiting one goes where it may run and least
     is asked for. `due` is one flag a row of `view.jobs`; `restart_s` what a restart costs those that have not measured
@@ -146,17 +159,17 @@ def pools(view: View, *, due: BoolArray, restart_s: float, kinds: IntArray | Non
     turn = np.where(due & waits, view.jobs.pending_since_s, view.jobs.attained_gpu_s)
     order = np.lexsort((turn, waits, ~due))
     kind_of = _kinds(view, held, order) if kinds is None else kinds
-    columns = _Columns(view, restart_s)
+    columns = _Columns(view, restart_s, np.zeros(len(order), dtype=bool) if everybody else staying(view), held)
     for kind in range(len(cluster.kinds)):
-        rows = order[kind_of[order] == kind]
+        rows = order[(kind_of[order] == kind) & ~columns.stays[order]]
         if len(rows):
             yield columns.pool(rows, kind, held, due)
 
 
 def every_pool(view: View, *, due: BoolArray, restart_s: float) -> Iterator[Pool]:
-    """One pool a GPU kind, each with all jobs of the view, in their order."""
+    """One pool a GPU kind, each with all jobs of the view, in their order; those that are `staying` weigh nothing."""
     held, rows = held_gpus(view), np.arange(len(view.jobs))
-    columns = _Columns(view, restart_s)
+    columns = _Columns(view, restart_s, staying(view), held)
     for kind in range(len(view.cluster.kinds)):
         yield columns.pool(rows, kind, held, due)
 
@@ -182,17 +195,26 @@ def held_gpus(view: View) -> IntArray:
 class _Columns:
     """Columns over all jobs of a view, cut to pools."""
 
-    def __init__(self, view: View, restart_s: float) -> None:
+    def __init__(self, view: View, restart_s: float, stays: BoolArray, held: IntArray) -> None:
         jobs = view.jobs
+        self.stays = stays
         known = jobs.goodput
         self.view = view
         self.per_gpu = np.broadcast_to(demands(jobs), (len(jobs), 2))
+        self.taken: IntArray = held[stays].sum(axis=0)
+        self.taken_along = np.zeros((len(view.cluster.nodes), 2))
+        if stays.any() and self.per_gpu.any():
+            for row in np.flatnonzero(stays).tolist():  # whoever shares GPUs takes its own part of cores and memory
+                slot = int(jobs.slot[row])
+                gpus = view.running.gpus[view.running.first_gpu[slot] : view.running.first_gpu[slot + 1]]
+                np.add.at(self.taken_along, view.cluster.gpu_node[gpus], self.per_gpu[row])
         self.jobs = goodput_jobs(jobs)
         measured = known[:, Estimate.RESTART_S]
         delta = np.where(np.isnan(measured), restart_s, measured)
         self.fresh = jobs.running & (view.now_s - jobs.last_start_s < 2 * delta - CLOCK_S)
         self.kept = restart_factor(jobs.age_s, np.maximum(jobs.starts - 1, 0), delta, ran=jobs.starts > 0)
-        self.weights = np.where(jobs.job_class == int(JobClass.OPPORTUNISTIC), 0.0, np.maximum(jobs.weight, 0.0))
+        guest = (jobs.job_class == int(JobClass.OPPORTUNISTIC)) | stays
+        self.weights = np.where(guest, 0.0, np.maximum(jobs.weight, 0.0))
         adapts = jobs.batch_size > 0
         self.limit = np.where(adapts, np.minimum(jobs.max_gpus, self.jobs.most_gpus), jobs.max_gpus)
         self.limit = np.maximum(self.limit, jobs.min_gpus)
@@ -204,8 +226,9 @@ class _Columns:
         """These rows on the nodes of a kind; `held` and `due` are those of all jobs and nodes."""
         cluster, jobs = self.view.cluster, self.view.jobs
         nodes = np.flatnonzero(cluster.node_kind == kind)
-        capacity = np.where(cluster.node_up[nodes], cluster.node_gpus[nodes], 0)
-        spare, least, line = cluster.node_spare[nodes], jobs.min_gpus[rows], due[rows]
+        capacity = np.where(cluster.node_up[nodes], cluster.node_gpus[nodes] - self.taken[nodes], 0)
+        spare = cluster.node_spare[nodes] - self.taken_along[nodes]
+        least, line = jobs.min_gpus[rows], due[rows]
         for j in np.flatnonzero(line).tolist():
             line[j] = room(capacity, spare, self.per_gpu[rows[j]]).sum() >= least[j]
         return Pool(

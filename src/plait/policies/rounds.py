@@ -17,8 +17,8 @@ from plait.core.jobs import JobClass
 from plait.core.plan import NO_GROUPS, Plan
 from plait.core.policy import View
 from plait.goodput.fitness import FLOOR, HARMONIC, check, fitness
-from plait.policies.pools import CLOCK_S, Pool, pools
-from plait.policies.seats import Seats, groups_of, with_companions
+from plait.policies.pools import CLOCK_S, Pool, pools, staying
+from plait.policies.seats import Seats, groups_of, with_companions, with_staying
 
 NO_MATES: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 
@@ -129,15 +129,16 @@ class InRounds:
         late = guaranteed & ~due & (long | often) & fresh
         seated = self.anew(view, due | late) if fresh else self.between(view, due)
         groups = groups_of(view, [(one.pool, one.sizes.matrix) for one in seated])
-        order = np.concatenate([one.pool.rows for one in seated])
-        settled = len(groups) == len(jobs) and all((one.pool.least == one.pool.limit).all() for one in seated)
+        order = np.concatenate([np.flatnonzero(staying(view)), *(one.pool.rows for one in seated)])
+        fixed = all((one.pool.least == one.pool.limit).all() for one in seated)
+        settled = fixed and len(groups) == len(jobs) and not view.keeps.any
         mates = {row: some for one in seated for row, some in one.mates.items()}
         if mates:
             turns = np.sum([one.turns for one in seated if one.turns is not None and one.mates], axis=0)
             groups = with_companions(view, groups, mates, turns)
             order = np.concatenate([order, *(np.array(some, dtype=np.int64) for some in mates.values())])
         return Plan(
-            groups,
+            with_staying(view, groups),
             jobs.number[order],
             np.full(len(order), now),
             jobs.number[late],

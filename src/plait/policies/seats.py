@@ -9,7 +9,7 @@ import numpy as np
 from plait.core.arrays import BoolArray, IntArray
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.policy import View
-from plait.policies.pools import Pool, room
+from plait.policies.pools import Pool, room, staying
 
 
 class Seats:
@@ -150,6 +150,8 @@ def groups_of(view: View, seated: Iterable[tuple[Pool, IntArray]]) -> Groups:
     """Name the GPUs of allocations: who has as many of each node as before keeps the very same."""
     cluster, jobs, running = view.cluster, view.jobs, view.running
     taken = np.zeros(cluster.gpus, dtype=bool)
+    for slot in set(jobs.slot[staying(view)].tolist()):
+        taken[running.gpus[running.first_gpu[slot] : running.first_gpu[slot + 1]]] = True
     gpus: dict[int, IntArray] = {}
     others: list[tuple[int, IntArray, IntArray]] = []
     for pool, matrix in seated:
@@ -188,3 +190,14 @@ def with_companions(view: View, groups: Groups, mates: Mapping[int, tuple[int, .
             group = Group(members, group.gpus, Gate.BARRIER)
         out.append(group)
     return Groups.of(out)
+
+
+def with_staying(view: View, groups: Groups) -> Groups:
+    """The groups, and those that go on as they are because somebody in them is kept."""
+    stays = staying(view)
+    if not stays.any():
+        return groups
+    jobs, alive = view.jobs, set(view.jobs.number[stays].tolist())
+    same = [view.running[slot] for slot in sorted(set(jobs.slot[stays].tolist()))]
+    on = [Group(tuple(m for m in group.members if m.job in alive), group.gpus, group.gate) for group in same]
+    return Groups.of([*groups, *on])

@@ -83,7 +83,7 @@ class PolluxInterleaved(Pollux):
         )
         rows = pool.rows[column > 0]
         gpus = dict(zip(rows.tolist(), steps.gpus[np.arange(len(column)), column][column > 0].tolist(), strict=True))
-        units = self.share(_sized(view, pool, gpus), rows)
+        units = replace(self.share, sticky=False)(_sized(view, pool, gpus), rows)
         at = {int(row): j for j, row in enumerate(pool.rows.tolist())}
         mates: dict[int, tuple[int, ...]] = {}
         leads = []

@@ -84,7 +84,7 @@ class Themis:
         plan = place(view, sort(owed.keys), scheme=scheme)
         if len(plan.groups) == len(view.jobs):
             return plan
-        until = view.now_s + min(owed.changes_in_s(view.jobs.running), self.lease_s)
+        until = min(view.now_s + min(owed.changes_in_s(view.jobs.running), self.lease_s), plan.valid_until_s)
         return Plan(plan.groups, plan.order, None, plan.promoted, plan.reasons, until)
 
     def ranking(self, view: View) -> Ranking:

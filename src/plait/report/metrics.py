@@ -59,6 +59,7 @@ METRICS = (
     Metric("fragmentation", "Fragments", "share", "low", "Free GPUs that are on partly used nodes, while jobs wait; "
            "time average.", main=False),
     Metric("preemptions", "Preemptions", "count", "low", "Times the scheduler stopped a job."),
+    Metric("lost_work_gpu_h", "Lost work", "gpu_h", "low", "Work that stops and failures threw away."),
     Metric("avg_restarts", "Restarts/job", "ratio", "low", "Starts after the first, a job.", main=False),
     Metric("lost_gpu_h", "Lost", "gpu_h", "low", "GPU-hours held minus useful work: start-up, lost progress, "
            "slow placements; negative where taking turns wins more than that.", main=False),

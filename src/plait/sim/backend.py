@@ -33,6 +33,7 @@ from plait.control.messages import (
     Refuse,
     ReplanDue,
     Stop,
+    StopCostReported,
     Wake,
 )
 from plait.core.arrays import NO_JOBS, FloatArray, IntArray
@@ -40,7 +41,7 @@ from plait.core.cluster import Cluster
 from plait.core.errors import InputError, SimulationError
 from plait.core.jobs import JobBatch
 from plait.sim.failures import NodeChange, has_room
-from plait.sim.running import Running
+from plait.sim.running import ON_STOP, PERIODIC, Running
 from plait.sim.settings import SimulationSettings
 from plait.sim.state import due_by, earliest, measure, still, to_ms
 
@@ -86,6 +87,7 @@ class Simulator(Running):
         self.late: list[IntArray] = []  # jobs off their GPUs whose last figures are still to be reported
         self.node_changes: Iterator[NodeChange] = node_changes or iter(())
         self.next_change = next(self.node_changes, None)
+        self.some_save_at_times = bool((self.saves_as == PERIODIC).any())
         self.changed = False  # whether a node ever went down or came back
 
     # -- what happens -----------------------------------------------------------------------------------
@@ -163,6 +165,8 @@ class Simulator(Running):
         at_s = now / 1000
         if len(jobs):
             yield self._progress(jobs, now)
+        if len(self.running) and self.some_save_at_times:
+            yield from self._stop_costs(at_s)
         if len(finished):
             yield JobFinished(at_s, finished, end_ms / 1000)
         if len(failed):
@@ -184,6 +188,17 @@ class Simulator(Running):
     def _progress(self, jobs: IntArray, now: float) -> ProgressReported:
         figures = measure(jobs, now, self.is_running, self.state)
         return ProgressReported(now / 1000, jobs, *figures)
+
+    def _stop_costs(self, at_s: float) -> Iterator[Event]:
+        """What the last checkpoints of running jobs hold that save from time to time."""
+        jobs = self.running[self.saves_as[self.running] == PERIODIC]
+        if not len(jobs):
+            return
+        work, ran = measure(jobs, self.now, self.is_running, self.state)[::2]
+        done = work * self.unit_ms[jobs]
+        saved = np.array([self._saved(job, begun) for job, begun in zip(jobs.tolist(), done.tolist(), strict=True)])
+        saved_run_s = ran - (done - saved) / self.rate[jobs] / 1000
+        yield StopCostReported(at_s, jobs, self.saves_as[jobs], saved_run_s, np.full(len(jobs), math.nan))
 
     def _run_until(self, now: float) -> tuple[IntArray, FloatArray, IntArray]:
         """End jobs that complete or fail by `now`: (finished, their ends in ms, failed)."""
@@ -268,7 +283,8 @@ class Simulator(Running):
             if not self.is_running[job]:
                 continue
             gpus = self.where[job]
-            if self._release(job, self.now, lost=not command.checkpoint, save=not command.suspend):
+            saving = self._release(job, self.now, lost=not command.checkpoint, save=not command.suspend)
+            if saving or self.saves_as[job] != ON_STOP:
                 self.late.append(np.array([job], dtype=np.int64))
             if command.suspend:
                 self.parked[job] = gpus

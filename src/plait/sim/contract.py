@@ -21,11 +21,12 @@ from plait.control.messages import Command, Event, ReplanDue, group_to_json, to_
 from plait.control.snapshot import restore, snapshot
 from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError
-from plait.core.jobs import JobBatch, JobClass, JobSpec, Phase
+from plait.core.jobs import Checkpoints, JobBatch, JobClass, JobSpec, Phase
 from plait.core.plan import Plan
 from plait.core.policy import Policy, View
 from plait.core.resources import StageProfile
 from plait.goodput.models import shipped
+from plait.placement.keeping import broken
 from plait.sim.failures import NodeChange
 from plait.sim.invariants import Invariants
 from plait.sim.overheads import Overheads
@@ -499,6 +500,54 @@ def _keeps_patience(make: Make, seed: int) -> None:
         )
 
 
+@dataclass
+class _Faithful:
+    """Looks at each plan before the controller repairs it: does it keep who may not be stopped or moved?"""
+
+    policy: Policy
+    kept: int = 0
+
+    @property
+    def name(self) -> str:
+        return describe(self.policy)
+
+    def decide(self, view: View) -> Plan:
+        plan = self.policy.decide(view)
+        self.kept += view.keeps.any
+        moved = broken(view, plan)
+        if len(moved):
+            row = int(moved[0])
+            loss = view.jobs[row].stop_loss_s
+            what = "its whole work" if math.isinf(loss) else f"{loss:g} s of its time"
+            raise BrokenPromise(
+                f"policy {self.name} stops or moves job {view.jobs[row].spec.id!r} at {view.now_s} s, which may not be "
+                f"now and would lose {what}; give jobs with `view.may_stop` False the GPUs they have (`view.running`), "
+                "or let `plait.placement.place` do so"
+            )
+        return plan
+
+
+def _keeps_work(make: Make, seed: int) -> None:
+    """Jobs of all three kinds, half of them plain, with restarts that cost: no plan stops one that is kept."""
+    for i, world in enumerate((COSTLY, replace(COSTLY, round_s=60.0, checkpoint_every_s=120.0))):
+        workload = _one(seed + i, world=world)
+        rng = np.random.default_rng((seed, i, 0x6EE9))
+        saves = rng.choice([Checkpoints.NEVER, Checkpoints.NEVER, Checkpoints.PERIODIC, Checkpoints.ON_STOP], 12)
+        jobs = workload.jobs.replace(checkpoints=saves[: len(workload.jobs)].astype(np.int64))
+        workload = replace(workload, jobs=jobs)
+        watched = _Faithful(make())
+        played = play(watched, workload)
+        if not watched.kept:
+            raise BrokenPromise(f"workload {workload.name} kept nobody: this checks nothing")
+        books = played.controller.books
+        lost_s = books.columns["lost_s"][: len(jobs)][jobs.column("checkpoints") == int(Checkpoints.NEVER)]
+        if len(played.ends()) < len(jobs) or lost_s.any():
+            job = int(np.argmax(lost_s))
+            raise BrokenPromise(
+                f"workload {workload.name}: {books.name(job)} lost {lost_s[job]} s of work, or a job never ended"
+            )
+
+
 def _rounds(make: Make, seed: int) -> None:
     for round_s in (0.0, 360.0):
         _all_finish(make, _one(seed + 3, world=replace(COSTLY, round_s=round_s)))
@@ -523,5 +572,10 @@ CONTRACTS = (
     Contract("adapts", "jobs that adapt their batch, elastic and opportunistic ones end too", _adapts),
     Contract("survives-nodes", "nodes go and come back; every job ends", _survives_nodes),
     Contract("survives-failures", "processes fail and are retried; every job ends", _survives_failures),
+    Contract(
+        "keeps-work",
+        "who may not be stopped or moved now stays on its GPUs: plain jobs, and where a stop costs more than it gains",
+        _keeps_work,
+    ),
     Contract("rounds", "decisions at every event or every 360 s, with start-up and save costs", _rounds),
 )

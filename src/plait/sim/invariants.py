@@ -19,7 +19,7 @@ from plait.control.messages import (
     Stop,
 )
 from plait.core.errors import SimulationError
-from plait.core.jobs import Phase
+from plait.core.jobs import Checkpoints, Phase
 from plait.core.plan import Groups
 from plait.sim.backend import Simulator
 
@@ -98,6 +98,8 @@ class Invariants:
             if isinstance(command, Stop) and not command.suspend:
                 for job in command.jobs.tolist():
                     self._nodes.pop(job, None)
+                    if self.backend.saves_as[job] != int(Checkpoints.ON_STOP):
+                        self._lost.add(job)
             elif isinstance(command, Launch):
                 for group in command.groups:
                     nodes = frozenset(self.controller.cluster.gpu_node[list(group.gpus)].tolist())

@@ -13,7 +13,7 @@ from plait.control.drive import drive
 from plait.control.messages import Command, Event
 from plait.core.cluster import Cluster
 from plait.core.errors import SimulationError
-from plait.core.jobs import JobBatch
+from plait.core.jobs import Checkpoints, JobBatch
 from plait.core.policy import Policy
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.sim.backend import Simulator
@@ -52,6 +52,7 @@ def simulator(
         seed=seed,
         profile_noise=world.profile_noise,
     )
+    jobs = with_plain_jobs(jobs, world.plain, seed)
     changes: Iterator[NodeChange] = iter(node_changes or ())
     if node_changes is None and world.node_mtbf_s < math.inf:
         changes = drawn_failures(cluster, world.node_mtbf_s, world.node_mttr_s, seed)
@@ -109,6 +110,14 @@ def refuse_silence(controller: Controller) -> None:
         f"{len(controller.active)} jobs can never finish under policy {describe(controller.policy)}: nothing "
         "runs and nothing is left to happen\n" + "\n".join(lines) + (f"\n  and {more} more" if more else "")
     )
+
+
+def with_plain_jobs(jobs: JobBatch, share: float, seed: int) -> JobBatch:
+    """The same jobs, of which this share cannot go on from a checkpoint; which do not depends on seed and position."""
+    if share == 0:
+        return jobs
+    plain = np.random.default_rng((seed, 0x9A17)).random(len(jobs)) < share
+    return jobs.replace(checkpoints=np.where(plain, int(Checkpoints.NEVER), jobs.column("checkpoints")))
 
 
 def with_restart_costs(jobs: JobBatch, overheads: Overheads) -> JobBatch:

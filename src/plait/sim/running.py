@@ -16,7 +16,7 @@ import numpy as np
 
 from plait.core.arrays import NO_JOBS, FloatArray, IntArray
 from plait.core.cluster import Cluster
-from plait.core.jobs import JobBatch
+from plait.core.jobs import Checkpoints, JobBatch
 from plait.core.plan import Groups
 from plait.sim.adaptive import AdaptiveJobs
 from plait.sim.failures import time_to_failure_s
@@ -29,6 +29,8 @@ Shared: TypeAlias = tuple[Groups, int]
 
 #: Going on from host memory: Gandiva (OSDI 2018, section 4) reports about 100 ms for a suspend and resume.
 RESUME_MS = 100.0
+
+NEVER, PERIODIC, ON_STOP = (int(kind) for kind in Checkpoints)
 
 #: Work that an edge between two levels of gradient noise may be away and still count as reached.
 EDGE_MS = 1e-3
@@ -53,6 +55,7 @@ class Running:
         self.state[:, UNIT] = self.unit_ms
         self.overhead_ms, self.worked_ms = np.zeros(n), np.zeros(n)  # the two parts of `run_ms`
         self.safe_ms = np.zeros(n)  # work that survives a crash
+        self.saves_as: IntArray = truth.column("checkpoints")  # `Checkpoints`
         self.rate[:] = 1.0
         self.free_ms = np.zeros(n)
         self.end_ms: FloatArray = np.full(n, math.inf)
@@ -146,10 +149,8 @@ class Running:
         self.worked_ms[job] += worked
         begun = self.done_ms[job] + worked * self.rate[job]
         saving = 0.0
-        if lost:
-            every = self.settings.checkpoint_every_s * 1000
-            kept = 0.0 if every <= 0 or every == math.inf else math.floor(begun / every) * every
-            begun = min(begun, max(self.safe_ms[job], kept))
+        if lost or (save and self.saves_as[job] != ON_STOP and at < self.end_ms[job]):
+            begun = min(begun, self._saved(job, begun))
         elif save and begun > self.safe_ms[job] and at < self.end_ms[job]:
             saving = float(self.cost_ms[job, CHECKPOINT])
         self.done_ms[job] = begun
@@ -171,6 +172,14 @@ class Running:
         elif group is not None:
             self.thinned.append(group)
         return saving
+
+    def _saved(self, job: int, begun: float) -> float:
+        """Work of a job that outlives the death of its process, when it has done `begun`; milliseconds alone."""
+        if self.saves_as[job] == NEVER:
+            return 0.0
+        every = self.settings.checkpoint_every_s * 1000
+        kept = 0.0 if every <= 0 or every == math.inf else math.floor(begun / every) * every
+        return max(float(self.safe_ms[job]), kept)
 
     # -- who shares GPUs --------------------------------------------------------------------------------
 

@@ -16,7 +16,8 @@ class World:
 
     `round_s` 0 decides at every event. Failures are exponential with these means; `checkpoint_every_s` is
     how often a running job saves its work without stopping. `profile_noise` n lets policies see stage times
-    that are off by a factor U[1-n, 1+n].
+    that are off by a factor U[1-n, 1+n]. `plain` is the share of jobs (drawn by the seed) that cannot go on from a
+    checkpoint: whoever stops them makes them begin again.
     """
 
     name: str
@@ -29,6 +30,7 @@ class World:
     node_mttr_s: float = 3600.0
     job_mtbf_s: float = math.inf
     profile_noise: float = 0.0
+    plain: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse times that cannot be."""
@@ -37,6 +39,8 @@ class World:
                 raise InputError(f"world {self.name}: {name} must be > 0 seconds, got {getattr(self, name)}")
         if not (self.round_s >= 0 and math.isfinite(self.round_s)):
             raise InputError(f"world {self.name}: round_s must be >= 0 seconds, got {self.round_s}")
+        if not 0 <= self.plain <= 1:
+            raise InputError(f"world {self.name}: plain must be a share of the jobs from 0 to 1, got {self.plain}")
         if not 0 <= self.profile_noise <= 1:
             raise InputError(f"profile noise must be between 0 and 1, got {self.profile_noise}")
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from plait.core.cluster import Cluster, Node
 from plait.core.errors import InputError
-from plait.core.jobs import JobBatch, JobClass
+from plait.core.jobs import Checkpoints, JobBatch, JobClass
 from plait.traces.adaptive import adaptive_rows, made_adaptive
 from plait.traces.schema import Array
 from plait.traces.table import TraceTable
@@ -129,6 +129,7 @@ def _batch(table: TraceTable, duration_s: Array) -> JobBatch:
         "group": _texts(table["group"]),
         "model": models,
         "job_class": np.array([int(c) for c in classes], dtype=np.int64),
+        "checkpoints": np.array([int(_CHECKPOINTS[c]) for c in table["checkpoints"].tolist()], dtype=np.int64),
         "min_gpus": gpus,
         "max_gpus": gpus,
         "gpu_kinds": [tuple(k.split("|")) if isinstance(k, str) and k else None for k in table["gpu_kinds"]],
@@ -143,6 +144,10 @@ def _batch(table: TraceTable, duration_s: Array) -> JobBatch:
     if len(stages) != n or np.isnan(stages).all():
         return JobBatch(columns)
     return JobBatch(columns, stages)
+
+
+_CHECKPOINTS: dict[str | None, Checkpoints] = {kind.name.lower(): kind for kind in Checkpoints}
+_CHECKPOINTS[None] = Checkpoints.ON_STOP
 
 
 def _texts(column: Array) -> list[str]:

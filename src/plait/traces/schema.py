@@ -20,6 +20,7 @@ STATES = ("completed", "failed", "cancelled", "timeout", "node_fail", "running",
 MODEL_SOURCES = ("trace", "assigned", "none")
 BATCH_SCOPES = ("per_gpu", "total")
 JOB_CLASSES = ("guaranteed", "opportunistic")
+CHECKPOINTS = ("never", "periodic", "on_stop")
 
 STAGES = ("storage_s", "cpu_s", "gpu_s", "network_s")
 """Stage columns, in the order of one iteration."""
@@ -110,6 +111,7 @@ JOB_COLUMNS: tuple[Column, ...] = (
     _count("min_gpus", "smallest size of an elastic job", minimum=1),
     _count("max_gpus", "largest size of an elastic job", minimum=1),
     _text("job_class", "how the scheduler may treat it", enum=JOB_CLASSES),
+    _text("checkpoints", "what of its work outlives a stop; null = on_stop", enum=CHECKPOINTS),
     _s("priority", "larger is more important"),
     _s("weight", "share weight", minimum=0),
     _s("deadline_s", "seconds after submission", positive=True),

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from plait.control.controller import Controller
-from plait.control.messages import JobSubmitted, Launch, ReplanDue
+from plait.control.messages import JobFinished, JobSubmitted, Launch, ReplanDue, Stop
 from plait.core.cluster import Cluster, Node
 from plait.core.errors import InputError
-from plait.core.jobs import JobBatch, JobSpec
+from plait.core.jobs import Checkpoints, JobBatch, JobSpec
 from plait.core.plan import Gate, Plan
 from plait.core.policy import Policy, View
+from plait.core.preemption import PreemptionRule
 from plait.core.resources import StageProfile
 from plait.grouping.interference import MEASURED_INTERFERENCE
 from plait.policies.catalog import make_policy
@@ -151,7 +152,7 @@ def test_jobs_that_preprocess_side_by_side_run_as_fast_as_the_plan_says():
 
 def chosen(order: list[int], gpus: np.ndarray, bucket: np.ndarray, capacity: int, max_jobs: int) -> list[int]:
     one_kind = np.zeros(len(gpus), dtype=np.int64), np.array([capacity]), np.array([[True]])
-    return candidates(np.array(order), gpus, bucket, *one_kind, max_jobs).tolist()
+    return candidates(np.array(order), gpus, bucket, *one_kind, max_jobs, np.full(len(gpus), -1)).tolist()
 
 
 def test_candidates_fill_the_cluster_with_full_groups_of_the_best_jobs():
@@ -232,19 +233,72 @@ def test_wrong_values_are_named():
         ("muri-s:idle_slots=some", "idle_slots is 'some'; it takes on or off"),
         ("muri-s:interference=1.5", "interference is 1.5; it takes on or off"),
         ("muri-l:order=alphabet", "order is 'alphabet'; it takes remaining, attained"),
-        ("muri-s:min_run_s=3", "unknown option 'min_run_s'"),
+        ("muri-s:sticky=3", "sticky is 3; it takes on or off"),
     ):
         with pytest.raises(InputError, match=said):
             make_policy(text)
 
 
-def test_grouping_refuses_orders_that_keep_jobs_where_they_are():
-    for options in (
-        {"preempt": False},
-        {"preempt": False, "strict": True},
-        {"min_run_s": 5.0},
-        {"reserve_after_s": 9.0},
-    ):
+def shorter_pair_arrives(policy: str, second_s: float) -> Controller:
+    """Two GPU-bound jobs share nothing; at 10 s shorter ones come, and what is decided `second_s` later is applied."""
+    controller = Controller(make_policy(policy), Cluster.parse("1x1"))
+    gpu = StageProfile.of(gpu=1.0)
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of([job("long", gpu)])))
+    controller.handle(ReplanDue(0.0))
+    controller.handle(JobSubmitted(10.0, 1, JobBatch.of([replace(job("short", gpu), iterations=5.0)])))
+    controller.handle(ReplanDue(10.0))
+    controller.handle(ReplanDue(10.0 + second_s))
+    return controller
+
+
+def test_a_shortest_run_holds_for_groups_too():
+    assert shorter_pair_arrives("muri-s", 0.0).running.jobs.tolist() == [1]
+    assert shorter_pair_arrives("muri-s:min_run_s=60", 49.0).running.jobs.tolist() == [0]
+    assert shorter_pair_arrives("muri-s:min_run_s=60", 50.0).running.jobs.tolist() == [1]
+
+
+def test_who_waited_too_long_goes_first_among_groups_too():
+    gpu = StageProfile.of(gpu=1.0)
+    for policy, first in (("muri-s", 1), ("muri-s:reserve_after_s=100", 0)):
+        controller = Controller(make_policy(policy), Cluster.parse("1x1"))
+        long, short = job("long", gpu), replace(job("short", gpu), iterations=5.0, submit_s=99.0)
+        controller.handle(JobSubmitted(100.0, 0, JobBatch.of([long, short])))
+        controller.handle(ReplanDue(100.0))
+        assert controller.running.jobs.tolist() == [first], policy
+
+
+def test_running_groups_stay_together_where_restarts_cost():
+    """Four jobs in two groups, one of which has lost a member: the new job takes the free place, nobody moves."""
+    pure = [replace(job(f"j{i}", PURE[i % 4]), restart_s=30.0) for i in range(4)]
+    controller = Controller(make_policy("muri-s:max_jobs=2"), Cluster.parse("1x2"))
+    controller.rule = PreemptionRule(runs_for=0.0)
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of(pure)))
+    controller.handle(ReplanDue(0.0))
+    before = {m.job: group.gpus for group in controller.running for m in group.members}
+    controller.handle(JobFinished(5.0, np.array([0]), np.array([5.0])))
+    new = replace(job("new", StageProfile.of(storage=0.9, cpu=0.1)), restart_s=30.0, submit_s=5.0)
+    controller.handle(JobSubmitted(5.0, 4, JobBatch.of([new])))
+    assert not [c for c in controller.handle(ReplanDue(5.0)) if isinstance(c, Stop)]
+    there = {m.job: group.gpus for group in controller.running for m in group.members}
+    assert there == {1: before[1], 2: before[2], 3: before[3], 4: before[0]}
+
+
+def test_kept_jobs_get_company_where_they_are():
+    """Two plain jobs run apart; what comes joins them, and neither moves to the other."""
+    kept = [replace(job(f"kept{i}", PURE[i]), checkpoints=Checkpoints.NEVER) for i in range(2)]
+    controller = Controller(make_policy("muri-s"), Cluster.parse("1x2"))
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of(kept)))
+    controller.handle(ReplanDue(0.0))
+    home = {group.members[0].job: group.gpus for group in controller.running}
+    controller.handle(JobSubmitted(5.0, 2, JobBatch.of([job(f"new{i}", PURE[2 + i]) for i in range(2)])))
+    controller.handle(ReplanDue(5.0))
+    there = {m.job: group.gpus for group in controller.running for m in group.members}
+    assert {number: there[number] for number in home} == home
+    assert sorted(there) == [0, 1, 2, 3]
+
+
+def test_grouping_refuses_orders_without_preemption():
+    for options in ({"preempt": False}, {"preempt": False, "strict": True}):
         with pytest.raises(InputError, match="grouping goes with preemption"):
             Composed("mixed", by_arrival, group=Interleave(), **options)  # type: ignore[arg-type]
 
