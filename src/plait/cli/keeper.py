@@ -29,15 +29,19 @@ def keep(layout: Layout, until: Callable[[], bool] = lambda: False) -> None:
 
     A backend may wait long for an engine that does not answer, so the service is another thread's.
     """
+
+    def over() -> bool:
+        return until() or not layout.home.is_dir()  # nothing can be kept in a folder that has vanished
+
     with keeping.only_one(layout, NAME) as mine:
         if not mine:
             return
         backend = remembered_backend(layout)  # kept, for it knows agents that are still being born
         nodes = threading.Thread(
-            target=keeping.look_on, args=(lambda: tend_nodes(layout, backend), until), name="nodes", daemon=True
+            target=keeping.look_on, args=(lambda: tend_nodes(layout, backend), over), name="nodes", daemon=True
         )
         nodes.start()
-        keeping.look_on(lambda: keep_service(layout), until)
+        keeping.look_on(lambda: keep_service(layout), over)
 
 
 def keep_service(layout: Layout) -> list[str]:

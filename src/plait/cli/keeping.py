@@ -109,8 +109,9 @@ def look_on(look: Callable[[], Sequence[str]], until: Callable[[], bool] = lambd
 
 
 def say(line: str) -> None:
-    """A line of a keeper's log, in one piece."""
-    print(f"{time.strftime('%FT%T')} {line}\n", end="", flush=True)
+    """A line of a keeper's log, in one piece; a full disk loses the line, never the keeper."""
+    with contextlib.suppress(OSError):
+        print(f"{time.strftime('%FT%T')} {line}\n", end="", flush=True)
 
 
 def running(layout: Layout, name: str) -> Process | None:

@@ -18,7 +18,7 @@ from plait.live.agent import procs
 from plait.live.agent.procs import Process, boot_id
 from plait.live.backends.host import Outliving
 from plait.live.client import Client, read_service_file, service_url
-from plait.live.layout import Layout
+from plait.live.layout import Layout, is_locked
 from plait.live.service.facts import FIRST, STORE_VARIABLE, file_of, record_file, records
 
 #: A service gets so many seconds to come up; one that was told to stop is killed after so many.
@@ -74,7 +74,18 @@ def service_process(layout: Layout) -> Process | None:
     """The first service of this home, if it lives; whether it leads or stands by, where there are several."""
     ready = records(layout)
     data = ready.get(FIRST) if ready else read_service_file(layout)
-    return None if data is None else process_of(data)
+    found = None if data is None else process_of(data)
+    return found or _by_lock(layout)
+
+
+def _by_lock(layout: Layout) -> Process | None:
+    """The first service by the lock that it holds, whatever has become of what it said about itself."""
+    path = file_of(layout, FIRST, "lock")
+    if not is_locked(path):
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        return Process.of(int(path.read_text(encoding="ascii")[:20]))
+    return None
 
 
 def own_client(layout: Layout) -> Client:

@@ -11,6 +11,7 @@ from plait.cli import keeping
 from plait.cli.remembered import remember_down, remembered, remembered_backend, was_up
 from plait.cli.services import STOP_S, elsewhere, end, process_of, processes, refuse_elsewhere, service_process
 from plait.live.agent import procs
+from plait.live.agent.launch import LEASE_VARIABLE
 from plait.live.agent.procs import Process
 from plait.live.layout import Layout
 from plait.live.service.facts import record_file, records
@@ -96,7 +97,12 @@ def job_processes(layout: Layout) -> dict[int, str]:
 
 
 def kill_jobs(layout: Layout) -> None:
-    """What an agent would have stopped, had there been one: jobs whose agent is dead."""
+    """What an agent would have stopped, had there been one: jobs whose agent is dead.
+
+    First what descends from runners, whatever its environment says: orphans come back to a runner while that lives.
+    """
+    runners = {pid for pid in job_processes(layout) if LEASE_VARIABLE in procs.environment(pid)}
+    procs.kill_until_none(lambda: {p for r in runners for p in procs.descendants(r)} - runners, lambda: None)
     procs.kill_until_none(lambda: job_processes(layout), lambda: None)
 
 

@@ -34,6 +34,8 @@ __all__ = ["HELD_BACK", "Agent", "AlreadyRuns", "Settings"]
 _TICK_S = 0.5
 _SHARED_TICK_S = 0.1  # the end of one of several jobs in a process wakes nobody
 _LEAVES = "its node is leaving"
+#: A home folder that was not there for so many seconds has vanished.
+HOMELESS_S = 5.0
 _LAST_WORD_S = 5.0  # another service takes the lead within so many seconds
 #: What tells an agent to end: held back from the start of its process until it is ready to obey.
 HELD_BACK = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGUSR1))
@@ -53,7 +55,7 @@ class Agent(Hands):
         self.epochs = self.journal.memory.epochs
         self.replies: list[Reply] = []
         self._refused: set[int] = set()
-        self._lease_trouble = ""
+        self._lease_trouble, self._homeless_s = "", math.inf
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.selector.register(self._wake_read, selectors.EVENT_READ)
         trust = partial(tls.context, self.layout)
@@ -128,6 +130,7 @@ class Agent(Hands):
                 return False
             if answer.term > self.term:
                 if not self._note({"what": "term", "term": answer.term}):
+                    self._renew(lease)
                     return True  # a full disk: not without having written it down
                 self.term, self.reached = answer.term, 0
             self._renew(lease)
@@ -242,6 +245,7 @@ class Agent(Hands):
     def _advance(self) -> None:
         """One step towards what is wanted: ends seen, overdue ones killed, groups told, free GPUs used."""
         self._reap()
+        self._look_for_home()
         now, now_s, lease = time.monotonic(), procs.boot_s(), self.lease.now
         in_touch = now_s < lease.stop_s()
         for attempt in self.attempts.values() if not in_touch else ():
@@ -267,6 +271,16 @@ class Agent(Hands):
         self.gates.clear(self.attempts.values())
         if in_touch and self.link.ever and not self._leaving and now >= self._retry_at:
             self._start([a for a in self.attempts.values() if a.state == STARTING])
+
+    def _look_for_home(self) -> None:
+        """Nothing can be kept in a home folder that has vanished: after a while the jobs are ended, and the agent."""
+        if self.layout.home.is_dir():
+            self._homeless_s = math.inf
+            return
+        self._homeless_s = min(self._homeless_s, procs.boot_s())
+        if procs.boot_s() - self._homeless_s >= HOMELESS_S and not self._leaving:
+            self.log("the home folder has vanished", home=str(self.layout.home))
+            self._leaving = self._stop_jobs = True
 
     # ---- running ----
 

@@ -13,6 +13,7 @@ Read at the start of an agent; written anew then, and when it has grown, without
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from dataclasses import dataclass, field
@@ -78,7 +79,9 @@ class Journal:
         if not entries:
             return
         assert self._file is not None
-        self._file.write(b"\n" + "".join(_line(entry) for entry in entries).encode())
+        data = b"\n" + "".join(_line(entry) for entry in entries).encode()
+        if self._file.write(data) != len(data):  # what fits of it is written, and no error told
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(self.path))
         os.fsync(self._file.fileno())
         for entry in entries:
             _take(self.memory, entry)

@@ -423,6 +423,12 @@ def write_exit(folder: str, record: dict[str, Any]) -> None:
                 os.close(fd)
             os.replace(part, os.path.join(folder, "exit.json"))
             return
+        except FileNotFoundError:  # the folder has vanished; how the job ended is to be known all the same
+            if not Path(folder).parents[4].is_dir():
+                return  # and the home with it
+            with contextlib.suppress(OSError):
+                os.makedirs(folder, mode=0o700, exist_ok=True)
+            time.sleep(0.05)
         except OSError:
             time.sleep(0.2)
 

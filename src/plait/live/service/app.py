@@ -18,7 +18,7 @@ from plait.live.service.logs import NoAnswer
 from plait.live.service.models import ErrorOut, Invalid
 from plait.live.service.routes import admin, agents, cluster, jobs, logs
 from plait.live.service.worker import Stopped
-from plait.live.store import StoreError
+from plait.live.store import NoRoom, StoreError
 from plait.live.wire import WireError
 
 
@@ -69,6 +69,7 @@ def _handle_errors(app: FastAPI) -> None:
     add(Invalid, lambda e: problem(e.status, str(e), e.field))
     add(LookupError, lambda e: problem(404, str(e.args[0]) if e.args else "not there"))
     add(Conflict, lambda e: problem(409, str(e)))
+    add(NoRoom, lambda e: problem(507, str(e), next_step="free some space there; the service goes on by itself"))
     add(StoreError, lambda e: problem(500, str(e)))
     add(InputError, lambda e: problem(422, str(e)))
     add(WireError, lambda e: problem(422, str(e)))

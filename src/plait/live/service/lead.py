@@ -13,6 +13,7 @@ from plait.live.service.clock import FACT, Anchor, Clock, begin_s
 
 if TYPE_CHECKING:
     from plait.live.engine import Engine
+    from plait.live.snapshots import Later
     from plait.live.store import Store
     from plait.live.store.seat import Seat
 
@@ -24,6 +25,13 @@ class Lead:
     store: Store
     engine: Engine
     clock: Clock
+    later: Later
+
+    def again(self, layout: Layout) -> Engine:
+        """A new engine that goes on from the store, after one that could not write."""
+        from plait.live.engine import Engine
+
+        return Engine(self.store, layout, now=self.clock(), options=self.engine.options, later=self.later)
 
 
 def open_lead(args: argparse.Namespace, layout: Layout, seat: Seat | None) -> Lead:
@@ -66,4 +74,4 @@ def open_lead(args: argparse.Namespace, layout: Layout, seat: Seat | None) -> Le
     except BaseException:
         store.close()
         raise
-    return Lead(store, engine, clock)
+    return Lead(store, engine, clock, beside.submit)

@@ -175,6 +175,7 @@ class Service:
         worker = Worker(
             engine, lead.clock, lambda versions: self._loop.call_soon_threadsafe(mailbox.published, versions),
             self._failed, (lambda: True) if self.seat is None else self.seat.holds,
+            (lambda: lead.again(self.layout)) if self.seat is None else None,
         )  # fmt: skip
         if self.seat is not None:
             self.seat.pulse, self.seat.doing = lambda: worker.turns, worker.doing
@@ -227,12 +228,26 @@ class Service:
         facts.write(facts.record_file(self.layout, self.args.name), self._facts() | words)
 
     async def _stay(self) -> None:
-        """Until told to end; beside others, see to it that service.json names the leader."""
-        while self.seat is not None and not self._told.is_set():
+        """Until told to end, or the home folder has vanished; see to it that service.json names the leader."""
+        trouble = ""
+        while not self._told.is_set():
             await _until(self._told, LOOK_S)
-            if self.front.leads and not self._told.is_set() and not facts.is_mine(self.layout.service_file):
-                facts.write(self.layout.service_file, self._facts())
-        await self._told.wait()
+            if self._told.is_set():
+                return
+            if not self.layout.home.is_dir():
+                self._error = PlaitError(f"the home folder {self.layout.home} has vanished; nothing can be kept there")
+                _LOG.critical("the home folder has vanished", extra={"facts": {"home": str(self.layout.home)}})
+                self.stop()
+                return
+            leads = self.seat is None or self.front.leads
+            if leads and not facts.is_mine(self.layout.service_file):
+                try:
+                    facts.write(self.layout.service_file, self._facts())
+                    trouble = ""
+                except OSError as error:  # a full disk: at the next look
+                    if str(error) != trouble:
+                        trouble = str(error)
+                        _LOG.warning("service.json cannot be written", extra={"facts": {"why": trouble}})
 
 
 async def _until(event: asyncio.Event, seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import sys
@@ -15,11 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from plait.live.engine import Engine
+from plait.live.store import NoRoom
 
 T = TypeVar("T")
 
 #: Requests that share one commit at most.
 BATCH = 256
+#: On a full disk, look for room this often, seconds.
+ROOM_S = 0.5
 _LOG = logging.getLogger("plait.service")
 
 
@@ -51,11 +55,12 @@ class Worker(threading.Thread):
         published: Callable[[dict[str, int]], object],
         failed: Callable[[BaseException], None],
         leads: Callable[[], bool] = lambda: True,
+        again: Callable[[], Engine] | None = None,
     ) -> None:
-        """Nothing runs before `start`."""
+        """Nothing runs before `start`. `again`: a new engine that goes on from the store, once a full disk has room."""
         super().__init__(name="engine", daemon=True)
         self.engine, self.clock = engine, clock
-        self._published, self._failed, self._leads = published, failed, leads
+        self._published, self._failed, self._leads, self._again = published, failed, leads, again
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._stopped, self._ending = False, threading.Event()
         #: Grows as long as the thread does not hang.
@@ -101,7 +106,13 @@ class Worker(threading.Thread):
             while not self._stopped:
                 items = self._next(wake_s)
                 if self._may_go_on():
-                    wake_s = self._round(items)
+                    try:
+                        wake_s = self._round(items)
+                    except NoRoom as error:
+                        if self._again is None:
+                            raise
+                        self._wait_for_room(error)
+                        wake_s = self.clock()
                 else:
                     self._stopped = True
                     self._fail(items, Stopped("another service may lead by now"))
@@ -112,6 +123,19 @@ class Worker(threading.Thread):
             self._failed(error)
             return
         self._refuse(Stopped("the service is going down"))
+
+    def _wait_for_room(self, error: NoRoom) -> None:
+        """The disk is full: say so to everybody who asks, until there is room, and go on from the store."""
+        assert self._again is not None
+        _LOG.error("waits for room on the disk", extra={"facts": {"why": str(error)}})
+        while not self._stopped:
+            self._fail(self._next(self.clock() + ROOM_S), error)
+            self.turns += 1
+            if not self._stopped and self.engine.store.has_room():
+                with contextlib.suppress(NoRoom):
+                    self.engine = self._again()
+                    _LOG.warning("there is room on the disk again")
+                    return
 
     def _next(self, wake_s: float) -> list[_Item]:
         items: list[_Item] = []

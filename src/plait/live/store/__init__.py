@@ -1,6 +1,6 @@
 """The store: an append-only log that is the truth, snapshots to start from, and tables to look things up in."""
 
 from plait.live.store.schema import Entry, Token
-from plait.live.store.store import Replaced, Store, StoreError, pack
+from plait.live.store.store import NoRoom, Replaced, Store, StoreError, pack
 
-__all__ = ["Entry", "Replaced", "Store", "StoreError", "Token", "pack"]
+__all__ = ["Entry", "NoRoom", "Replaced", "Store", "StoreError", "Token", "pack"]

@@ -21,7 +21,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
@@ -41,10 +41,16 @@ _KEPT_SNAPSHOTS = 2
 _PIECE = 100
 #: Terms left free for the services of a store between its copy and its being put back.
 _TERMS = 1_000_000
+#: Bytes that a disk has to take before it counts as one with room.
+_ROOM = 1 << 18
 
 
 class StoreError(InputError):
     """The store cannot be opened, read or written; the message says which and what to do."""
+
+
+class NoRoom(StoreError):
+    """The disk of the store is full; nothing was written, and the same may work once there is room."""
 
 
 class Replaced(StoreError):
@@ -137,7 +143,23 @@ class Store:
                 self._check_term(connection)
                 yield connection
         except self._errors as error:
+            if "disk is full" in str(error) or not self.has_room():
+                raise NoRoom(f"cannot write to the store {self._engine.url.database}: its disk is full") from error
             raise StoreError(f"cannot write to the store: {_short(error)}") from error
+
+    def has_room(self) -> bool:
+        """Whether something can be written where an SQLite store is; True for any other."""
+        if self._engine.dialect.name != "sqlite":
+            return True
+        path = Path(f"{self._engine.url.database}.room")
+        try:
+            path.write_bytes(bytes(_ROOM))
+        except OSError:
+            return False
+        finally:
+            with suppress(OSError):
+                path.unlink()
+        return True
 
     def _check_term(self, connection: sa.Connection) -> None:
         """No transaction of ours ends after another has raised the term: it waits for ours, or ours sees it."""

@@ -12,7 +12,8 @@ from fastapi.responses import Response
 from plait.live.engine import Engine
 from plait.live.service.api import Api, Json, api_of
 from plait.live.service.auth import speaks_for
-from plait.live.wire import Assignment, report_from_json, to_json
+from plait.live.store import NoRoom
+from plait.live.wire import Assignment, Observed, report_from_json, to_json
 
 #: An agent's question is held back this long at most.
 LONG_POLL_S = 1.0
@@ -39,14 +40,29 @@ async def sync(request: Request) -> Response:
     def assigned(engine: Engine, _: None) -> Assignment:
         return engine.assignment(node, observed.agent)
 
-    answer = await api.worker.call(observe, assigned)
+    try:
+        answer = await api.worker.call(observe, assigned)
+    except NoRoom:
+        return Json(to_json(_as_it_is(api, observed), observed.v))
     asks = api.mailbox.due(node)
     wait_s = min(max(observed.wait_s, 0.0), LONG_POLL_S)
     if answer.version <= observed.reached and answer.term == observed.term and not asks and wait_s > 0:
         await _unless_gone(api, api.mailbox.news(node, answer.version, wait_s))
-        answer = await api.worker.call(lambda engine, now: None, assigned)
+        try:
+            answer = await api.worker.call(lambda engine, now: None, assigned)
+        except NoRoom:
+            return Json(to_json(_as_it_is(api, observed), observed.v))
         asks = api.mailbox.due(node)
     return Json(to_json(replace(answer, ask=asks), observed.v))
+
+
+def _as_it_is(api: Api, told: Observed) -> Assignment:
+    """While nothing can be written down: jobs go on under their lease, nothing is begun, stopped or forgotten.
+
+    Nobody calls the node lost meanwhile, as the service that waits is the only one, and begins anew after it.
+    """
+    keep = [[one.job, one.epoch, one.rank] for one in told.attempts]
+    return Assignment(told.term, -1, api.worker.engine.options.lease_s, keep=keep)
 
 
 async def _unless_gone(api: Api, waiting: Awaitable[None]) -> None:

@@ -1,0 +1,240 @@
+"""A full disk heals by itself: the service waits, says so, and goes on; a home folder that vanishes ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from plait.cli.services import service_process
+from plait.cli.stopping import kill_jobs
+from plait.live.agent import procs
+from plait.live.agent.journal import Journal
+from plait.live.engine import Engine
+from plait.live.layout import Layout
+from plait.live.options import Options
+from plait.live.service.worker import Worker
+from plait.live.store import NoRoom, Store
+from plait.live.wire import NodeInfo, Observed
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 4 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip("a small disk needs root: mount -t tmpfs is refused")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Take all the room there is."""
+    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+class Served:
+    """A worker with its engine on a store, as a service has it, without HTTP."""
+
+    def __init__(self, home: Path) -> None:
+        self.store, self.begin, self.failed = Store.open(home / "plait.db"), time.monotonic(), list[BaseException]()
+        self.worker = Worker(self.engine(), self.clock, lambda versions: None, self.failed.append, again=self.engine)
+        self.home = home
+        self.worker.start()
+
+    def clock(self) -> float:
+        return time.monotonic() - self.begin
+
+    def engine(self) -> Engine:
+        return Engine(
+            self.store, Layout(Path(str(self.store._engine.url.database)).parent), now=self.clock(), options=Options()
+        )
+
+    def submit(self, text: str = "x") -> int:
+        request = {"command": ["true", text]}
+        (number,) = self.worker.submit(lambda engine, now: engine.submit([request], owner="ann", now=now)).result(30)
+        return int(number)
+
+    def close(self) -> None:
+        self.worker.stop()
+        self.worker.join(20)
+        self.store.close()
+
+
+def until(true: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def _taken(served: Served) -> bool:
+    with contextlib.suppress(NoRoom):
+        return served.submit() > 0
+    return False
+
+
+def test_a_full_disk_is_waited_for_and_what_was_taken_is_there(small_disk: Path) -> None:
+    served = Served(small_disk)
+    try:
+        assert [served.submit(), served.submit()] == [0, 1]
+        term = served.worker.engine.term
+        fill(small_disk / "filler")
+        taken, refusal = 2, ""
+        while not refusal:  # the log has a little room in itself
+            try:
+                served.submit("x" * 20_000)
+                taken += 1
+            except NoRoom as error:
+                refusal = str(error)
+        assert "its disk is full" in refusal
+        for _ in range(3):
+            with pytest.raises(NoRoom):
+                served.submit("x" * 20_000)
+        assert served.worker.is_alive()
+        (small_disk / "filler").unlink()
+        until(lambda: _taken(served), "a submission to be taken again")
+        assert served.worker.engine.term > term
+        assert len(served.store.jobs()) == taken + 1
+        assert served.failed == []
+    finally:
+        served.close()
+
+
+def test_a_write_that_fails_for_want_of_room_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served(tmp_path)
+    try:
+        served.submit()
+        full, commit = [True], Store.commit
+
+        def commits(self: Store, *words: object, **more: object) -> None:
+            if full[0]:
+                raise NoRoom("cannot write to the store: its disk is full")
+            commit(self, *words, **more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Store, "commit", commits)
+        monkeypatch.setattr(Store, "has_room", lambda self: not full[0])
+        for _ in range(3):
+            with pytest.raises(NoRoom):
+                served.submit()
+        full[0] = False
+        until(lambda: _taken(served), "a submission to be taken again")
+        assert [row["number"] for row in served.store.jobs()] == [1, 0]
+        assert served.failed == []
+    finally:
+        served.close()
+
+
+def test_agents_go_on_as_they_are_while_the_service_waits_for_room() -> None:
+    from plait.live.service.routes.agents import _as_it_is
+    from plait.live.wire import ENDED, RUNNING, Seen
+
+    class Api:
+        class worker:
+            class engine:
+                options = Options()
+
+    told = Observed(NodeInfo("n0", 2), "a", 3, 7, [Seen(1, 1, 0, RUNNING), Seen(2, 1, 0, ENDED, exit_code=0)])
+    answer = _as_it_is(Api(), told)  # type: ignore[arg-type]
+    assert (answer.term, answer.version < 0, answer.attempts) == (3, True, [])
+    assert answer.keep == [[1, 1, 0], [2, 1, 0]]
+    assert answer.lease_s == Options().lease_s
+
+
+def test_an_agent_that_cannot_write_its_journal_tries_again(small_disk: Path) -> None:
+    journal = Journal(small_disk / "journal.jsonl")
+    fill(small_disk / "filler")
+    with pytest.raises(OSError, match="No space"):
+        journal.append(*({"what": "term", "term": term} for term in range(10_000)))
+    (small_disk / "filler").unlink()
+    journal.append({"what": "term", "term": 20_000})
+    journal.close()
+    again = Journal(small_disk / "journal.jsonl")
+    assert again.memory.term == 20_000
+    again.close()
+
+
+def test_a_service_says_again_where_it_is_and_ends_with_its_home(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    service = subprocess.Popen(
+        [sys.executable, "-m", "plait.live.service", "--home", str(home), "--policy", "fifo"], stderr=subprocess.PIPE
+    )
+    try:
+        layout = Layout(home.resolve())
+        until(layout.service_file.exists, "the service to answer", 60)
+        said = json.loads(layout.service_file.read_text())
+        layout.service_file.unlink()
+        found = service_process(layout)  # by its lock
+        assert found is not None
+        assert found.pid == service.pid
+        until(layout.service_file.exists, "service.json to be written again")
+        assert json.loads(layout.service_file.read_text()) == said
+        shutil.rmtree(home)
+        _, error = service.communicate(timeout=60)
+        assert service.returncode != 0
+        assert f"the home folder {layout.home} has vanished".encode() in error
+    finally:
+        service.kill()
+        service.wait()
+        if service.stderr:
+            service.stderr.close()
+
+
+DAEMON = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execve(sys.executable, [sys.executable, "-S", "-c", "import time; time.sleep(600)", sys.argv[1]], {})
+    os._exit(0)
+time.sleep(600)
+"""
+
+
+def test_a_daemon_that_hides_its_environment_ends_with_the_jobs(tmp_path: Path) -> None:
+    """Its agent is dead; it has another session, another parent, and no word of plait's in its environment."""
+    from plait.live.agent import launch
+    from plait.live.agent.lease import Lease, NodeLease
+    from plait.live.wire import GroupInfo, Mate, Run
+
+    layout, name = Layout(tmp_path / "home"), f"hidden-{os.getpid()}"
+    run = Run(1, 1, 0, 1, [sys.executable, "-S", "-c", DAEMON, name], [0], GroupInfo("g", members=[Mate(1, 0)]))
+    launch.prepare(run, layout)
+    lease = NodeLease(layout.lease("n0"), Lease(procs.boot_s(), 600.0))
+    env = {**os.environ, procs.MARK: launch.mark_of(layout, 1, 1, 0)}
+    runner = launch.spawn(run, layout, env, lease)
+
+    def hidden() -> list[int]:
+        lines = ((pid, Path(f"/proc/{pid}/cmdline")) for pid in procs.pids())
+        found = []
+        for pid, path in lines:
+            with contextlib.suppress(OSError):
+                if name.encode() in path.read_bytes() and not procs.environment(pid):
+                    found.append(pid)
+        return found
+
+    try:
+        until(hidden, "the daemon")
+        kill_jobs(layout)
+        until(lambda: not hidden(), "the end of the daemon", 5.0)
+        assert procs.marked(env[procs.MARK]) == []
+    finally:
+        for pid in hidden():
+            os.kill(pid, 9)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(runner, 0)
