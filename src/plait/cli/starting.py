@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import time
 from typing import Any
@@ -88,6 +89,7 @@ def _begin(layout: Layout, given: dict[str, Any], options: dict[str, Any], backe
         backend.start()
         service = own_client(layout)
         _await_nodes(service, layout, process, backend.expected())
+        _give_up_others(service, backend)
     except BaseException as error:
         if isinstance(error, PlaitError) and again and process.poll() is None:
             # Agents and jobs of before are not to lose their service because of it.
@@ -165,10 +167,21 @@ def _await_nodes(service: Client, layout: Layout, process: subprocess.Popen[byte
         time.sleep(LOOK_S)
 
 
+def _give_up_others(service: Client, backend: Backend) -> None:
+    """Local nodes of before that are none any more: `start` has ended their agents, so nobody need wait for them."""
+    if getattr(backend, "name", "") != "local":
+        return
+    mine = {place.name for place in backend.list_nodes()}
+    for node in service.nodes():
+        if re.fullmatch(r"n\d+", node["id"]) and node["id"] not in mine and node["state"] not in ("lost", "left"):
+            service.node_gone(node["id"], "the cluster was started with fewer nodes")
+
+
 def welcome(service: Client, layout: Layout, home: str | None, took_s: float) -> list[str]:
     """What somebody needs who has just started a cluster: URL, token, the next command."""
     found = service.status()
-    nodes, gpus = sum(found["nodes"].values()), found["gpus"]["total"]
+    there = [node for node in service.nodes() if node["state"] in ("ready", "drained") and not node.get("gone")]
+    nodes, gpus = len(there), sum(int(node["gpus"]) for node in there)
     size = f"{counted(nodes, 'node')}, {counted(gpus, 'slot')}"
     with_home = "" if home is None else f" --home {home}"
     lines = [f"plait is up at {service.url} ({duration(took_s)}): {size}, policy {found['policy']}"]

@@ -236,6 +236,7 @@ def nodes(engine: Engine, now: float) -> list[dict[str, Any]]:
                 **info,
                 "state": record.state,
                 "drained": record.drained,
+                "gone": bool(record.gone),
                 "leaving_s": record.leaving_s,
                 "silent_s": round(max(now - record.heard_s, 0.0), 3),
                 "usage": asdict(record.usage),
