@@ -57,6 +57,7 @@ class Training:
                 time.sleep(pace_s)
                 step += 1
                 page.steps, page.step_s, page.saves = float(step), pace_s, Saves.YES
+                page.first_step_monotonic = page.first_step_monotonic or time.monotonic()
                 if every and step >= saved + every:
                     saved = step
                     self.save(step)
