@@ -52,6 +52,8 @@ def rows(job: Mapping[str, Any]) -> list[tuple[str, object]]:
     out.append(("restarts", restarts_text(adaptive)))
     if adaptive.get("difference"):
         out.append(("note", adaptive["difference"]))
+    if adaptive.get("not_finite"):
+        out.append(("not finite", adaptive["not_finite"]))
     return out
 
 
@@ -96,6 +98,8 @@ def explanation_lines(found: Mapping[str, Any]) -> list[str]:
         lines.append(f"  restarts: {restarts_text(adaptive)}; another size has to be worth it")
     if adaptive.get("difference"):
         lines.append(f"  note: {adaptive['difference']}")
+    if adaptive.get("not_finite"):
+        lines.append(f"  not finite: {adaptive['not_finite']}")
     return lines
 
 

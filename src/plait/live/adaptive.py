@@ -142,6 +142,9 @@ def shown(engine: Engine, job: JobRecord) -> dict[str, Any] | None:
         out["goodput"] = limits.initial / work.each_s
     if difference := difference_of(limits, said):
         out["difference"] = difference
+    if said.not_finite:
+        number = "its newest step was" if said.not_finite == 1 else f"its newest {said.not_finite:,.0f} steps were"
+        out["not_finite"] = f"{number} no progress: gradients are not finite, as of a loss that is NaN"
     return out
 
 

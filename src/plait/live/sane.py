@@ -88,6 +88,7 @@ def _sane_adaptive(said: Adaptive) -> Adaptive:
         batch_size=_or_none(said.batch_size, MOST_EXAMPLES, 1.0),
         estimate=estimate,
         limits=limits,
+        not_finite=_or_none(said.not_finite, MOST_STEPS) or 0.0,
     )
 
 

@@ -64,7 +64,8 @@ class Adaptive:
 
     `progress` iterations at its first batch size done, of `total`; `batch_size` examples of a step now, all ranks
     together; `estimate` by `plait.core.goodput.Estimate`; `limits` the bounds that it keeps to: initial, most,
-    least_local, most_local, and 1 if it accumulates.
+    least_local, most_local, and 1 if it accumulates. `not_finite`: its newest steps in a row whose gradients were NaN
+    or infinite.
     """
 
     progress: float = 0.0
@@ -72,6 +73,7 @@ class Adaptive:
     batch_size: float | None = None
     estimate: list[float | None] | None = None
     limits: list[int] | None = None
+    not_finite: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ fact is written.
        400  goodput guard              i8       even: whole, odd: being written, 0: none yet
        408  goodput[11]                f8       what its goodput is predicted from (columns of `core.goodput.Estimate`)
        496  limits[5]                  f8       bounds of its batch that it keeps to, as `core.goodput.BatchLimits`
+       536  not_finite                 f8       newest steps in a row whose gradients were not finite (a loss of NaN)
                                                 written by the agent
       2048  stop                       i8       0 go on, 1 checkpoint and exit, 2 exit now
       2056  control_version            i8       read control.json again when it changes
@@ -214,6 +215,7 @@ class Page:
     total_progress = _Float(384)
     batch_size = _Float(392)
     _goodput_guard = _Int(400)
+    not_finite = _Float(536)
 
     stop = _Int(2048)
     control_version = _Int(2056)

@@ -15,6 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 from plait.core.errors import InputError  # noqa: E402
 from plait.training import attach  # noqa: E402
 from plait.training.adaptive import Adaptive, AdaptiveDataLoader  # noqa: E402
+from plait.training.adaptive.choosing import Fitter  # noqa: E402
+
+#: A fit by which larger batches cost next to nothing.
+THETA = (0.5, 0.001, 1e-8, 1e-8, 1e-8, 1e-8, 1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -429,6 +433,37 @@ def test_steps_that_a_scaler_leaves_out_are_no_progress(make) -> None:
     assert adaptive.progress == number  # one less than there were batches
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_told_is_no_progress_and_enlarges_nothing(
+    bad: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = net()
+    optimizer, good = SGD(model.parameters()), net().state_dict()
+    loader = AdaptiveDataLoader(data(400), 8, max_batch_size=64, accumulation=True, interval_s=0.0)
+    loader.decisions.fitter = Fitter(lambda profile, start: THETA)
+    loader.decisions.fitter.theta = THETA
+    adaptive = Adaptive(attach(), model, optimizer, loader)
+    seen, steps = [], 0
+    for x, y in loader:
+        optimizer.zero_grad()
+        (torch.nn.functional.mse_loss(model(x), y) * (bad if 12 <= steps < 20 else 1.0)).backward()
+        optimizer.step()
+        if 12 <= steps < 20:  # a script that begins again from before it
+            model.load_state_dict(good)
+            optimizer.state.clear()
+        if loader.is_sync_pass:
+            steps += 1
+            seen.append((adaptive.progress, loader.current_batch_size, adaptive.careful.known, adaptive.statistics.var))
+    said = capsys.readouterr().err
+    assert said.count("plait: gradients of step 12 are not finite") == 1
+    assert said.count("plait: gradients are finite again after 8 steps") == 1
+    assert seen[19][:2] == seen[11][:2] == (12, 8)
+    assert not any(known for _, _, known, _ in seen[12:20])
+    assert seen[-1][2], "later it is known again"
+    assert seen[-1][0] > seen[19][0]
+    assert all(math.isfinite(var) for *_, var in seen)
+
+
 @pytest.mark.parametrize("always", [False, True])
 def test_passes_in_which_a_scaler_leaves_out_every_step(always: bool) -> None:
     """At the start of half precision they are usual; where they never end a loop of epochs does."""
@@ -450,7 +485,7 @@ def test_passes_in_which_a_scaler_leaves_out_every_step(always: bool) -> None:
                 scaler.update()
 
     if always:
-        with pytest.raises(InputError, match="left out every step of 50 passes"):
+        with pytest.raises(InputError, match=r"no step of 50 passes .*left out every step of 50 passes"):
             loop()
     else:
         loop()

@@ -147,6 +147,7 @@ def _adaptive(page: Page) -> Adaptive | None:
         batch_size=batch_size,
         estimate=None if goodput is None else [None if math.isnan(x) else x for x in goodput],
         limits=None if limits is None else list(limits),
+        not_finite=_above_zero(page.number("not_finite")) or 0.0,
     )
 
 

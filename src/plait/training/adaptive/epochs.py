@@ -90,6 +90,7 @@ class Watch:
         self._idle = self._idle + 1 if self._progress.iterations == self._iterations else 0
         if self._idle == MOST_IDLE:
             raise InputError(
-                f"remaining_epochs: the gradient scaler left out every step of {MOST_IDLE} passes over the data: "
-                "their gradients were not finite; look for the first loss that is not"
+                f"remaining_epochs: no step of {MOST_IDLE} passes over the data was progress (a gradient scaler has "
+                f"left out every step of {MOST_IDLE} passes, or the loss is NaN): gradients were not finite; look for "
+                "the first loss that is not"
             )

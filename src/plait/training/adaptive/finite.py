@@ -20,7 +20,7 @@ class Finite:
         self._optimizer = optimizer
         self._smallest: Any = None  # parameter
         self._waiting: tuple[torch.Tensor, Any] | None = None
-        self._broken = 0  # steps in a row
+        self.steps = 0  # in a row whose gradients are not finite
 
     def broken(self, step: int) -> bool:
         """Whether the gradients of the step about to be made (on a CUDA device: of the one before) are not finite.
@@ -29,12 +29,12 @@ class Finite:
         """
         finite = self._look()
         if finite:
-            if self._broken:
-                _tell(f"gradients are finite again after {self._broken} steps")
-            self._broken = 0
+            if self.steps:
+                _tell(f"gradients are finite again after {self.steps} step{'s' * (self.steps > 1)}")
+            self.steps = 0
             return False
-        self._broken += 1
-        if self._broken == 1:
+        self.steps += 1
+        if self.steps == 1:
             _tell(
                 f"gradients of step {step} are not finite (the loss is NaN or infinite): such steps are no progress, "
                 "and the batch is not enlarged by them; look for the first loss that is not finite, and begin again "

@@ -21,6 +21,10 @@ SMOOTHING = 0.999
 LEAST_SQR, LEAST_VAR = 0.0, 1e-6
 #: So many estimates are needed before anything is decided by them.
 ENOUGH = 8
+#: Standard errors by which decisions keep to the careful side.
+ERRORS = 2.0
+#: When progress reaches so many initial batches, estimates from before count for this part.
+FADE_AT, FADE = (32, 64, 128, 256), 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,8 @@ class Estimate:
 
     `scale` is S of the batch it stands for, in initial batches: 2 M/M0 where two steps were needed. `biased` says
     that it took two steps, between which the true gradient may have moved; `divided` that gradients were divided by
-    the optimizer's pre-conditioner, which it does after some steps.
+    the optimizer's pre-conditioner, which it does after some steps. `stands_for`: the initial batches since the last
+    estimate, where not every step gives one; 0 means `scale`.
     """
 
     sqr: tuple[float, ...]
@@ -37,6 +42,7 @@ class Estimate:
     scale: float
     biased: bool = False
     divided: bool = False
+    stands_for: float = 0.0
 
 
 def from_samples(local: Sequence[float], total: Sequence[float], samples: float, scale: float) -> Estimate:
@@ -47,7 +53,7 @@ def from_samples(local: Sequence[float], total: Sequence[float], samples: float,
     one sample: that needs two steps, see `from_pair`.
 
     >>> from_samples([4.0], [2.5], samples=2, scale=1.0)
-    Estimate(sqr=(1.0,), var=(1.5,), scale=1.0, biased=False, divided=False)
+    Estimate(sqr=(1.0,), var=(1.5,), scale=1.0, biased=False, divided=False, stands_for=0.0)
     """
     if samples < 2:
         raise InputError(f"from_samples(samples={samples}): needs two or more; use from_pair for one gradient a step")
@@ -63,7 +69,7 @@ def from_pair(product: Sequence[float], difference: Sequence[float], scale: floa
     scale, without its cancellation. If the true gradient moves by D in between, var is too large by S |PD|^2 / 2.
 
     >>> from_pair([2.0], [1.0], scale=4.0)
-    Estimate(sqr=(2.0,), var=(2.0,), scale=8.0, biased=True, divided=False)
+    Estimate(sqr=(2.0,), var=(2.0,), scale=8.0, biased=True, divided=False, stands_for=0.0)
     """
     return Estimate(tuple(product), tuple(scale * d / 2 for d in difference), 2 * scale, biased=True)
 
@@ -181,7 +187,7 @@ class Statistics:
         if (self.biased and not estimate.biased) or (estimate.divided and not self._divided):
             self.reset()
         self.biased, self._divided = estimate.biased, estimate.divided
-        keep = SMOOTHING**estimate.scale
+        keep = SMOOTHING ** (estimate.stands_for or estimate.scale)
         for sums, values in zip(self._sums, (estimate.sqr, estimate.var), strict=True):
             sums[:] = [keep * s + (1 - keep) * value for s, value in zip(sums, values, strict=True)]
         whole = sum(estimate.sqr), sum(estimate.var)
@@ -192,6 +198,16 @@ class Statistics:
         self.updates += 1
         self._taken += 1
         return True
+
+    def fade(self, before: float, now: float) -> None:
+        """Progress goes from `before` to `now` initial batches: count a tenth of what was before, at some points.
+
+        In the first steps gradients are far larger than ever after, and would decide for a thousand batches.
+        """
+        if any(before < mark <= now for mark in FADE_AT):
+            self._sums = [[FADE * value for value in sums] for sums in self._sums]
+            self._totals, self._spreads = ([FADE * value for value in row] for row in (self._totals, self._spreads))
+            self.weight, self._weight2 = FADE * self.weight, FADE**2 * self._weight2
 
     def reset(self) -> None:
         """Forget all estimates."""
@@ -232,12 +248,13 @@ class Careful:
     """What may be decided by statistics: nothing before there are enough of them, and then the lower end of the noise.
 
     Too large a batch, and too much progress counted, cost the end result; too small a batch costs time only. So sqr
-    counts with one standard error more and var with one less than was found.
+    counts with two standard errors more and var with two less than was found. Samples are drawn without replacement:
+    what is trained on is the mean gradient of all N of them, whose squared norm is larger by tr(P Sigma P^T)/N.
     """
 
-    def __init__(self, statistics: Statistics) -> None:
-        """By these."""
-        self._statistics = statistics
+    def __init__(self, statistics: Statistics, part: float = 0.0) -> None:
+        """By these; `part` is M0/N, 0 for data without end."""
+        self._statistics, self._part = statistics, part
         #: Whether gradients are not finite now: nothing is decided by what was before.
         self.broken = False
 
@@ -249,13 +266,16 @@ class Careful:
     @property
     def sqr(self) -> float:
         """Squared norm of the gradient, rather too large."""
-        return self._statistics.sqr + (self._statistics.errors[0] if self._statistics.known else 0.0)
+        statistics = self._statistics
+        if not statistics.known:
+            return statistics.sqr
+        return statistics.sqr + ERRORS * statistics.errors[0] + self._part * statistics.var
 
     @property
     def var(self) -> float:
         """Its variance at the initial batch, rather too small."""
         statistics = self._statistics
-        return max(statistics.var - statistics.errors[1], LEAST_VAR) if statistics.known else statistics.var
+        return max(statistics.var - ERRORS * statistics.errors[1], LEAST_VAR) if statistics.known else statistics.var
 
     def gain(self, scale: float) -> float:
         """What a step of `scale` initial batches is worth in steps of one, rather too little; S before any estimate."""

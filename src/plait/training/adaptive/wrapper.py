@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -87,7 +88,7 @@ class Adaptive:
         self.statistics = Statistics(len(optimizer.param_groups))
         self._rate = LearningRate(optimizer, rule)
         self._reset = reset_on_rescale and is_adam(optimizer)
-        self.careful = Careful(self.statistics)
+        self.careful = Careful(self.statistics, loader.batch_size / loader.size)
         self._gate, self._reading, self._finite = Turnstile(), Reading(), Finite(optimizer)
         self._accumulating = contextlib.ExitStack()
         self._scale: float | None = None  # S of the newest whole step
@@ -95,6 +96,7 @@ class Adaptive:
         self._scheduled = 0
         self._now: Pass | None = None
         self._stepped = False  # since the batch in hand came
+        self._since = 0.0  # initial batches since the last estimate
         self._hooks = self._make_hooks(comm_hook)
         self._register()
         hold_optimizer(optimizer, self._gate, self._rate.restore)
@@ -230,14 +232,21 @@ class Adaptive:
         if self._hooks.twice:  # cut in two, such a step would have to be refused
             self.loader.plan.least_half = None
         if self.scaler is None and self._finite.broken(self.loader.progress.tried):
-            self.careful.broken = True
+            self._tell_broken()
             self.loader.progress.left_out()
         else:
-            self.careful.broken = False
+            if self.careful.broken:
+                self._tell_broken()
+            done = self.progress
             self.loader.progress.made()
+            self.statistics.fade(done, self.progress)
         estimate = self._reading.take(squares, self.loader.batch_size)
+        self._since += now.batch / self.loader.batch_size
         if estimate is not None:
+            if now.halves:
+                estimate = replace(estimate, stands_for=self._since)
             self.statistics.update(estimate)
+            self._since = 0.0
         sync_s = self._hooks.clock.seconds()
         if sync_s is not None:
             self.loader.timings.synced(sync_s)
@@ -261,6 +270,12 @@ class Adaptive:
                 now.ranks,
                 " ".join(f"{factor:.4g}" for factor in self.lr_factors),
             )
+
+    def _tell_broken(self) -> None:
+        """Nothing is decided while gradients are not finite, and the agent knows of it."""
+        self.careful.broken = self._finite.steps > 0
+        if isinstance(self.job, AttachedJob):
+            self.job.page.not_finite = float(self._finite.steps)
 
     def _after_scaler(self, optimizer: Any) -> None:
         """A scaler's step is over: gradients that are not finite make none."""

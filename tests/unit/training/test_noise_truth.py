@@ -1,0 +1,49 @@
+"""The measured gradient noise scale is within a fifth of the exact one, for optimizers that divide gradients.
+
+Exact: of the gradients of single examples, see scripts/noise_truth.py. PLAIT_SLOW=1: three models, four optimizers, one
+rank and two, weights frozen and moving; else one of each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from attempts import free_port, the_forker
+
+pytest.importorskip("torch")
+SLOW = bool(os.environ.get("PLAIT_SLOW"))
+CASES = [
+    ("embedding", "adam", "frozen", 1),
+    ("mlp", "adamw", "moving", 2),
+    ("mlp", "adam", "frozen", 1),
+    ("mlp", "adam", "moving", 1),
+    ("embedding", "adamw", "moving", 1),
+    ("embedding", "adam", "frozen", 2),
+    ("transformer", "adam", "frozen", 1),
+    ("transformer", "adam", "moving", 1),
+    ("transformer", "adamw", "moving", 2),
+    ("embedding", "adagrad", "moving", 1),
+    ("mlp", "adagrad", "frozen", 1),
+    ("mlp", "rmsprop", "moving", 1),
+    ("embedding", "rmsprop", "frozen", 1),
+]
+
+
+@pytest.mark.parametrize(("model", "optimizer", "how", "world"), CASES if SLOW else CASES[:1])
+def test_the_noise_scale_is_the_exact_one(model: str, optimizer: str, how: str, world: int, tmp_path: Path) -> None:
+    port, steps = str(free_port()), "2400" if SLOW else "800"
+    ranks = [
+        the_forker().start(
+            tmp_path / "j-1", 1, "noise_truth.py", model, optimizer, how, steps, rank=r, world=world, MASTER_PORT=port
+        )
+        for r in range(world)
+    ]
+    ends = [attempt.end(600) for attempt in ranks]
+    assert [code for code, _ in ends] == [0] * world, ends
+    said = json.loads(next(line for line in ends[0][1].splitlines() if line.startswith("{")))
+    print(model, optimizer, how, world, said)
+    assert abs(said["var"][1] / said["var"][0] - 1) < 0.1
+    assert abs(said["found"] / said["exact"] - 1) < 0.2
