@@ -231,6 +231,8 @@ class Caller:
                 message += f"; {problem['next']}"
         except (ValueError, KeyError, TypeError):
             message = f"{self.url} answered {answer.status_code}: {answer.text[:200]}"
+        if answer.status_code == 507:  # a full disk: nothing failed, and it goes on by itself
+            raise ServiceError(message)
         if answer.status_code >= 500:
             raise ServiceError(f"the service failed: {message}; `plait status` shows its log file")
         if answer.status_code == 401 and "token" not in message:

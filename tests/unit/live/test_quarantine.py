@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import signal
 import sys
 import time
@@ -119,6 +120,7 @@ class Node:
         self.agent.journal.close()
         for fd in (self.agent._lock_fd, self.agent._wake_read, self.agent._wake_write):
             os.close(fd)
+        shutil.rmtree(self.layout.gates.parent, ignore_errors=True)
 
 
 @pytest.fixture
