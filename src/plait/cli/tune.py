@@ -14,10 +14,13 @@ if TYPE_CHECKING:
 
 
 def tune(
-    policy: Annotated[str, typer.Argument(metavar="POLICY", help="tiresias-l or tiresias-g, with or without options.")],
+    policy: Annotated[
+        str, typer.Argument(metavar="POLICY", help="Any policy with options that have a range; those given stay.")
+    ],
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="The history: at least 200 jobs.")],
     cluster: Annotated[str, typer.Option("--cluster", "-c", help="NODESxGPUS, e.g. 8x8.")] = "8x8",
-    max_queues: Annotated[int, typer.Option(help="Try one queue, two, ... up to this many.")] = 4,
+    max_queues: Annotated[int, typer.Option(help="At most so many queues, where a policy has them.")] = 4,
+    only: Annotated[str | None, typer.Option(help="Fit these options alone, e.g. thresholds,within.")] = None,
     trace_format: Annotated[str, typer.Option("--format", "-f", help="See `plait trace formats`.")] = "auto",
     work: Annotated[str | None, typer.Option(help="muri: duration or iterations, what the work is.")] = None,
     censored: Annotated[str, typer.Option(help="Jobs whose end nobody saw: as_is, drop, extend.")] = "as_is",
@@ -33,7 +36,7 @@ def tune(
     from plait.cli.progress import Bar
     from plait.cli.runs import Request, read_workload
     from plait.core.cluster import Cluster
-    from plait.sim.tune import fit_thresholds
+    from plait.sim.tune import fit_policy
 
     request = Request(
         [trace], policy, trace_format=trace_format, work=work, censored=censored, jobs=jobs, seed=str(seed)
@@ -43,7 +46,10 @@ def tune(
         path = None if json is None or json == "-" else outputs.path(json)
         batch = read_workload(trace, request, seed, hardware)
         with Bar("replaying", None) as bar:
-            fit = fit_thresholds(batch, hardware, max_queues, policy=policy, seed=seed, tried=bar.advance)
+            fit = fit_policy(
+                batch, hardware, policy, max_queues=max_queues, only=None if only is None else only.split(","),
+                seed=seed, tried=bar.advance,
+            )  # fmt: skip
         if json is not None:
             import json as codec
 
@@ -75,7 +81,7 @@ def _show(fit: Fit) -> None:
         grid.add_row(label, policy, f"{fit.first[name]:,.1f}", f"{fit.second[name]:,.1f}")
     out = console()
     out.print(grid)
-    queues = f"{fit.queues} queue{'s' if fit.queues > 1 else ''}, {len(fit.tried)} sets of thresholds tried"
+    queues = f"{fit.queues} queue{'s' if fit.queues > 1 else ''}, {len(fit.tried)} replays"
     left = f"; {counted(fit.left_out, 'job')} wider than the cluster left out" if fit.left_out else ""
     typer.echo(f"{queues}{left}; {fit.verdict}.")
     typer.echo(f"--policy {fit.policy if fit.worth_it else fit.default}")

@@ -1,16 +1,17 @@
-"""Fit the queue thresholds of Tiresias to a workload, and say honestly what that is worth.
+"""Fit the options of a policy to a workload, and say honestly what that is worth.
 
-    fit = fit_thresholds(jobs, Cluster.parse("8x8"))
-    fit.policy             # 'tiresias-l:thresholds=4480/61824'
+    fit = fit_policy(jobs, Cluster.parse("8x8"), "tiresias-l")
+    fit.policy             # 'tiresias-l:thresholds=115200,knob=8'
     fit.second["fitted"]   # average completion time on jobs it has not seen, seconds
 
 The first half of the history (by submission) is replayed without overheads under GPU counting, and the average
-completion time is made small by coordinate descent, for one queue, two, and so on. Candidates are quantiles of the
-service that jobs of that half took. The second half is the judge.
+completion time is made small by `sim.search`: over queue bounds, within the service that jobs of that half took, and
+over all options for which the catalog declares a range. Options that are given stay. The second half is the judge.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -21,30 +22,31 @@ from plait.core.arrays import FloatArray
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError, suggest
 from plait.core.jobs import JobBatch, Phase
-from plait.policies.catalog import make_policy, rows
+from plait.policies.catalog import Row, make_policy, rows
 from plait.sim.run import simulate
+from plait.sim.search import ONE_QUEUE, Choice, Space, Thresholds, search
 from plait.sim.world import make_world
-
-Thresholds = tuple[float, ...]
 
 #: Below this many departures a fit is noise.
 FEWEST_DEPARTURES = 200
-#: Quantiles of observed service that may become thresholds, percent.
-QUANTILES = (30, 45, 60, 75, 90, 95)
-#: A bound that no job reaches: one queue, written so that it can be pasted.
-ONE_QUEUE = (1e15,)
+#: Thresholds lie between these quantiles of observed service, percent.
+QUANTILES = (10.0, 99.5)
+#: Fewest jobs of a replay, mixtures of options tried on few jobs, and replays of the whole half that refine the best.
+FEWEST_JOBS, SAMPLES, MOST_RUNS = 50, 24, 200
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What `fit_thresholds` found. Averages are completion times in seconds.
+    """What `fit_policy` found. Averages are completion times in seconds.
 
-    `first` and `second` hold the averages on the two halves of `fitted`, `default` (the policy as given), `fifo`
-    and `srsf`. `tried` lists every set of thresholds with its average on the first half, in order of trial.
+    `options` are those chosen, as text. `first` and `second` hold the averages on the two halves of `fitted`,
+    `default` (the policy as given), `fifo` and `srsf`. `candidates` are the thresholds that were tried alone. `tried`
+    lists every policy with the number of jobs of its replay and the average there, in order of trial.
     """
 
     policy: str
     default: str
+    options: Mapping[str, str]
     thresholds: Thresholds
     queues: int
     candidates: Thresholds
@@ -53,11 +55,11 @@ class Fit:
     jobs_first: int
     jobs_second: int
     left_out: int
-    tried: Sequence[tuple[Thresholds, float]] = field(repr=False)
+    tried: Sequence[tuple[str, int, float]] = field(repr=False)
 
     @property
     def worth_it(self) -> bool:
-        """Whether the fitted thresholds beat those of the policy as given on the half they have not seen."""
+        """Whether the fitted options beat those of the policy as given on the half they have not seen."""
         return self.second["fitted"] < self.second["default"]
 
     @property
@@ -66,144 +68,165 @@ class Fit:
         fitted, default = self.second["fitted"], self.second["default"]
         change = abs(fitted - default) / default
         if self.worth_it:
-            return f"on the second half the fitted thresholds beat {self.default} by {change:.1%}"
+            return f"on the second half the fitted options beat {self.default} by {change:.1%}"
         if fitted == default:
-            return f"on the second half the fitted thresholds do not beat {self.default}: they do the same"
-        return f"on the second half the fitted thresholds do not beat {self.default}: they are {change:.1%} worse"
+            return f"on the second half the fitted options do not beat {self.default}: they do the same"
+        return f"on the second half the fitted options do not beat {self.default}: they are {change:.1%} worse"
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as JSON takes it."""
         out = {**asdict(self), "worth_it": self.worth_it, "verdict": self.verdict}
-        out["tried"] = [{"thresholds": list(t), "avg_jct_s": value} for t, value in self.tried]
+        out["tried"] = [{"policy": p, "jobs": n, "avg_jct_s": None if math.isinf(v) else v} for p, n, v in self.tried]
         return out
 
 
-def fit_thresholds(
+def fit_policy(
     jobs: JobBatch,
     cluster: Cluster,
-    max_queues: int = 4,
-    *,
     policy: str = "tiresias-l",
+    *,
+    max_queues: int = 4,
+    only: Sequence[str] | None = None,
     seed: int = 0,
+    samples: int = SAMPLES,
+    most_runs: int = MOST_RUNS,
     tried: Callable[[], None] | None = None,
 ) -> Fit:
-    """Thresholds for up to `max_queues` queues of `policy` on this history of jobs; see the module docstring.
+    """Options of `policy` for this history of jobs; see the module docstring.
 
-    The other options of `policy` stay as they are. `tried()` is told of every replay. The same inputs give the same
-    answer. Raises `InputError` for a policy without thresholds or a history of fewer than 200 departures.
+    `max_queues` bounds the queues of a policy that has them; `only` names the options to fit, all that have a range
+    unless given. `samples` and `most_runs` say how much to try (see `search`). `tried()` is told of every replay. The
+    same inputs give the same answer. Raises `InputError` for a policy with nothing to fit or a history of fewer than
+    200 departures.
     """
     if max_queues < 1:
         raise InputError(f"max_queues must be at least 1, got {max_queues}")
-    pattern = _pattern(policy)
+    row, given = _row_of(policy)
+    make_policy(policy)
+    names = _to_fit(policy, row, given, only)
     fitting = np.flatnonzero(jobs.gpus <= cluster.largest_gang())
     if len(fitting) < FEWEST_DEPARTURES:
         raise InputError(
-            f"{len(fitting)} jobs that fit the cluster are too few to fit thresholds to: "
+            f"{len(fitting)} jobs that fit the cluster are too few to fit a policy to: "
             f"{FEWEST_DEPARTURES} departures are the least that says more than chance"
         )
     cut = fitting[: len(fitting) // 2], fitting[len(fitting) // 2 :]
     first, second = (_rebased(jobs[half]) for half in cut)
-    replay = _Replay(first, cluster, pattern, seed, tried)
-    candidates = _candidates(first)
-    best = _descend(replay, candidates, max_queues)
-    fitted = pattern(best)
-    names = {"fitted": fitted, "default": policy, "fifo": "fifo", "srsf": "srsf"}
+    service: FloatArray = first.gpus * first.iterations * first.iteration_s
+    low, high = (max(float(q), 1.0) for q in np.percentile(service, QUANTILES))
+    ranges = {name: fit for name in names if (fit := row.options[name].fit) is not None}
+    space = Space(ranges, max_queues - 1 if "thresholds" in names else None, low, max(high, 2 * low))
+    replay = _Replay(first, cluster, policy, given, seed, tried)
+    if space.most is not None and _queues(policy) > max_queues:
+        replay.as_given_fits = False  # as given it has more queues than were asked for
+    best = search(space, replay, seed=seed, samples=samples, most_runs=most_runs)
+    fitted = replay.text(best)
+    texts = {"fitted": fitted, "default": policy, "fifo": "fifo", "srsf": "srsf"}
+    thresholds = () if best.thresholds in (None, ONE_QUEUE) else best.thresholds or ()
     return Fit(
         policy=fitted,
         default=policy,
-        thresholds=() if best == ONE_QUEUE else best,
-        queues=1 if best == ONE_QUEUE else len(best) + 1,
-        candidates=candidates,
-        first={name: average_jct_s(first, cluster, text, seed) for name, text in names.items()},
-        second={name: average_jct_s(second, cluster, text, seed) for name, text in names.items()},
+        options=dict(best.options),
+        thresholds=thresholds,
+        queues=_queues(fitted),
+        candidates=space.grid if space.most else (),
+        first={name: average_jct_s(first, cluster, text, seed) for name, text in texts.items()},
+        second={name: average_jct_s(second, cluster, text, seed) for name, text in texts.items()},
         jobs_first=len(first),
         jobs_second=len(second),
         left_out=len(jobs) - len(fitting),
-        tried=tuple(replay.known.items()),
+        tried=tuple((replay.text(choice), n, value) for (choice, n), value in replay.known.items()),
     )
 
 
 def average_jct_s(jobs: JobBatch, cluster: Cluster, policy: str, seed: int = 0) -> float:
     """Average completion time of a replay without overheads under GPU counting, seconds."""
-    row = rows().get(policy.partition(":")[0])
-    counting = row is not None and "placement" in row.options
-    text = f"{policy}{',' if ':' in policy else ':'}placement=counting" if counting else policy
-    run = simulate(jobs, cluster, make_policy(text), make_world("ideal"), seed=seed)
+    name, _, rest = policy.partition(":")
+    row = rows().get(name)
+    if row is not None and "placement" in row.options:
+        parts = [p for p in rest.split(",") if p and p.partition("=")[0] not in ("placement", "packlimit")]
+        policy = f"{name}:" + ",".join([*parts, "placement=counting"])
+    run = simulate(jobs, cluster, make_policy(policy), make_world("ideal"), seed=seed)
     columns, n = run.controller.books.columns, run.controller.books.count
     finished = columns["phase"][:n] == int(Phase.FINISHED)
     return float(np.mean((columns["end_s"][:n] - jobs.submit_s)[finished]))
 
 
 class _Replay:
-    """The objective, each set of thresholds computed once."""
+    """The objective: each choice computed once for each number of jobs; infinite where a policy refuses it."""
 
     def __init__(
         self,
         jobs: JobBatch,
         cluster: Cluster,
-        pattern: Callable[[Thresholds], str],
+        policy: str,
+        given: Mapping[str, str],
         seed: int,
         tried: Callable[[], None] | None,
     ) -> None:
-        self.jobs, self.cluster, self.pattern, self.seed, self.tried = jobs, cluster, pattern, seed, tried
-        self.known: dict[Thresholds, float] = {}
+        self.jobs, self.cluster, self.policy, self.given = jobs, cluster, policy, given
+        self.seed, self.tried = seed, tried
+        self.known: dict[tuple[Choice, int], float] = {}
+        self.as_given_fits = True
 
-    def __call__(self, thresholds: Thresholds) -> float:
-        if thresholds not in self.known:
-            self.known[thresholds] = average_jct_s(self.jobs, self.cluster, self.pattern(thresholds), self.seed)
+    def __call__(self, choice: Choice, part: float) -> float:
+        n = min(max(round(len(self.jobs) * part), FEWEST_JOBS), len(self.jobs))
+        if choice.thresholds is None and not self.as_given_fits:
+            return math.inf
+        if (choice, n) not in self.known:
+            try:
+                value = average_jct_s(self.jobs[np.arange(n)], self.cluster, self.text(choice), self.seed)
+            except InputError:
+                value = math.inf
+            self.known[choice, n] = value
             if self.tried is not None:
                 self.tried()
-        return self.known[thresholds]
+        return self.known[choice, n]
+
+    def text(self, choice: Choice) -> str:
+        """The policy with these options; those given stay."""
+        if choice == Choice():
+            return self.policy
+        options = dict(self.given)
+        if choice.thresholds is not None:
+            options["thresholds"] = "/".join(map(_number, choice.thresholds))
+        options |= dict(choice.options)
+        return f"{self.policy.partition(':')[0]}:" + ",".join(f"{k}={v}" for k, v in options.items())
 
 
-def _descend(cost: Callable[[Thresholds], float], candidates: Thresholds, max_queues: int) -> Thresholds:
-    """Coordinate descent for 1 to `max_queues` queues; of equals the one with fewer queues, then found first."""
-    best: Thresholds = ONE_QUEUE
-    lowest = cost(best)
-    current: Thresholds = ()
-    for _ in range(min(max_queues - 1, len(candidates))):
-        current = min((_with(current, None, c) for c in candidates if c not in current), key=cost)
-        while True:
-            moved = current
-            for threshold in current:
-                options = [moved, *(_with(moved, threshold, c) for c in candidates if c not in moved)]
-                moved = min(options, key=cost) if threshold in moved else moved
-            if moved == current:
-                break
-            current = moved
-        if cost(current) < lowest:
-            best, lowest = current, cost(current)
-    return best
+def _row_of(policy: str) -> tuple[Row, dict[str, str]]:
+    """The row of the catalog, and the options that are given."""
+    name, _, rest = policy.partition(":")
+    known = rows()
+    if name not in known:
+        raise InputError(f"unknown policy {name!r}; {suggest(name, known)}")
+    return known[name], dict(part.partition("=")[::2] for part in rest.split(",") if part)
 
 
-def _with(thresholds: Thresholds, old: float | None, new: float) -> Thresholds:
-    """The thresholds with one exchanged, or one more; ascending."""
-    return tuple(sorted([t for t in thresholds if t != old] + [new]))
+def _to_fit(policy: str, row: Row, given: Mapping[str, str], only: Sequence[str] | None) -> list[str]:
+    """Names of the options to fit; thresholds are fitted from those given, other options that are given stay."""
+    able = [name for name, option in row.options.items() if option.fit is not None or name == "thresholds"]
+    wrong = [name for name in only or () if name not in able]
+    if wrong:
+        raise InputError(f"policy {policy} has no option {wrong[0]!r} to fit; {suggest(wrong[0], able)}")
+    names = [name for name in able if (name not in given or name == "thresholds") and (only is None or name in only)]
+    if not names:
+        others = [
+            name for name, row in rows().items() if any(option.fit is not None for option in row.options.values())
+        ]
+        raise InputError(f"policy {policy} has nothing to fit; these have: {', '.join(others)}")
+    return names
 
 
-def _candidates(jobs: JobBatch) -> Thresholds:
-    """Quantiles of the service that jobs took, whole GPU-seconds, ascending."""
-    service: FloatArray = jobs.gpus * jobs.iterations * jobs.iteration_s
-    return tuple(sorted({max(round(float(q)), 1) * 1.0 for q in np.percentile(service, QUANTILES)}))
+def _queues(policy: str) -> int:
+    """How many queues a policy has; 1 where it has no thresholds."""
+    thresholds = getattr(getattr(make_policy(policy), "order", None), "thresholds", ())
+    return 1 + len([t for t in thresholds if t < ONE_QUEUE[0]])
 
 
 def _rebased(jobs: JobBatch) -> JobBatch:
     """The same jobs with the first submission at 0."""
     return jobs.replace(submit_s=jobs.submit_s - jobs.submit_s[0])
-
-
-def _pattern(policy: str) -> Callable[[Thresholds], str]:
-    """Thresholds -> the policy with these; its other options stay."""
-    name, _, rest = policy.partition(":")
-    known = rows()
-    with_thresholds = [n for n, row in known.items() if "thresholds" in row.options]
-    if name not in known:
-        raise InputError(f"unknown policy {name!r}; {suggest(name, with_thresholds)}")
-    if name not in with_thresholds:
-        raise InputError(f"policy {name!r} has no thresholds to fit; these have: {', '.join(with_thresholds)}")
-    make_policy(policy)
-    others = [part for part in rest.split(",") if part and not part.startswith("thresholds=")]
-    return lambda thresholds: f"{name}:" + ",".join(["thresholds=" + "/".join(map(_number, thresholds)), *others])
 
 
 def _number(value: float) -> str:

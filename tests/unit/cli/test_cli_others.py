@@ -125,21 +125,21 @@ def test_bad_sweeps(plait, tmp_path, options, message):
 
 def test_tune(plait, tmp_path):
     plait("trace", "generate", "t.csv", "--jobs", 220, "--gpus", 8, "--load", 1.2)
-    answer = plait("tune", "tiresias-l:within=submit", "t.csv", "-c", "2x4", "--max-queues", 2, "--json", "fit.json")
+    answer = plait("tune", "tiresias-l:knob=8", "t.csv", "-c", "2x4", "--only", "thresholds", "--json", "fit.json")
     assert answer.code == 0, answer.err
     fit = json.loads(Path("fit.json").read_text())
     assert fit["jobs_first"] == fit["jobs_second"] == 110
     assert fit["verdict"] in answer.out
     assert answer.out.splitlines()[-1] == f"--policy {fit['policy'] if fit['worth_it'] else fit['default']}"
-    printed = plait("tune", "tiresias-l:within=submit", "t.csv", "-c", "2x4", "--max-queues", 2, "--json", "-")
+    printed = plait("tune", "tiresias-l:knob=8", "t.csv", "-c", "2x4", "--only", "within", "--json", "-")
     assert json.loads(printed.out) == fit
 
 
 def test_bad_tunes(plait, small):
     few = plait("tune", "tiresias-l", small)
     assert (few.code, "12 jobs that fit the cluster are too few" in few.err) == (2, True)
-    other = plait("tune", "srsf", small)
-    assert (other.code, "has no thresholds to fit" in other.err) == (2, True)
+    other = plait("tune", "drf", small)
+    assert (other.code, "policy drf has nothing to fit" in other.err) == (2, True)
 
 
 def test_a_narrow_terminal_shows_fewer_figures(plait, small, monkeypatch):
