@@ -1,7 +1,7 @@
 """What the preemption rule and sticky groups change, and which policy suits a mixed queue best.
 
-    python benchmarks/bench_preemption.py [--jobs N] [--data DIR]      before and after
-    python benchmarks/bench_preemption.py --mixed [--jobs N]           policies on plain and attached jobs
+    python benchmarks/bench_preemption.py [--jobs N] [--data DIR] [--trace TEXT] [--policies A,B]    before and after
+    python benchmarks/bench_preemption.py --mixed [--jobs N]                        policies on plain and attached jobs
 
 Before and after: the same jobs with every policy stopping and moving whom it likes and Muri grouping anew at each
 decision (`FREELY`, `sticky=off`), as published, and with the rule and sticky groups, which are the default. Jobs of
@@ -14,7 +14,7 @@ Mixed: half of the jobs of a Philly-like trace are plain: they have no checkpoin
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -87,12 +87,12 @@ def traces(data: Path, count: int) -> Iterator[tuple[str, JobBatch]]:
         yield f"Philly-like, load {load:g}", philly(count, load)
 
 
-def before_and_after(data: Path, count: int) -> None:
-    """Print the first table."""
+def before_and_after(data: Path, count: int, part: str, policies: Sequence[str]) -> None:
+    """Print the first table, of traces with `part` in their names."""
     print("| trace | policy | mean JCT | p99 JCT | preemptions before | after |\n|---|---|---:|---:|---:|---:|")
     for name, jobs in traces(data, count):
         every = np.ones(len(jobs), dtype=bool)
-        for policy in POLICIES:
+        for policy in policies if part in name else ():
             published = f"{policy}:sticky=off" if policy.startswith("muri") else policy
             old, new = run(jobs, published, FREELY), run(jobs, policy, DEFAULT_RULE)
             mean, p99 = new.mean_s(every) / old.mean_s(every), new.p99_s(every) / old.p99_s(every)
@@ -123,12 +123,13 @@ def mixed(count: int) -> None:
 def main() -> None:
     """Measure and print."""
     given = sys.argv[1:]
-    count = int(given[given.index("--jobs") + 1]) if "--jobs" in given else 200
-    data = Path(given[given.index("--data") + 1]) if "--data" in given else Path("../shared/data")
+    options = {name: given[i + 1] for i, name in enumerate(given[:-1]) if name.startswith("--")}
+    count = int(options.get("--jobs", "200"))
     if "--mixed" in given:
         mixed(count)
     else:
-        before_and_after(data, count)
+        policies = options.get("--policies", ",".join(POLICIES)).split(",")
+        before_and_after(Path(options.get("--data", "../shared/data")), count, options.get("--trace", ""), policies)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ pytest.importorskip("fastapi", reason="needs the extra [live]")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
 
 from plait.live.client import FINAL  # noqa: E402
+from plait.live.engine import DEFAULT_POLICY  # noqa: E402
 from plait.testing.cluster import Cluster  # noqa: E402
 
 #: Both note each beginning; the second goes on from its checkpoint.
@@ -50,7 +51,7 @@ def test_plain_scripts_beside_attached_ones_run_once_each_and_all_end(tmp_path: 
             time.sleep(0.2)
         ended = [service.job(name) for name in names]
         assert [one["state"] for one in ended] == ["finished"] * 4
-        assert service.policy()["policy"] == "muri-l"
+        assert service.policy()["policy"] == DEFAULT_POLICY
         plain = [i for i, script in enumerate(scripts) if script == "plain.py"]
         assert [ended[i]["epoch"] for i in plain] == [1, 1, 1]
         assert [ended[i]["preemptions"] for i in plain] == [0, 0, 0]

@@ -28,7 +28,7 @@ CLOCK_S = 1e-6
 
 #: How many times what a stop loses a job runs before a policy may stop it; `docs/explanation/preemption.md` has the
 #: measurements that chose it.
-RUNS_FOR = 5.0
+RUNS_FOR = 2.0
 
 # `plait.core.jobs.Checkpoints`, as numbers that compile
 _NEVER, _PERIODIC = 0, 1

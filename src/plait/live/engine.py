@@ -59,7 +59,8 @@ from plait.live.wire import Assignment, Observed
 from plait.policies.catalog import make_policy
 from plait.policies.unheeded import remarks
 
-DEFAULT_POLICY = "muri-l"
+#: The best and safest on a mixed queue of plain and attached jobs: docs/explanation/preemption.md has the table.
+DEFAULT_POLICY = "tiresias-l"
 _QUIET = (ProgressReported, JobSubmitted, JobProfiled, GoodputReported)
 _QUIET_NOTES = ("Requested", "Learnt", "Restarted", "Foreseen", "ProjectSet", "PolicySet")
 

@@ -62,7 +62,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--home", help="its folder (PLAIT_HOME, ~/.plait)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=0, help="0: any that is free")
-    parser.add_argument("--policy", help="as in plait policies; default: the last one, at first muri-l")
+    parser.add_argument("--policy", help="as in plait policies; default: the last one, at first tiresias-l")
     parser.add_argument("--round", type=float, default=1.0, help="decide at most this often, seconds")
     parser.add_argument(
         "--db",
