@@ -74,12 +74,13 @@ def service_process(layout: Layout) -> Process | None:
     """The first service of this home, if it lives; whether it leads or stands by, where there are several."""
     ready = records(layout)
     data = ready.get(FIRST) if ready else read_service_file(layout)
-    found = None if data is None else process_of(data)
-    return found or _by_lock(layout)
+    return None if data is None else process_of(data)
 
 
-def _by_lock(layout: Layout) -> Process | None:
-    """The first service by the lock that it holds, whatever has become of what it said about itself."""
+def any_service_process(layout: Layout) -> Process | None:
+    """The same, or one that has not said yet that it answers, or whose word was removed: by the lock that it holds."""
+    if (found := service_process(layout)) is not None:
+        return found
     path = file_of(layout, FIRST, "lock")
     if not is_locked(path):
         return None

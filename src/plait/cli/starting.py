@@ -14,13 +14,13 @@ from plait.cli.remembered import for_backend, options_file, remember, remember_d
 from plait.cli.services import (
     LOOK_S,
     PATIENCE_S,
+    any_service_process,
     end_child,
     last_line,
     others_ready,
     own_client,
     refuse_elsewhere,
     refuse_taken_port,
-    service_process,
     start_follower,
     start_service,
 )
@@ -45,7 +45,7 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     if missing:
         raise MissingExtra(", ".join(missing), "live", "running a cluster")
     refuse_elsewhere(layout)
-    running = service_process(layout)
+    running = any_service_process(layout)
     if running is not None:
         return _kept_again(layout, given, running.pid)
     if "policy" in given:

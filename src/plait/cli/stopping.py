@@ -9,7 +9,7 @@ from pathlib import Path
 
 from plait.cli import keeping
 from plait.cli.remembered import remember_down, remembered, remembered_backend, was_up
-from plait.cli.services import STOP_S, elsewhere, end, process_of, processes, refuse_elsewhere, service_process
+from plait.cli.services import STOP_S, any_service_process, elsewhere, end, process_of, processes, refuse_elsewhere
 from plait.live.agent import procs
 from plait.live.agent.launch import LEASE_VARIABLE
 from plait.live.agent.procs import Process
@@ -69,7 +69,7 @@ def _agents(layout: Layout) -> list[Process]:
 
 def _end_services(layout: Layout) -> list[str]:
     """End those of this machine; what there is to say of it."""
-    ready, process = processes(layout), service_process(layout)
+    ready, process = processes(layout), any_service_process(layout)
     # Those that follow end first, or they would take over.
     for name in sorted(ready, key=lambda name: records(layout).get(name, {}).get("role") == "leader"):
         end(ready[name])

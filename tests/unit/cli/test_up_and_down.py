@@ -345,7 +345,7 @@ def test_what_ran_before_this_machine_was_started_anew_is_dead(layout: Layout) -
 
 
 def test_a_service_that_nobody_keeps_is_kept_again(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starting, "service_process", lambda layout: SimpleNamespace(pid=7))
+    monkeypatch.setattr(starting, "any_service_process", lambda layout: SimpleNamespace(pid=7))
     layout.service_file.write_text('{"url": "http://127.0.0.1:2"}')
     layout.token_file.write_text("plait_ours\n")
     remember(layout, {"nodes": 2})

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.cli.services import service_process
+from plait.cli.services import any_service_process
 from plait.cli.stopping import kill_jobs
 from plait.live.agent import procs
 from plait.live.agent.journal import Journal
@@ -179,7 +179,7 @@ def test_a_service_says_again_where_it_is_and_ends_with_its_home(tmp_path: Path)
         until(layout.service_file.exists, "the service to answer", 60)
         said = json.loads(layout.service_file.read_text())
         layout.service_file.unlink()
-        found = service_process(layout)  # by its lock
+        found = any_service_process(layout)  # by its lock
         assert found is not None
         assert found.pid == service.pid
         until(layout.service_file.exists, "service.json to be written again")
