@@ -125,7 +125,7 @@ def test_bad_sweeps(plait, tmp_path, options, message):
 
 def test_tune(plait, tmp_path):
     plait("trace", "generate", "t.csv", "--jobs", 220, "--gpus", 8, "--load", 1.2)
-    answer = plait("tune", "tiresias-l:knob=8", "t.csv", "-c", "2x4", "--only", "thresholds", "--json", "fit.json")
+    answer = plait("tune", "tiresias-l:knob=8", "t.csv", "-c", "2x4", "--only", "within", "--json", "fit.json")
     assert answer.code == 0, answer.err
     fit = json.loads(Path("fit.json").read_text())
     assert fit["jobs_first"] == fit["jobs_second"] == 110
