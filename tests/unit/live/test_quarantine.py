@@ -212,6 +212,16 @@ def test_a_runner_without_its_fields_that_is_killed_ends_its_job_alone(node: Nod
     assert procs.marked(attempt.mark) == []
 
 
+def test_what_goes_wrong_before_a_process_is_waited_for_is_its_own_trouble(node: Node) -> None:
+    run = Run(1, 1, 0, 1, ["true"], [0], GroupInfo("g"))
+    with node.agent.lock:
+        attempt = node.agent._new(run)
+        with node.agent._quarantined(attempt):
+            attempt.pidfd = os.pidfd_open(os.getpid())  # `began` opens it, then looks at the job's files
+            raise OSError("its page cannot be read")
+    assert (attempt.state, attempt.pidfd) == (ENDED, -1)
+
+
 ODD_SEEN = [
     {"steps": "many"}, {"pid": None}, {"stage_s": 5}, {"profile": {"stage_s": "x"}}, {"state": 7}, {"exit_code": 1.5},
     {"adaptive": []}, {"step_s": 10**400},

@@ -242,7 +242,8 @@ class Hands:
                     attempt.process.send(signal.SIGKILL)
                 procs.kill_until_none(lambda a=attempt: set(procs.marked(a.mark)), self._reap, 1.0)  # type: ignore[misc]
                 if attempt.pidfd >= 0:
-                    self.selector.unregister(attempt.pidfd)
+                    with contextlib.suppress(KeyError):  # it went wrong before anybody waited for it
+                        self.selector.unregister(attempt.pidfd)
                 self._over(attempt, NOT_RUNNABLE, why)
 
     def _over(self, attempt: Attempt, exit_code: int | None, reason: str | None) -> None:
