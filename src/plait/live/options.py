@@ -34,7 +34,8 @@ class Options:
     early_s         ... but for jobs that arrive while GPUs are free, at most this often before the round is due,
                     unless rounds are longer than 5 s
     suspect_s       a node silent for so long gets no new work
-    lost_s          ... is lost: its jobs wait again and may be replaced, under a new epoch
+    lost_s          ... is lost: its jobs wait again and may be replaced, under a new epoch; one on which nothing runs
+                    is lost after 15 s
     lease_s         what runs on a node without contact for so long has ended by itself: always before the node is lost,
                     so that no job runs twice at once
     first_step_s    an attempt gets so long for its first step before it makes room for others: else jobs that take

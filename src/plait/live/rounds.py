@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Nodes are looked at this often at most, seconds.
 WATCH_S = 0.25
+#: A silent node on which nothing runs is lost after so many seconds: there is nobody to wait for.
+IDLE_LOST_S = 15.0
 #: Beyond its notice a node may need so many seconds to end what runs there (`agent.attempt.RUNNER_PATIENCE_S`, twice).
 LEFT_S = 10.0
 #: Coming so many seconds later than was asked for means that the process stood still.
@@ -105,10 +107,12 @@ class Rounds:
         self._watched_s = now
         for node in list(engine.state.nodes.values()):
             silent_s = now - node.heard_s
-            if not node.lost and silent_s >= self._patience_s(node):
+            if node.lost or silent_s < min(engine.options.suspect_s, engine.options.lost_s):
+                continue
+            if silent_s >= self._patience_s(node):
                 node.suspect = False
                 engine.do(NodeLost(now, node.id))
-            elif not node.lost and not node.suspect and silent_s >= engine.options.suspect_s:
+            elif not node.suspect and silent_s >= engine.options.suspect_s:
                 node.suspect = True
             else:
                 continue
@@ -132,14 +136,22 @@ class Rounds:
         """A silent node is lost after so long: what runs there has ended by itself by then.
 
         One that is known to be dead is lost as soon as it is suspect. One that gave notice has ended its jobs when it
-        said that it would, or soon after.
+        said that it would, or soon after. Where nothing runs, jobs that were given GPUs there are not kept waiting.
         """
         options = self._engine.options
         if node.gone and node.dead:
             return options.suspect_s
         if node.leaving and node.leaving_s is not None:
             return min(options.lost_s, max(options.suspect_s, node.leaving_s + LEFT_S))
+        if not self._runs_something(node):
+            return min(options.lost_s, max(options.suspect_s, IDLE_LOST_S))
         return options.lost_s
+
+    def _runs_something(self, node: NodeRecord) -> bool:
+        """Whether a process that was begun on this node may still be there."""
+        jobs = self._engine.state.jobs
+        attempts = (jobs[number].live for number in self._engine.live)
+        return any(r.node == node.id and not r.ended for attempt in attempts if attempt for r in attempt.ranks)
 
     # -- jobs -----------------------------------------------------------------------------------------
 
