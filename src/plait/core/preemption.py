@@ -59,7 +59,8 @@ class PreemptionRule:
 
     may_lose_work  jobs that cannot go on from a checkpoint are stopped like others, and lose their work
     runs_for       a job is kept until it has run so many times what a stop loses; 0 = it need not
-    finishes       a job is kept that would end within the time a stop loses, where that is known
+    finishes       a job is kept that would end within the time a stop loses, where that is known; one that has gone on
+                   for as long beyond the end that was known has none
 
     Raises `InputError` for a `runs_for` that is no number >= 0.
     """
@@ -189,7 +190,7 @@ def keep(
                     else:
                         until = max(until, last_start_s[j] + runs_for * loss)
                 left = (iterations[j] - done[j]) * iteration_s[j]
-                if finishes and left <= loss:  # unknown (NaN) compares false
-                    until = math.inf
+                if finishes and -loss < left <= loss:  # unknown (NaN) compares false
+                    until = max(until, now_s + left + loss)
         if until > now_s:
             rows[i], until_s[i] = True, until

@@ -143,7 +143,19 @@ def test_a_job_that_ends_sooner_than_a_stop_costs_is_kept() -> None:
     assert c.view().may_stop.tolist() == [True, True]
     progress(c, 0, 901.0, 970.0)
     assert c.view().may_stop.tolist() == [False, True]
-    assert decided(c, 901.0) == []
+    assert decided(c, 901.0) == ["Wake"]
+
+
+def test_a_job_that_goes_on_beyond_its_end_is_kept_no_longer_than_a_stop_costs() -> None:
+    c = one_running(Newest(), restart_s=30.0)
+    progress(c, 0, 900.0, 980.0)
+    submit(c, job("new"), at_s=900.0)
+    assert decided(c, 900.0) == ["Wake"]
+    assert c.plan.valid_until_s == 950.0
+    progress(c, 0, 949.0, 1029.0)
+    assert decided(c, 949.0) == []
+    progress(c, 0, 950.0, 1030.0)
+    assert decided(c, 950.0) == ["Stop", "Launch"]
 
 
 def test_work_since_the_last_checkpoint_counts_as_loss() -> None:
