@@ -524,8 +524,11 @@ class Archive:
     def spec(self, number: int) -> JobSpec:
         return self.run.jobs[number].spec
 
-    def departed_gpu_s(self, count: int) -> np.ndarray:
-        return np.array([self.run.jobs[n].service / 1e3 for n in self.run.departed[:count]])
+    def departed_sizes(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        sizes = sorted(
+            job.service / 1e3 for job in (self.run.jobs[n] for n in self.run.departed[:count]) if job.service
+        )
+        return np.array(sizes), np.array([sum(sizes[:i]) for i in range(len(sizes) + 1)])
 
 
 def asking(policy: Policy) -> Callable[[Naive], Choice]:
