@@ -5,8 +5,8 @@
 
 Before and after: the same jobs with every policy stopping and moving whom it likes and Muri grouping anew at each
 decision (`FREELY`, `sticky=off`), as published, and with the rule and sticky groups, which are the default. Jobs of
-Muri's traces 1 and 3 (and 3 with all jobs at once) are read from DIR, those of a Philly-like trace are drawn. Figures
-are ratios of mean and 99th percentile of completion times, after over before, and preemptions.
+Muri's traces 1 and 3 are read from DIR, those of a Philly-like trace are drawn; both also with all jobs at once.
+Figures are ratios of mean and 99th percentile of completion times, after over before, and preemptions.
 
 Mixed: half of the jobs of a Philly-like trace are plain: they have no checkpoint to go on from and no stage profile.
 """
@@ -85,6 +85,8 @@ def traces(data: Path, count: int) -> Iterator[tuple[str, JobBatch]]:
             yield "trace3, all at once", jobs.replace(submit_s=np.zeros(len(jobs)))
     for load in LOADS:
         yield f"Philly-like, load {load:g}", philly(count, load)
+    jobs = philly(count, 1.0)
+    yield "Philly-like, all at once", jobs.replace(submit_s=np.zeros(len(jobs)))
 
 
 def before_and_after(data: Path, count: int, part: str, policies: Sequence[str]) -> None:
@@ -102,8 +104,10 @@ def before_and_after(data: Path, count: int, part: str, policies: Sequence[str])
 
 def mixed(count: int) -> None:
     """Print the second table: times in hours."""
-    print("| load | policy | mean | p99 | plain mean | attached mean | preemptions | lost work, GPU-h |")
-    print("|---:|---|---:|---:|---:|---:|---:|---:|")
+    columns = ("all", "plain", "attached")
+    heads = [f"{which} {figure}" for which in columns for figure in ("mean", "p99")]
+    print(f"| load | policy | {' | '.join(heads)} | preemptions | lost work, GPU-h |")
+    print(f"|---:|---|{'---:|' * (len(heads) + 2)}")
     for load in LOADS:
         jobs = philly(count, load)
         plain = np.random.default_rng(7).random(len(jobs)) < 0.5
@@ -115,7 +119,8 @@ def mixed(count: int) -> None:
         for policy, rule, label in cases:
             found = run(jobs, policy, rule)
             every = np.ones(len(jobs), dtype=bool)
-            times = [found.mean_s(every), found.p99_s(every), found.mean_s(found.plain), found.mean_s(~found.plain)]
+            kinds_of_jobs = (every, found.plain, ~found.plain)
+            times = [figure(which) for which in kinds_of_jobs for figure in (found.mean_s, found.p99_s)]
             cells = " | ".join(f"{seconds / 3600:.2f}" for seconds in times)
             print(f"| {load:g} | `{label}` | {cells} | {found.preemptions:,} | {found.lost_gpu_h:.1f} |", flush=True)
 
