@@ -278,6 +278,8 @@ _NOT_SAVED = {
     "nothing": "its work cannot be saved: the script registers nothing; its log says what to add",
     "not_resumed": "its loop begins at step 0 whatever was saved; its log says what to add",
 }
+#: The same where it would go on from an older one.
+_FAILED = "the last one could not be written; its log says why"
 
 
 def _newest(job: Mapping[str, Any]) -> str:
@@ -286,8 +288,10 @@ def _newest(job: Mapping[str, Any]) -> str:
     if (why := _NOT_SAVED.get(job.get("saves") or "")) is not None:
         return why
     if steps is None:
-        return "none yet" if job.get("epoch", 1) == 1 else "none yet of this attempt"
-    return f"step {steps:,.0f}" + ("" if age_s is None else f", {duration(age_s)} ago")
+        newest = "none yet" if job.get("epoch", 1) == 1 else "none yet of this attempt"
+    else:
+        newest = f"step {steps:,.0f}" + ("" if age_s is None else f", {duration(age_s)} ago")
+    return f"{newest}; {_FAILED}" if job.get("saves") == "failed" else newest
 
 
 def _shown(key: str, value: Any) -> object:

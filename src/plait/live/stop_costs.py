@@ -1,9 +1,10 @@
 """What stopping a job costs: whether it can go on from a checkpoint, the work that is lost, and what restarts take.
 
 A job counts as one that cannot go on from a checkpoint until all of its processes have said that they can (`saves`,
-which attached scripts say with their first iteration). From then on it saves when it is told to stop. What a restart
-takes is measured: of the job itself if it had any, else its own start and the stops of others, else what starts and
-stops took on this cluster, else what is stated here.
+which attached scripts say with their first iteration). From then on it saves when it is told to stop, unless its last
+checkpoint could not be written: then no policy stops it until one is. What a restart takes is measured: of the job
+itself if it had any, else its own start and the stops of others, else what starts and stops took on this cluster, else
+what is stated here.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 DRIFT = 0.2
 #: Reasons for which work is lost.
 LOSSES = ("preempted", "drained", "node lost", "failed")
-#: What processes say of themselves, by `plait.training.saving.Saves`: that they can go on, and that they cannot.
-CAN, CANNOT = "yes", ("nothing", "not_resumed")
+#: What processes say of themselves, by `plait.training.saving.Saves`: that they can go on, that they would begin anew,
+#: and that their last checkpoint could not be written.
+CAN, ANEW, FAILS = "yes", ("nothing", "not_resumed"), "failed"
 
 
 def restart_s(record: TrackRecord, job: JobRecord, attempt: Attempt | None) -> float:
@@ -54,7 +56,7 @@ def hear_stop_cost(engine: Engine, job: JobRecord, attempt: Attempt, now: float)
     known = Checkpoints(int(columns["checkpoints"][number]))
     says = [rank.seen.saves for rank in attempt.ranks if rank.seen is not None]
     now_it = known
-    if any(one in CANNOT for one in says):
+    if any(one in (*ANEW, FAILS) for one in says):
         now_it = Checkpoints.NEVER
     elif len(says) == len(attempt.ranks) and all(one == CAN for one in says):
         now_it = Checkpoints.ON_STOP
@@ -75,7 +77,7 @@ def lost_work_s(attempt: Attempt) -> float:
     lead = attempt.lead
     if lead is None:
         return attempt.held_s
-    if lead.checkpoint_age_s is None or lead.saves in CANNOT:
+    if lead.checkpoint_age_s is None or lead.saves in ANEW:
         return max(attempt.held_s, 0.0)
     last_s, first_s = lead.last_step_s, lead.first_step_s
     if last_s is None or first_s is None:

@@ -123,6 +123,8 @@ class Checkpointer:
         self._staging = Staging()
         self._thread: threading.Thread | None = None
         self._handle: CheckpointHandle | None = None
+        #: Whether the last one that was tried, of this rank, could not be written.
+        self.failed = False
 
     @property
     def busy(self) -> bool:
@@ -139,6 +141,7 @@ class Checkpointer:
         try:
             state = self._staging.copy(collect())
         except (MemoryError, *_NOT_PICKLED) as error:
+            self.failed = True
             handle.end(None, good=False)
             _warn(step, error)
             return handle
@@ -190,6 +193,7 @@ class Checkpointer:
                 self._gather(making)
                 commit = self.commits.commit(making, handle.step, world=self.world)
                 self._done(commit)
+            self.failed = False
             handle.end(commit, good=True)
         except (OSError, RuntimeError, PlaitError, *_NOT_PICKLED) as error:  # of torch a full disk is a RuntimeError
             if making is not None:
@@ -199,10 +203,12 @@ class Checkpointer:
                 else:  # rank 0 need not wait
                     with contextlib.suppress(OSError):
                         (making / f"rank{self.rank}.failed").touch()
+            self.failed = True
             handle.end(None, good=False)
             _warn(handle.step, error)
         finally:
             if not handle.ended:  # something unforeseen: nobody may wait for ever
+                self.failed = True
                 handle.end(None, good=False)
 
     def _gather(self, making: Path) -> None:

@@ -410,7 +410,9 @@ class AttachedJob(Job):
             return Saves.YES
         if self.kept.missing:
             return Saves.NOTHING
-        return Saves.YES if self._resumed else Saves.NOT_RESUMED
+        if not self._resumed:
+            return Saves.NOT_RESUMED
+        return Saves.FAILED if self.checkpointer.failed else Saves.YES
 
     def _hopeless(self) -> bool:
         """Whether a stop that waits for a boundary waits in vain."""

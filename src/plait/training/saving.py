@@ -28,6 +28,7 @@ class Saves(IntEnum):
     NO_BOUNDARY = 2  # no iteration has ended yet: it can be neither stopped nor saved
     NOT_RESUMED = 3  # it saves, but its loop begins at step 0 whatever was saved
     YES = 4
+    FAILED = 5  # its last checkpoint could not be written: it goes on from an older one, if there is any
 
 
 class Advice:

@@ -821,3 +821,22 @@ def test_a_silent_node_is_waited_for_where_something_may_still_run(cluster: Make
     c.pass_s(2.0)
     c.pass_s(290.0, silent=["n0"])
     assert c.engine.state.nodes["n0"].state == "suspect"
+
+
+def test_a_job_whose_checkpoints_fail_is_not_stopped_until_one_is_written(cluster: Make) -> None:
+    c = cluster((1,), policy="2d-las:quantum_s=1")
+    c.submit({"command": ["a"]}, {"command": ["b"]})
+    c.pass_s(1.1)
+    (first,) = c.nodes[0].jobs()
+    for said, goes_on in (("failed", True), ("yes", False)):
+        for i in range(10):
+            c.nodes[0].report(first, steps=3.0 + i, saves=said, held_s=30.0 + i)
+            c.pass_s(2.0)
+        assert (first in c.nodes[0].jobs()) is goes_on
+        assert (epoch_of(c, 1 - first) == 0) is goes_on
+
+
+def epoch_of(c: Cluster, job: int) -> int:
+    row = c.store.job(job)
+    assert row is not None
+    return int(row["epoch"])

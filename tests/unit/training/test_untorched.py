@@ -269,9 +269,11 @@ def test_state_that_can_no_longer_be_pickled_is_a_warning_and_the_older_checkpoi
     kept.give("state", state)
     checkpointer = Checkpointer(Commits(tmp_path / "c"))
     assert checkpointer.save(1, lambda: kept.collect(0, {"step": 1})).wait(10)
+    assert not checkpointer.failed
     state["later"] = lambda: 0
     with pytest.warns(RuntimeWarning, match=r"no checkpoint of step 2 .*an older checkpoint stays"):
         checkpointer.save(2, lambda: kept.collect(0, {"step": 2})).wait(10)
+    assert checkpointer.failed
     found = checkpointer.load()
     assert found is not None
     assert found[0].step == 1
