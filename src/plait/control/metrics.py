@@ -26,7 +26,7 @@ import numpy as np
 
 from plait.control.controller import Controller, describe
 from plait.control.history import History, Timeline
-from plait.control.outcomes import STATES, Outcomes, fairness, outcomes, table
+from plait.control.outcomes import STATES, Isolated, Outcomes, fairness, outcomes, table
 from plait.control.steps import Steps
 from plait.control.usage import Usage, blocking_index, fragmentation, usage
 from plait.core.arrays import BoolArray, FloatArray
@@ -99,13 +99,15 @@ def measure(
     *,
     window: Window | tuple[float, float] | None = None,
     truth: JobBatch | None = None,
+    isolated: Isolated | None = None,
     **labels: Value,
 ) -> RunResult:
     """Figures of the run that `history` recorded.
 
     A `window` (two numbers: submission seconds) leaves out jobs of warm-up and cool-down. `truth` has the
-    jobs as they are, by number, if the controller was given noisy estimates. `labels` go into the summary:
-    trace, policy, world, seed, cluster, wall_s and any other.
+    jobs as they are, by number, if the controller was given noisy estimates. `isolated` knows how long adaptive jobs
+    take alone on a share of the cluster, for their fairness; without, all are as fast as they have GPUs. `labels` go
+    into the summary: trace, policy, world, seed, cluster, wall_s and any other.
     """
     timeline = history.timeline()
     jobs = outcomes(controller.books, timeline, truth)
@@ -117,7 +119,7 @@ def measure(
     use = usage(timeline, jobs)
     span = _span(jobs, timeline, counted)
     columns = table(controller.books, jobs)
-    rho = fairness(jobs, timeline)
+    rho = fairness(jobs, timeline, isolated)
     summary: dict[str, Value] = {name: known.pop(name, "") for name in LABELS}
     summary |= _counts(jobs, counted)
     summary |= _job_figures(jobs, rho, counted)

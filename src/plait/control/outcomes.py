@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -97,12 +97,18 @@ def _sums(job: IntArray, values: FloatArray, n: int) -> FloatArray:
     return np.bincount(job, weights=values, minlength=n).astype(np.float64)
 
 
-def fairness(jobs: Outcomes, timeline: Timeline) -> FloatArray:
+#: Seconds (J,) that each job takes alone on so many GPUs (J,), of those whose speed is not in proportion to them; else
+#: NaN. A share is a real number, and NaN for jobs of which nobody asks.
+Isolated: TypeAlias = Callable[[FloatArray], FloatArray]
+
+
+def fairness(jobs: Outcomes, timeline: Timeline, isolated: Isolated | None = None) -> FloatArray:
     """Finish-time fairness of each finished job: time shared over time with an equal share (Themis, NSDI'20).
 
     `rho = JCT / (work / min(R / N, gpus))` with R the GPUs of the cluster, N the time-average number of
     active jobs over the job's life, work in GPU-seconds alone: `JCT / (duration * max(1, N * gpus / R))`.
-    At most 1 for every job means that nobody would be better off with a fixed share.
+    At most 1 for every job means that nobody would be better off with a fixed share. Jobs that `isolated` knows are
+    compared with their own time on R / N GPUs, which may be more than they ask for: `JCT / isolated(R / N)`.
     """
     alive = ~jobs.refused
     end_s = np.where(np.isnan(jobs.end_s), timeline.last_s, jobs.end_s)
@@ -110,7 +116,11 @@ def fairness(jobs: Outcomes, timeline: Timeline) -> FloatArray:
     life = np.maximum(end_s - jobs.submit_s, 1e-9)
     competitors = np.maximum((active.integral(end_s) - active.integral(jobs.submit_s)) / life, 1.0)
     share = np.maximum(competitors * jobs.gpus / timeline.cluster.gpus, 1.0)
-    return jobs.jct_s / (jobs.duration_s * share)
+    rho: FloatArray = jobs.jct_s / (jobs.duration_s * share)
+    if isolated is None:
+        return rho
+    alone_s = isolated(np.where(jobs.finished, timeline.cluster.gpus / competitors, math.nan))
+    return np.where(np.isnan(alone_s), rho, jobs.jct_s / alone_s)
 
 
 def table(books: Books, jobs: Outcomes) -> Mapping[str, Any]:

@@ -8,14 +8,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
+
+from plait.control.controller import Controller
 from plait.control.history import History
 from plait.control.messages import Event, from_json, to_json
 from plait.control.metrics import RunResult, measure
+from plait.control.outcomes import Isolated
 from plait.core.errors import InputError
+from plait.core.jobs import JobBatch
 from plait.live.state import Entry, State, entry_from_json
 from plait.live.store import Store
+from plait.sim.isolated import isolated_s
+from plait.sim.training import Training
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,19 @@ class Replayed:
         """Figures of the whole run; `InputError` if no node ever joined."""
         if self.state.controller is None or self.history is None:
             raise InputError("the log has no nodes in it: nothing ran")
-        return measure(self.state.controller, self.history, **{"policy": self.state.policy_text, **labels})
+        named = {"policy": self.state.policy_text, **labels}
+        return measure(self.state.controller, self.history, isolated=_isolated(self.state.controller), **named)
+
+
+def _isolated(controller: Controller) -> Isolated | None:
+    """How long adaptive jobs would have taken alone, by what they said of themselves last."""
+    books = controller.books
+    if not (books.columns["batch_size"][: books.count] > 0).any():
+        return None
+    jobs = JobBatch.of([books.spec(i) for i in range(books.count)])
+    iterations = np.where(np.isnan(jobs.iterations), books.columns["iterations_done"][: books.count], jobs.iterations)
+    training = Training.reported(jobs, [[(0.0, row)] for row in books.columns["goodput"][: books.count]])
+    return partial(isolated_s, jobs.replace(iterations=iterations), training, controller.cluster)
 
 
 def read_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:

@@ -36,7 +36,8 @@ METRICS = (
     Metric("avg_slowdown", "Slowdown", "ratio", "low", "Completion time over the time alone; mean."),
     Metric("p99_slowdown", "p99 slowdown", "ratio", "low", "99th percentile of the slowdown.", main=False),
     Metric("avg_fairness", "Avg ρ", "ratio", "low", "Finish-time fairness: completion time over the time with "
-           "an equal share of the cluster; mean (Themis, NSDI'20).", main=False),
+           "an equal share of the cluster, for jobs that adapt their batch by their own throughput and gradient noise; "
+           "mean (Themis, NSDI'20).", main=False),
     Metric("max_fairness", "Max ρ", "ratio", "low", "Fairness of the job treated worst; fair is at most 1."),
     Metric("unfair_share", "Jobs ρ > 1", "share", "low", "Jobs worse off than with an equal share of the cluster."),
     Metric("gpu_utilisation", "GPUs held", "share", "high", "GPU time held over GPU time of nodes that were up, "

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from plait.control.controller import Controller
@@ -24,6 +25,7 @@ from plait.core.jobs import JobBatch
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.policies.catalog import make_policy, placement, rows
 from plait.sim.failures import NodeChange
+from plait.sim.isolated import isolated_s
 from plait.sim.run import Step, simulate
 from plait.sim.world import World
 
@@ -128,7 +130,9 @@ def run_case(case: Case, *, clock: Clock | None = None, ended: Callable[[int], N
     labels |= {"trace": case.trace, "policy": case.policy, "world": case.world.name, "seed": case.seed}
     labels |= {"cluster": str(case.cluster), **case.labels}
     truth = case.jobs if case.world.profile_noise else None
-    return measure(run.controller, histories[0], window=case.window, truth=truth, **labels)
+    adaptive = run.backend.adaptive
+    isolated = None if adaptive is None else partial(isolated_s, case.jobs, adaptive.training, case.cluster)
+    return measure(run.controller, histories[0], window=case.window, truth=truth, isolated=isolated, **labels)
 
 
 def _all(steps: Sequence[Step], event: Event, commands: Sequence[Command]) -> None:

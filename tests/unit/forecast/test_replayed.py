@@ -5,9 +5,18 @@ import json
 import numpy as np
 import pytest
 
-from plait.control.messages import JobFinished, JobSubmitted, NodeJoined, ProgressReported, ReplanDue, to_json
+from plait.control.messages import (
+    GoodputReported,
+    JobFinished,
+    JobSubmitted,
+    NodeJoined,
+    ProgressReported,
+    ReplanDue,
+    to_json,
+)
 from plait.core.cluster import Node
 from plait.core.errors import InputError
+from plait.core.goodput import BatchLimits
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.resources import StageProfile
 from plait.forecast.fidelity import fidelity
@@ -104,6 +113,18 @@ def test_what_was_measured_predicts_what_happened(log):
     assert [job.measured_s for job in found.jobs] == [12.0, 24.0]
     assert found.worst < 0.01
     assert found.left_out == 0
+
+
+def test_fairness_of_an_adaptive_job_takes_what_it_said_of_itself():
+    log = Log(gpus=4)
+    limits = BatchLimits(initial=10, most=40, least_local=1, most_local=10)
+    size = {"gpus": 1, "min_gpus": 1, "max_gpus": 4, "iterations": 1000}
+    log.submit(0.0, JobSpec(id="j-0", batch=limits, iteration_s=0.1, **size))
+    # a pass of 0.1 s, as much again to synchronise, and nothing but noise: 4 GPUs make 20 iterations a second
+    said = [0.1, 1e-8, 0.3, 1e-8, 0.1, 1e-8, 1.0, 1e-9, 1.0, 1.0, 2.0]
+    log(GoodputReported(30.0, np.array([0]), np.array([said])))
+    log.finish(100.0, 0)
+    assert replay(read_rows(log.rows)).result().jobs["finish_time_fairness"][0] == pytest.approx(100 / 50, rel=1e-3)
 
 
 def test_nothing_finished_nothing_to_compare():
