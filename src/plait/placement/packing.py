@@ -75,7 +75,7 @@ class WaitReasons(Mapping[int, str]):
         status, gpus, ahead = self._status[job], self._gpus[job], self._ahead[job]
         if status == KEPT:
             needs = counted(gpus, "GPU")
-            return f"needs {needs}; running jobs on them are not stopped now, as that would lose their work"
+            return f"needs {needs}; running jobs are not stopped for that now, as it would lose their work"
         if status == RESERVED:
             return f"needs {counted(gpus, 'GPU')}; those that are free are kept for a job ahead of it"
         if status == kernels.BLOCKED:
