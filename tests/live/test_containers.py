@@ -14,7 +14,8 @@ import pytest
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
 
 from plait.core.errors import InputError  # noqa: E402
-from plait.live.agent import container, launch  # noqa: E402
+from plait.live.agent import container, launch, procs  # noqa: E402
+from plait.live.agent.lease import Lease, NodeLease  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
 from plait.live.wire import GroupInfo, Run  # noqa: E402
 
@@ -49,11 +50,15 @@ def run_of(tmp_path: Path, image: str, **more: object) -> tuple[Run, Layout]:
     return run, Layout(tmp_path / "home")
 
 
+def lease_of(layout: Layout) -> NodeLease:
+    return NodeLease(layout.lease("n0"), Lease(procs.boot_s(), 600.0))
+
+
 def carried_out(run: Run, layout: Layout, cuda: list[int] | None = None) -> tuple[dict, str]:
     """How it ended, and its log."""
     folder = launch.prepare(run, layout)
     layout.gates.mkdir(parents=True, exist_ok=True)
-    launch.spawn(run, layout, launch.environment(run, layout, cuda, 1))
+    launch.spawn(run, layout, launch.environment(run, layout, cuda, 1), lease_of(layout))
     until = time.monotonic() + 20
     while not (folder / "exit.json").exists():
         assert time.monotonic() < until
@@ -99,7 +104,7 @@ def test_the_first_of_several_is_taken_and_none_is_said(machine, tmp_path):
     run, layout = run_of(tmp_path, "lab/torch")
     launch.prepare(run, layout)
     with pytest.raises(InputError, match="wants the container 'lab/torch', and this node has none of apptainer"):
-        launch.spawn(run, layout, launch.environment(run, layout, None, 1))
+        launch.spawn(run, layout, launch.environment(run, layout, None, 1), lease_of(layout))
     machine("docker", "x")
     machine("podman", "x")
     assert container.engine() == str(tmp_path / "bin" / "podman")

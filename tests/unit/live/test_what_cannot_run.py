@@ -87,7 +87,7 @@ def test_other_failures_are_tried_again(
 @pytest.mark.parametrize("gpus", [1, 3])
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_node_comes_back_with_another_number_of_gpus(cluster: Make, gpus: int, lost: bool) -> None:
-    c = cluster((2,), lost_s=5.0)
+    c = cluster((2,), lost_s=5.0, lease_s=3.0)
     ran, waits = c.submit({"gpus": 1}, {"gpus": 2, "min_gpus": 1})
     c.pass_s()
     c.nodes.clear()  # plait down --stop-jobs; the service hears nothing of it any more
