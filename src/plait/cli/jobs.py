@@ -201,6 +201,10 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonFlag = False) -
     for key, value in found.items():
         if value is None or value in ("", [], {}) or key in ("attempts", "places", "number"):
             continue
+        if key == "epoch":  # of the job's folder, not of its data; a job that waits for its first has none
+            if value:
+                rows.append(("attempt", value))
+            continue
         if key == "adaptive":
             rows += adaptive_rows(found)
         elif key == "checkpoint_s":

@@ -251,7 +251,10 @@ def test_ls_show_history(plait, fake):
     assert "77" in shown
     assert "newest checkpoint none yet" in " ".join(shown.split())
     fake.answers["GET", "/v1/jobs/j-3"]["epoch"] = 2
-    assert "none yet of this attempt" in plait("show", "j-3").out
+    second = plait("show", "j-3").out
+    assert "none yet of this attempt" in second
+    assert ["attempt", "2"] in [line.split() for line in second.splitlines()]
+    assert "epoch" not in second  # that is a pass over data
     fake.answers["GET", "/v1/jobs/j-3"]["saves"] = "nothing"
     shown_again = plait("show", "j-3").out
     assert "newest checkpoint its work cannot be saved" in " ".join(shown_again.split())
