@@ -439,7 +439,7 @@ def test_a_loss_that_is_not_finite_is_told_is_no_progress_and_enlarges_nothing(
 ) -> None:
     model = net()
     optimizer, good = SGD(model.parameters()), net().state_dict()
-    loader = AdaptiveDataLoader(data(400), 8, max_batch_size=64, accumulation=True, interval_s=0.0)
+    loader = AdaptiveDataLoader(data(400), 8, max_batch_size=64, accumulation=True, interval_s=1e-9)
     loader.decisions.fitter = Fitter(lambda profile, start: THETA)
     loader.decisions.fitter.theta = THETA
     adaptive = Adaptive(attach(), model, optimizer, loader)

@@ -298,6 +298,13 @@ def test_a_job_tells_its_agent_how_far_it_is(forker: Forker, tmp_path: Path) -> 
         assert page.goodput is not None
 
 
+@pytest.mark.parametrize("given", [-1, 0, float("nan"), float("inf"), "30", None, True])
+def test_an_interval_that_is_no_time_is_refused(given: Any) -> None:
+    with pytest.raises(InputError, match="interval_s is ") as refused:
+        numbers(interval_s=given)
+    assert f"interval_s is {given!r}; give a finite number of seconds > 0, such as interval_s=30" in str(refused.value)
+
+
 def test_an_older_iterator_ends_with_an_error() -> None:
     loader = AdaptiveDataLoader(range(40), 10)
     first = iter(loader)

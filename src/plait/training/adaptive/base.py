@@ -12,7 +12,7 @@ from typing import Any
 
 from plait.core.errors import InputError
 from plait.core.resources import Resource
-from plait.training.adaptive.bounds import bounds, warn_alone
+from plait.training.adaptive.bounds import bounds, interval, warn_alone
 from plait.training.adaptive.choosing import Noise, first_batch
 from plait.training.adaptive.deciding import Decisions
 from plait.training.adaptive.epochs import Progress, Watch
@@ -53,7 +53,7 @@ class AdaptiveLoader(ABC):
         self.plan = Plan(EpochOrder(size, shuffle=shuffle, seed=seed))
         self.progress = Progress(size, self.batch_size)
         self.timings = Timings(self._waited_s)
-        self.decisions = Decisions(self.limits, self.plan, self.timings, interval_s)
+        self.decisions = Decisions(self.limits, self.plan, self.timings, interval(interval_s))
         self._begin: Callable[[Turn], None] | None = None
         self._end: Callable[[], None] | None = None
         self._counted = False  # whether somebody says of each step that it was made

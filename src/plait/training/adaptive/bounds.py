@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import operator
 import os
 import warnings
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 from plait.core.errors import InputError
@@ -63,6 +65,17 @@ def warn_alone(limits: BatchLimits) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
+
+
+def interval(interval_s: Any) -> float:
+    """Seconds between two looks at the batch; `InputError` for anything but a finite number above 0."""
+    real = isinstance(interval_s, Real) and not isinstance(interval_s, bool)
+    if not (real and math.isfinite(interval_s) and interval_s > 0):
+        raise InputError(
+            f"interval_s is {interval_s!r}; give a finite number of seconds > 0, such as interval_s=30 "
+            "(1e-3 looks after every step or so)"
+        )
+    return float(interval_s)
 
 
 def _whole(name: str, value: Any) -> int:

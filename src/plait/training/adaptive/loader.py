@@ -50,9 +50,10 @@ class AdaptiveDataLoader(AdaptiveLoader):
         in one pass (None: no limit but the total); `accumulation`: whether several passes may make a step. Without
         a `batch_size` all four are those with which the job was submitted (`plait submit --batch-size`). `seed`
         decides the order if it is to `shuffle`, another in each epoch. `interval_s` lies between two looks at whether
-        another batch would do better. Other `options` are DataLoader's.
+        another batch would do better, in seconds > 0. Other `options` are DataLoader's.
 
-        Raises `InputError` for iterable data sets and for options that would say which samples come when.
+        Raises `InputError` for iterable data sets, for bounds and intervals that cannot be, and for options that would
+        say which samples come when.
         """
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
             raise InputError(

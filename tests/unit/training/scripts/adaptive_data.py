@@ -48,7 +48,7 @@ model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 job = attach(optimizer=optimizer)
 held_out = job.wrap_loader(torch.utils.data.DataLoader(Numbers(), 50), train=False)
-options = {"max_batch_size": 40, "local_batch": (1, 8), "accumulation": True, "interval_s": 0.0} if change else {}
+options = {"max_batch_size": 40, "local_batch": (1, 8), "accumulation": True, "interval_s": 1e-9} if change else {}
 loader = AdaptiveDataLoader(Numbers(), 10, shuffle=True, seed=3, num_workers=workers, **options)
 metrics = Accumulator()
 job.resume()

@@ -28,7 +28,7 @@ data = torch.utils.data.TensorDataset(x, y, torch.arange(600))
 job = attach()
 loader = job.wrap_loader(
     AdaptiveDataLoader(
-        data, 16, max_batch_size=128, local_batch=(4, 24), accumulation=True, shuffle=True, interval_s=0.0
+        data, 16, max_batch_size=128, local_batch=(4, 24), accumulation=True, shuffle=True, interval_s=1e-9
     )
 )
 model = torch.nn.Linear(8, 1)

@@ -29,7 +29,7 @@ def learn(x, y):
 
 if kind == "adaptive":
     data = TensorDataset(torch.randn(24, 5), torch.randn(24, 1))
-    loader = AdaptiveDataLoader(data, 8, max_batch_size=16, interval_s=0.0)
+    loader = AdaptiveDataLoader(data, 8, max_batch_size=16, interval_s=1e-9)
     Adaptive(job, used, optimizer, loader)
     for _ in loader.remaining_epochs(1):
         for x, y in loader:
