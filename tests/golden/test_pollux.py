@@ -73,11 +73,18 @@ def test_pollux_is_within_five_percent_of_the_authors_run(run, policy):
         assert run(policy)[metric] == pytest.approx(reference("pollux", metric), rel=0.05)
 
 
+#: How far a mean may be from the one written here. The fit is SciPy's L-BFGS-B, as published: its sums are OpenBLAS's
+#: and its logarithms NumPy's, whose last digits depend on the instruction set, and a fit that ends elsewhere changes
+#: the rest of the run. `pollux` has given 2450.54 (AVX-512), 2446.20 (OPENBLAS_CORETYPE=Haswell), 2457.62 (Prescott)
+#: and 2444.99 (NPY_DISABLE_CPU_FEATURES without AVX-512): at most 0.3 % off.
+PROCESSORS = 0.01
+
+
 @pytest.mark.parametrize(("policy", "mean"), [("pollux", 2450.54375), ("pollux:exact=on", 2435.40625)])
 @pytest.mark.slow
 @slow
 def test_exact_sizes_are_no_worse_than_the_search_in_the_mean_over_seeds(run, policy, mean):
-    assert run(policy)["avg_jct_s"] == pytest.approx(mean, rel=1e-6)
+    assert run(policy)["avg_jct_s"] == pytest.approx(mean, rel=PROCESSORS)
     assert mean <= sum(run(search)["avg_jct_s"] for search in SEARCHES) / len(SEARCHES)
 
 
