@@ -206,7 +206,7 @@ class Composed:
         """When this plan should be thought over, given who runs under it."""
         everybody = len(plan.groups) == len(view.jobs)  # each alone: groups would be split if there were room
         if everybody and ranking.levels is None and (self.group is None or plan.settled):
-            return math.inf  # no passing of time can change that
+            return plan.valid_until_s  # no passing of time can change that, but for jobs kept at another size
         if ranking.running_s is not None or ranking.waiting_s is not None:
             runs = np.isin(view.jobs.number, plan.groups.jobs, assume_unique=True)
             until = min(until, view.now_s + ranking.changes_in_s(runs))
