@@ -82,7 +82,8 @@ def test_no_step_waits_for_the_gpu(device: str, most_local: int, options: dict[s
     training = Training(device, most_local, dtype=torch.bfloat16, **options)
     training.epoch()
     training.epoch(watched=True)
-    assert training.adaptive.statistics.updates >= 60
+    fewest = 60 if most_local == 8 else 15  # of whole batches some steps are taken in halves
+    assert training.adaptive.statistics.updates >= fewest
 
 
 @pytest.mark.parametrize("most_local", [8, 16])

@@ -466,7 +466,7 @@ def test_progress_comes_from_the_page_and_nonsense_in_it_does_no_harm(world: Wor
         "    put(64, 'd', step); put(72, 'd', 0.02); put(160, '4d', *(step * t for t in (0.1, 0.2, 0.3, 0.0)))\n"
         "    time.sleep(0.01)\n"
         "    if step % 5 == 0: print('step', step)\n"
-        "put(88, 'd', 500); put(120, '2d', 25, time.time()); put(112, 'd', 3.5)\n"
+        "put(88, 'd', 500); put(120, '2d', 25, time.time()); put(112, 'd', 0.5)\n"
         "put(336, '5d', 0.02, 0.1, 0.2, 0.3, 0.0); put(328, 'q', 20); put(320, 'q', 2)\n"
         "print('done')\n"
         "while not os.path.exists(os.environ['PLAIT_RUN_DIR'] + '/go'): time.sleep(0.01)\n"
@@ -476,7 +476,7 @@ def test_progress_comes_from_the_page_and_nonsense_in_it_does_no_harm(world: Wor
     world.service.want(world.python(1, job))
     world.said(1, "done")
     seen = until(lambda: (s := world.service.wait(1, "running")).checkpoint_steps and s, "the page to be told")
-    assert (seen.steps, seen.step_s, seen.total_steps, seen.skew, seen.checkpoint_steps) == (30, 0.02, 500, 3.5, 25)
+    assert (seen.steps, seen.step_s, seen.total_steps, seen.skew, seen.checkpoint_steps) == (30, 0.02, 500, 0.5, 25)
     assert seen.profile is not None
     assert (seen.profile.samples, seen.profile.stage_s) == (20, [0.1, 0.2, 0.3, 0.0])
     assert 0 <= (seen.checkpoint_age_s or -1) < 60

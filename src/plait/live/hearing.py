@@ -23,9 +23,8 @@ from plait.live.adaptive import hear_estimate, hear_restart
 from plait.live.attempts import NOT_STARTED, JobRecord, NodeRecord, Rank
 from plait.live.errors import Conflict
 from plait.live.layout import NODE_NAME, job_name
-from plait.live.profiles import like_keys, pass_on, profile_key, protect
+from plait.live.profiles import as_asked, like_keys, pass_on, profile_key, protect
 from plait.live.reconcile import ask_stop
-from plait.live.requests import limits_of
 from plait.live.sane import NONSENSE, check_node, sane_notice, sane_profile, sane_seen, sane_text
 from plait.live.stop_costs import hear_stop_cost
 from plait.live.wire import ENDED, STARTING, STATES, Observed, Profile, Seen
@@ -258,10 +257,8 @@ def _learn(engine: Engine, job: JobRecord, rank: Rank, seen: Seen, now: float) -
     info, attempt = engine.state.nodes[rank.node].info, job.live
     if info is None or engine.state.controller is None or attempt is None:
         return
-    if len(attempt.gpus) != int(job.request.get("gpus") or 1):
-        return  # an elastic job at another size: a profile is that of the size asked for
-    if (limits := limits_of(job.request)) and (seen.adaptive is None or seen.adaptive.batch_size != limits.initial):
-        return  # an adaptive one at another batch
+    if not as_asked(job, attempt, seen):
+        return
     key = profile_key(job.request, info.gpu_kind)
     known = engine.state.learnt.get(key, {})
     learnt_s = rank.learnt_s

@@ -96,6 +96,14 @@ def pass_on(engine: Engine, learnt_from: JobRecord, now: float) -> None:
         engine.do(JobProfiled(now, np.array(list(found)), iteration_s, stage_s))
 
 
+def as_asked(job: JobRecord, attempt: Attempt, seen: Seen) -> bool:
+    """Whether the job has the size and the batch that it asked for: a profile is of those, whatever a policy chose."""
+    if len(attempt.gpus) != int(job.request.get("gpus") or 1):
+        return False
+    initial = (job.request.get("batch") or {}).get("initial")
+    return not initial or (seen.adaptive is not None and seen.adaptive.batch_size == int(initial))
+
+
 def protect(engine: Engine, job: JobRecord, attempt: Attempt, seen: Seen, now: float) -> None:
     """Have policies leave a job where it runs while it measures its profile: `MOST_ITERATIONS`, at most `PROFILE_S`.
 
@@ -103,7 +111,7 @@ def protect(engine: Engine, job: JobRecord, attempt: Attempt, seen: Seen, now: f
     iterations are too long for that time, nor beside others, where it measures nothing.
     """
     controller, kept = engine.state.controller, "kept" in attempt.ranks[0].learnt_s
-    if controller is None or kept or seen.state != RUNNING or not seen.step_s:
+    if controller is None or kept or seen.state != RUNNING or not seen.step_s or not as_asked(job, attempt, seen):
         return
     group = engine.state.groups.by_gpus.get(attempt.gpus)
     alone = attempt.stop is None and group is not None and len(group.members) == 1

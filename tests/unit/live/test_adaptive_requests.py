@@ -353,7 +353,7 @@ def test_the_share_done_is_known_while_a_job_starts_again(cluster: Make) -> None
     c.submit({"batch": BATCH, "gpus": 2, "min_gpus": 2, "max_gpus": 4})
     c.pass_s(2.0)
     c.nodes[0].report(0, adaptive=said(), steps=4.0, step_s=0.5, first_step_s=1.0)
-    c.pass_s(1.0)
+    c.pass_s(5.0)  # longer than a restart makes worth stopping it
     c.submit({"gpus": 2})
     stopped_and_begun(c, 2.0, 1.0)
     attempt = c.engine.state.jobs[0].live
