@@ -64,9 +64,8 @@ def test_the_same_in_plaits_own_world_beside(plait, data):
     bars = json.loads(plait(*arguments).out)["bars"]
     own = {(r["trace"], r["bar"]): r for r in bars if r["metric"] == "avg_jct_s"}
     trace = data / "trace3.csv"
-    same = plait(
-        "simulate", trace, "--policy", "srsf,muri-s", "--round", 360, "--placement", "consolidated", "--json", "-"
-    )
+    options = ("--round", 360, "--placement", "consolidated", "--preemption", "freely")
+    same = plait("simulate", trace, "--policy", "srsf,muri-s", *options, "--json", "-")
     srsf, muri = (r["avg_jct_s"] for r in json.loads(same.out))
     assert own["trace3", "SRSF"]["own_s"] == srsf
     assert own["trace3", "SRSF"]["own_ratio"] == srsf / muri
