@@ -347,7 +347,7 @@ def logs(
 
     with client(home) as service:
         if not follow and (waits := _between_attempts(service.job(job))):
-            note(f"{waits}; plait logs -f {job} goes on with the next attempt")
+            note(f"{waits}; plait logs -f {job} shows its next attempt as it comes")
         offset = 0
         if tail is not None:
             offset = max(0, int(service.logs(job, rank=rank, limit=1)["size"]) - tail)
@@ -369,6 +369,8 @@ def logs(
 def _between_attempts(found: Mapping[str, Any]) -> str:
     """That a job does not write now although it has not ended, if so."""
     attempts = found.get("attempts") or ()
+    if found["state"] == "waiting" and not attempts:
+        return f"{found['id']} has not started yet; plait explain {found['id']} says why"
     if found["state"] not in ("waiting", "starting") or not attempts:
         return ""
     last = attempts[-1]

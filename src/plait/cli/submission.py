@@ -198,8 +198,11 @@ def _check_program(program: str, job: Mapping[str, Any], workdir: Path, where: s
     if shutil.which(program, path=search) is None:
         names = [name for folder in search.split(os.pathsep) for name in _names(folder)]
         near = get_close_matches(program, names, n=1, cutoff=0.6)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise InputError(f"{where}: command not found: {program!r}{hint}; the job looks in {search}")
+        hint = f"did you mean {near[0]!r}? It was" if near else "it was"
+        if (workdir / program).is_file():
+            run = f"python {program}" if program.endswith(".py") else f"./{program}"
+            hint = f"{program!r} is a file of {workdir}: plait submit -- {run}. As a program it was"
+        raise InputError(f"{where}: command not found: {program!r}; {hint} looked for in {search}")
 
 
 def _script(argv: Sequence[str]) -> str | None:

@@ -365,6 +365,14 @@ def test_logs_of_a_job_between_two_attempts_say_so(plait, fake):
     assert (answer.out, answer.err) == ("two\n", "plait: j-3: attempt 3 begins\n")
 
 
+def test_logs_of_a_job_that_has_not_started_say_so(plait, fake):
+    fake.answers["GET", "/v1/jobs/j-3/logs"] = {"text": "", "offset": 0, "next": 0, "size": 0}
+    fake.answers["GET", "/v1/jobs/j-3"] = {**JOB, "state": "waiting", "attempts": []}
+    answer = plait("logs", "j-3")
+    assert answer.out == ""
+    assert "j-3 has not started yet; plait explain j-3 says why" in answer.err
+
+
 def test_logs_follow_until_the_end(plait, fake):
     fake.answers["GET", "/v1/jobs/j-3/logs"] = (
         'event: log\ndata: {"text": "one\\n", "next": 4}\n\ndata: {"text": "two\\n", "next": 8}\n\n'
