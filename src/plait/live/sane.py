@@ -25,6 +25,8 @@ MOST_EXAMPLES = 1e9
 LONGEST_REASON = 2000
 #: The largest number of a process; seconds that anything can have lasted.
 MOST_PID, MOST_SECONDS = 1 << 22, 1e10
+#: Times that were read one after the other differ by so much at most, seconds.
+CLOCKS_S = 1.0
 #: What a terminal would obey: control characters but tabs and ends of lines.
 _CONTROLS = re.compile(r"[\x01-\x08\x0b-\x1f\x7f-\x9f]")
 #: Whole numbers of a store have 64 bits.
@@ -47,6 +49,8 @@ def sane_seen(seen: Seen) -> Seen:
     """
     code = seen.exit_code
     stage_s = seen.stage_s
+    held_s = _or_none(seen.held_s, MOST_SECONDS) or 0.0
+    since_s = held_s + CLOCKS_S  # within which it has made its steps
     if stage_s is not None and not all(_between(t, 0.0, LONGEST_S) for t in stage_s):
         stage_s = None
     return replace(
@@ -58,10 +62,10 @@ def sane_seen(seen: Seen) -> Seen:
         merged=sane_text(seen.merged)[:20],
         saves=sane_text(seen.saves)[:20],
         steps=_or_none(seen.steps, MOST_STEPS) or 0.0,
-        held_s=_or_none(seen.held_s, MOST_SECONDS) or 0.0,
+        held_s=held_s,
         ended_s_ago=_or_none(seen.ended_s_ago, MOST_SECONDS) or 0.0,
-        first_step_s=_or_none(seen.first_step_s, MOST_SECONDS),
-        last_step_s=_or_none(seen.last_step_s, MOST_SECONDS),
+        first_step_s=_or_none(seen.first_step_s, since_s),
+        last_step_s=_or_none(seen.last_step_s, since_s),
         step_s=_or_none(seen.step_s, LONGEST_S, SHORTEST_S),
         total_steps=_or_none(seen.total_steps, MOST_STEPS),
         checkpoint_steps=_or_none(seen.checkpoint_steps, MOST_STEPS),

@@ -344,7 +344,7 @@ def stopped_and_begun(c: Cluster, stop_s: float, start_s: float) -> None:
     c.pass_s(stop_s)
     node.obeys = True
     c.pass_s(1.0)
-    node.report(0, first_step_s=start_s, steps=9.0)
+    node.report(0, held_s=start_s, first_step_s=start_s, steps=9.0)
     c.pass_s(0.5)
 
 
@@ -352,7 +352,7 @@ def test_the_share_done_is_known_while_a_job_starts_again(cluster: Make) -> None
     c = cluster((4,), policy="live_cases_policies:Breathing", progress_s=0.5)
     c.submit({"batch": BATCH, "gpus": 2, "min_gpus": 2, "max_gpus": 4})
     c.pass_s(2.0)
-    c.nodes[0].report(0, adaptive=said(), steps=4.0, step_s=0.5, first_step_s=1.0)
+    c.nodes[0].report(0, adaptive=said(), steps=4.0, step_s=0.5, held_s=1.0, first_step_s=1.0)
     c.pass_s(5.0)  # longer than a restart makes worth stopping it
     c.submit({"gpus": 2})
     stopped_and_begun(c, 2.0, 1.0)
@@ -376,7 +376,7 @@ def test_restarts_are_measured_and_averaged(cluster: Make, snapshot_weight: floa
     c.pass_s(2.0)
     node = c.nodes[0]
     assert len(node.seen) == 4
-    node.report(0, first_step_s=3.0, adaptive=said(), steps=4.0)
+    node.report(0, held_s=3.0, first_step_s=3.0, adaptive=said(), steps=4.0)
     c.pass_s(1.0)
     assert math.isnan(books(c, "goodput")[Estimate.RESTART_S])  # its first start is none
     c.pass_s(8.0)  # until it has run for twice as long as a restart takes
@@ -407,19 +407,19 @@ def test_waiting_for_gpus_is_no_cost_of_a_restart_and_neither_is_a_failure(clust
     c = cluster((2,), policy="srtf")
     c.submit({"gpus": 2, "iterations": 1000, "profile": {"gpu": 1.0}})
     c.pass_s(2.0)
-    c.nodes[0].report(0, first_step_s=1.0)
+    c.nodes[0].report(0, held_s=1.0, first_step_s=1.0)
     c.submit({"gpus": 2, "iterations": 10, "profile": {"gpu": 1.0}})
     c.pass_s(60.0)
     assert c.nodes[0].jobs() == {1}
     c.nodes[0].end(1)
     c.pass_s(3.0)
     assert c.nodes[0].jobs() == {0}
-    c.nodes[0].report(0, first_step_s=1.5)
+    c.nodes[0].report(0, held_s=1.5, first_step_s=1.5)
     c.pass_s(2.0)
     (cost_s,) = (json.loads(row.entry)["cost_s"] for row in c.store.entries() if row.type == "Restarted")
     assert 1.5 <= cost_s < 5.0
     c.nodes[0].end(0, 1)
     c.pass_s(3.0)
-    c.nodes[0].report(0, first_step_s=1.5)
+    c.nodes[0].report(0, held_s=1.5, first_step_s=1.5)
     c.pass_s(2.0)
     assert count(c, "Restarted") == 1

@@ -263,6 +263,21 @@ def test_numbers_of_a_report_are_never_more_than_a_store_holds(tmp_path: Path) -
     c.store.close()
 
 
+def test_a_first_step_that_a_job_cannot_have_made_is_no_cost_of_starts(tmp_path: Path) -> None:
+    c = Cluster(tmp_path, (1,))
+    (job,) = c.submit({})
+    c.pass_s(3.0)
+    c.nodes[0].report(job, held_s=5.0, first_step_s=1e9, last_step_s=1e9, steps=3.0)
+    c.pass_s(1.0)
+    c.nodes[0].end(job)
+    c.pass_s(1.0)
+    record = c.engine.state.record
+    assert max([*record.starts_s, *record.tails_s], default=0.0) < 100
+    columns = c.engine.state.controller.books.columns  # type: ignore[union-attr]
+    assert not columns["restart_s"][job] > 100
+    c.store.close()
+
+
 def test_what_no_store_can_hold_breaks_no_engine(tmp_path: Path) -> None:
     c = Cluster(tmp_path, (1,))
     for entry in ({"type": "RankEnded", "epoch": 10**30}, {"type": "AttemptOver", "held_s": math.inf}):
