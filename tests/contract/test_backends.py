@@ -224,7 +224,7 @@ def test_jobs_outlive_their_agent(world: World) -> None:
 
 
 def test_scheduler_restart_reattaches(world: World) -> None:
-    jobs = [world.submit("steps=150", retries=0), world.submit("steps=150", gpus=2, retries=0)]
+    jobs = [world.submit("steps=400", retries=0), world.submit("steps=400", gpus=2, retries=0)]
     for number in jobs:
         world.until_step(number, WARM)
     before = {node: sorted(world.processes(node)) for node in world.base}

@@ -241,7 +241,7 @@ def test_another_keeper_goes_on_with_the_allocations_of_the_first(plait):
 
 
 def test_down_leaves_allocations_or_gives_them_back(plait):
-    plait.up(max_nodes=2, min_nodes=1)
+    plait.up("--lost", 120, max_nodes=2, min_nodes=1)  # longer than the service is away
     job = plait.submit("--", "sleep", 600)
     plait.comes(lambda: plait.job(job)["state"] == "running", "a running job")
     kept = plait.allocations()
