@@ -36,6 +36,7 @@ from plait.control.messages import (
     LaunchFailed,
     NodeJoined,
     NodeLost,
+    NodeSuspected,
     ProgressReported,
     Refuse,
     ReplanDue,
@@ -147,6 +148,7 @@ class Controller:
             JobCancelled: self._cancel,
             NodeJoined: self._join,
             NodeLost: self._lose,
+            NodeSuspected: self._suspect,
             LaunchFailed: self._launch_failed,
             ReplanDue: self._replan,
         }
@@ -317,6 +319,13 @@ class Controller:
         self._to_waiting(lost)
         self.changed = True
         return (Stop(self.events, np.sort(lost), checkpoint=False),) if len(lost) else ()
+
+    def _suspect(self, event: NodeSuspected) -> Sequence[Command]:
+        """A silent node counts as down, and whoever has GPUs there stays: `View.on_silent_nodes`."""
+        node = self.cluster.nodes[self.cluster.index(event.node)]
+        self.cluster = self.cluster.without_node(node.id) if event.suspect else self.cluster.with_node(node)
+        self.changed = True
+        return ()
 
     # -- the books ------------------------------------------------------------------------------------
 

@@ -145,6 +145,15 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class NodeSuspected:
+    """A node is silent (`suspect`), or is heard of again: nothing new starts there, and what runs there stays."""
+
+    at_s: float
+    node: str
+    suspect: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LaunchFailed:
     """Jobs that could not be started where they were told to."""
 
@@ -172,6 +181,7 @@ Event: TypeAlias = (
     | JobCancelled
     | NodeJoined
     | NodeLost
+    | NodeSuspected
     | LaunchFailed
     | ReplanDue
 )
@@ -236,6 +246,7 @@ _TYPES: dict[str, type[Any]] = {
         JobCancelled,
         NodeJoined,
         NodeLost,
+        NodeSuspected,
         LaunchFailed,
         ReplanDue,
         Stop,

@@ -168,6 +168,11 @@ class Cluster:
         return np.array(self.up, dtype=bool)
 
     @cached_property
+    def all_up(self) -> bool:
+        """Whether no node is down."""
+        return all(self.up)
+
+    @cached_property
     def node_cpus(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """CPU cores of each node; infinite where not a limit."""
         return np.array([n.cpus or np.inf for n in self.nodes], dtype=np.float64)

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from plait.core.arrays import BoolArray, FloatArray
+from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobTable
 from plait.core.plan import Groups, Plan
@@ -22,7 +22,8 @@ class View:
     `jobs.slot` says which entry of `running` a job is in. A group may still name a member that has just
     ended; such a job is no longer in `jobs`. `rule` says which running jobs a policy may stop or move: `may_stop` is
     one flag a row of `jobs`, and `keeps` says until when the others stay. `plait.placement.place` minds them; a policy
-    that names GPUs itself gives them the GPUs they have, in `running`.
+    that names GPUs itself gives them the GPUs they have, in `running`. A job may run on a node that is down in
+    `cluster`: the node is silent, and until it is known to be lost the job stays there and nothing new starts.
     """
 
     now_s: float
@@ -37,12 +38,45 @@ class View:
         """Who stays on its GPUs and until when."""
         known = self.jobs.__dict__
         if known.get("_kept_by") is not self.rule:
-            known["_kept_by"], known["_kept"] = self.rule, self.rule.kept(self.jobs)
+            known["_kept_by"], known["_kept"] = self.rule, self._kept()
         kept: Kept = known["_kept"]
         if self.also_until_s is None:
             return kept
         until_s = np.maximum(kept.until_s, self.also_until_s)
         return Kept((until_s > self.now_s + CLOCK_S) & (self.jobs.slot >= 0), until_s, kept.lasting, kept.losses)
+
+    def _kept(self) -> Kept:
+        """Who stays by the rule, and who runs on a silent node: nobody can tell it anything."""
+        kept, silent = self.rule.kept(self.jobs), self.on_silent_nodes
+        if not silent.any():
+            return kept
+        until_s = np.where(silent, math.inf, kept.until_s)
+        return Kept(kept.rows | silent, until_s, kept.lasting | silent, True)
+
+    @property
+    def on_silent_nodes(self) -> BoolArray:
+        """Whether each job has GPUs on a node that is down, one flag a row of `jobs`."""
+        rows, running, cluster = np.zeros(len(self.jobs), dtype=np.bool_), self.running, self.cluster
+        if cluster.all_up or not len(running):
+            return rows
+        away = ~cluster.node_up[cluster.gpu_node[running.gpus]]
+        if away.any():
+            slot = self.jobs.slot
+            rows = (slot >= 0) & np.logical_or.reduceat(away, running.first_gpu[:-1])[slot]
+        return rows
+
+    @property
+    def node_gpus(self) -> IntArray:
+        """GPUs of each node that jobs may have: all of one that is up, of another those that jobs still hold."""
+        cluster = self.cluster
+        if cluster.all_up:
+            return cluster.node_gpus
+        there: IntArray = np.where(cluster.node_up, cluster.node_gpus, 0)
+        slots = np.unique(self.jobs.slot[self.on_silent_nodes])
+        if len(slots):
+            nodes = cluster.gpu_node[self.running[slots].gpus]
+            there = there + np.bincount(nodes[~cluster.node_up[nodes]], minlength=len(there))
+        return there
 
     def keeping(self, until_s: FloatArray) -> View:
         """The same view in which running jobs also stay where they are until then, seconds, one value a row of `jobs`.

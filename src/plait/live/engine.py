@@ -415,6 +415,7 @@ class Engine:
             self.do({"type": "NodeDrained", "at_s": now, "node": node, "drained": False})
             if not record.lost and not record.leaving:
                 self.do(NodeJoined(now, hardware(record)))
+                self.rounds.look()  # it may be silent
         self.touched_nodes.add(node)
         self._go_on(now)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from plait.control.messages import JobKept, JobProfiled, NodeJoined, NodeLost
+from plait.control.messages import JobKept, JobProfiled, NodeJoined, NodeLost, NodeSuspected
 from plait.core.cluster import Node
 from plait.core.errors import InputError
 from plait.core.jobs import Phase
@@ -85,7 +85,11 @@ def _meet(engine: Engine, seen: Observed, now: float, address: str) -> NodeRecor
         engine.do(back if record.drained else NodeJoined(now, hardware(record)))
         engine.touched_nodes.add(info.id)
     if record.suspect:
-        record.suspect, engine.stale = False, True
+        if record.drained or record.leaving:  # no work is due there: nobody was told that it was silent
+            record.suspect = False
+        else:
+            engine.do(NodeSuspected(now, info.id, suspect=False))
+        engine.stale = True
         engine.touched_nodes.add(info.id)
         touch_node(engine, info.id)
     record.heard_s, record.address, record.usage, record.gone = now, address, seen.usage, ""

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from plait.control.books import refusal
-from plait.control.messages import JobCancelled, JobSubmitted, NodeLost, ProgressReported, ReplanDue
+from plait.control.messages import (
+    JobCancelled,
+    JobSubmitted,
+    LaunchFailed,
+    NodeLost,
+    NodeSuspected,
+    ProgressReported,
+    ReplanDue,
+)
 from plait.core.jobs import JobBatch, JobSpec, Phase
 from plait.live.adaptive import work_of
 from plait.live.hearing import touch_node
@@ -110,15 +118,32 @@ class Rounds:
             if node.lost or silent_s < min(engine.options.suspect_s, engine.options.lost_s):
                 continue
             if silent_s >= self._patience_s(node):
-                node.suspect = False
                 engine.do(NodeLost(now, node.id))
             elif not node.suspect and silent_s >= engine.options.suspect_s:
-                node.suspect = True
+                self._suspect(node, now)
             else:
                 continue
             engine.touched_nodes.add(node.id)
             touch_node(engine, node.id)
         self._silence_s = self._next_silence_s()
+
+    def _suspect(self, node: NodeRecord, now: float) -> None:
+        """A node is silent: nothing new starts there, and jobs that were to start there are placed again."""
+        engine, state = self._engine, self._engine.state
+        if node.drained or node.leaving or state.controller is None:
+            node.suspect = True  # no work is due there anyway
+            return
+        engine.do(NodeSuspected(now, node.id, suspect=True))
+        cluster = state.controller.cluster
+        there = set(np.flatnonzero(cluster.gpu_node == cluster.index(node.id)).tolist())
+        jobs = []
+        for number, gpus in state.groups.of_job.items():
+            job = state.jobs[number]
+            begun = job.live is not None and job.live.gpus == gpus
+            if there.intersection(gpus) and state.wanted(job) == gpus and not begun:
+                jobs.append(number)
+        if jobs:
+            engine.do(LaunchFailed(now, np.array(jobs), f"node {node.id} has not been heard of lately"))
 
     def _next_silence_s(self) -> float:
         """When a node will have been silent for too long if nothing more is heard of it."""

@@ -36,6 +36,7 @@ from plait.control.messages import (
     LaunchFailed,
     NodeJoined,
     NodeLost,
+    NodeSuspected,
     ProgressReported,
     ReplanDue,
     from_json,
@@ -146,7 +147,9 @@ class State:
                 self.pending.popleft()
                 self.jobs[number].admitted = True
         elif isinstance(entry, NodeLost):
-            self.nodes[entry.node].lost = True
+            self.nodes[entry.node].lost, self.nodes[entry.node].suspect = True, False
+        elif isinstance(entry, NodeSuspected):
+            self.nodes[entry.node].suspect = entry.suspect
         elif isinstance(entry, JobFinished):
             for number, end_s in zip(entry.jobs.tolist(), entry.end_s.tolist(), strict=True):
                 self.record.came(number, "end", end_s)
@@ -163,7 +166,7 @@ class State:
 
     def _meet(self, event: NodeJoined) -> None:
         node, hardware = self.nodes.setdefault(event.node.id, NodeRecord(event.node.id)), event.node
-        node.lost = node.drained = node.leaving = False
+        node.lost = node.drained = node.leaving = node.suspect = False
         node.info = NodeInfo(
             hardware.id, hardware.gpus, hardware.gpu_kind, float(hardware.gpu_memory_bytes), hardware.cpus,
             hardware.memory_bytes, hardware.rack,
@@ -379,7 +382,8 @@ class State:
 
     def node_rows(self) -> list[dict[str, Any]]:
         """Nodes as `from_json` reads them; their hardware is the controller's."""
-        return [{"id": n.id, "drained": n.drained, "lost": n.lost, "leaving": n.leaving} for n in self.nodes.values()]
+        names = ("id", "drained", "lost", "leaving", "suspect")
+        return [{name: getattr(n, name) for name in names} for n in self.nodes.values()]
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> State:
@@ -403,7 +407,9 @@ class State:
         if data["controller"] is not None:
             state.controller = restore(data["controller"], state._limited())
         for row in data["nodes"]:
-            state.nodes[row["id"]] = NodeRecord(row["id"], row["drained"], row["lost"], row.get("leaving", False))
+            record = NodeRecord(row["id"], row["drained"], row["lost"], row.get("leaving", False))
+            record.suspect = row.get("suspect", False)
+            state.nodes[row["id"]] = record
         if state.controller is not None:
             for node in state.controller.cluster:
                 if node.id not in state.nodes:

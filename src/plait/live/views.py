@@ -58,10 +58,19 @@ def waiting_reason(engine: Engine, job: JobRecord) -> str:
         return f"does not fit the nodes there are; more may join until {engine.options.settle_s:.0f} s after the last"
     reason = _too_large(engine, controller, job) or controller.plan.reasons.get(job.number)
     if reason:
-        return str(reason)
+        return f"{reason}{_silent(engine)}"
     if not engine.ready:
         return "what decisions need is being compiled, about 20 s, once after an installation"
     return "the next decision will place it" if controller.changed else "the policy did not choose it"
+
+
+def _silent(engine: Engine) -> str:
+    """Which nodes take no work because they are silent, as the end of a reason."""
+    names = sorted(node.id for node in engine.state.nodes.values() if node.state == "suspect")
+    if not names:
+        return ""
+    has = "has" if len(names) == 1 else "have"
+    return f" (nothing new starts on {', '.join(names)}, which {has} not been heard of lately)"
 
 
 def _too_large(engine: Engine, controller: Controller, job: JobRecord) -> str | None:
@@ -300,6 +309,9 @@ def forecast(engine: Engine, now: float) -> Callable[[], dict[str, Any]]:
         return lambda: {**facts, "nodes": []}
     small, numbers = of_active(state.controller, RECENT)
     small.books.columns["reason"][:] = ""
+    for node in small.cluster:
+        if node.id in state.nodes and state.nodes[node.id].state == "suspect":  # it will probably be heard of again
+            small.cluster = small.cluster.with_node(node)
     facts["job_numbers"] = numbers.tolist()
     new = {number: i for i, number in enumerate(facts["job_numbers"])}
     for number in engine.live:

@@ -17,6 +17,9 @@ from plait.core.jit import kernel
 from plait.core.plan import Group, Groups, Plan
 from plait.core.policy import View
 
+#: Why a job waits that was to join others on a node which is not heard of.
+SILENT = "its GPUs are on a node that has not been heard of lately"
+
 
 @kernel
 def elsewhere(
@@ -68,8 +71,10 @@ def broken(view: View, plan: Plan) -> IntArray:
 def keep_running(view: View, plan: Plan) -> Plan:
     """The plan, or if it stops or moves jobs that are kept, one that does not.
 
-    They go on where they are, in the company of kept ones alone; groups that were meant for their GPUs wait.
+    They go on where they are, in the company of kept ones alone; groups that were meant for their GPUs wait. Nobody
+    joins those on a silent node.
     """
+    plan = _joined_by_nobody(view, plan)
     moved = broken(view, plan)
     if not len(moved):
         return plan
@@ -93,19 +98,37 @@ def keep_running(view: View, plan: Plan) -> Plan:
     )
 
 
+def _joined_by_nobody(view: View, plan: Plan) -> Plan:
+    """The plan, in which groups on silent nodes have no other members than now."""
+    away = view.on_silent_nodes
+    if not away.any():
+        return plan
+    there = set(view.jobs.number[away].tolist())
+    groups, reasons = [], dict(plan.reasons)
+    for group in plan.groups:
+        new = {member.job for member in group.members} - there
+        if new and len(new) < len(group.members):
+            reasons.update(dict.fromkeys(new, SILENT))
+            group = _only(group, there)
+        groups.append(group)
+    if len(reasons) == len(plan.reasons):
+        return plan
+    return replace(plan, groups=Groups.of(groups), reasons=reasons, settled=False)
+
+
 def _only(group: Group, jobs: set[int]) -> Group:
     """The group with these members only."""
     return replace(group, members=tuple(member for member in group.members if member.job in jobs))
 
 
 def kept_units(
-    view: View, order: IntArray, companions: Mapping[int, Sequence[int]], kept: BoolArray
+    view: View, order: IntArray, companions: Mapping[int, Sequence[int]], kept: BoolArray, *, alone: bool = False
 ) -> tuple[IntArray, Mapping[int, Sequence[int]], IntArray]:
     """Units whose `kept` members all run on the same GPUs: (order, companions, rows taken out of others).
 
     Units as `place` takes them; `kept` is one flag a row of `view.jobs`. Kept jobs that share GPUs are in one unit,
     those on other GPUs in others. Where a unit has to be taken apart for that, its kept members go on as they are and
-    the rest stays together. Units with kept jobs come first, then the rest in its order.
+    the rest stays together. Units with kept jobs come first, then the rest in its order. `alone`: nobody joins them.
     """
     slot, rows = view.jobs.slot, np.flatnonzero(kept)
     size = view.running.gpu_count()
@@ -123,6 +146,7 @@ def kept_units(
         leads = {unit_of.get(row, -1) for row in mine}
         lead = leads.pop()
         whole = lead >= 0 and not leads and int(view.jobs.gpus[lead]) == int(size[at])
+        whole = whole and not (alone and len(units[lead]) > len(mine))
         if whole and sum(bool(kept[row]) for row in units[lead]) == len(mine):
             first.append(lead)
             continue

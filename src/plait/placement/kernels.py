@@ -532,7 +532,7 @@ def admit(
     (if it does not fit nobody after it runs), `kinds_allowed` (bit mask) and `per_gpu` (cores and bytes a GPU)
     have one entry a row, the last four alternatively one entry for all. Group `g` holds
     `now_gpus[now_first[g]:now_first[g + 1]]`. Returns (status of each position, positions placed, their GPUs,
-    offsets).
+    offsets). Of a node that is down only the GPUs that running jobs of the order hold can be had.
 
     1. Count: admit in order while GPUs last, so that running jobs outside are known to leave.
     2. Running jobs that are admitted hold their GPUs.
@@ -553,6 +553,14 @@ def admit(
         else:
             taken[first_gpu[node] : first_gpu[node + 1]] = True
     whole = free.copy()
+    if not node_up.all():
+        for row in order:
+            if slot[row] >= 0:
+                for i in range(now_first[slot[row]], now_first[slot[row] + 1]):
+                    if taken[now_gpus[i]]:
+                        taken[now_gpus[i]] = False
+                        free[gpu_node[now_gpus[i]]] += 1
+                        budget += 1
     plain = not limits and bool(node_up.all())
     status = np.full(n, TOO_FEW, dtype=np.int64)
     held = np.zeros(n, dtype=np.int64)  # 1: keeps its GPUs so far, 2: placed for good

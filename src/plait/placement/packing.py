@@ -402,7 +402,7 @@ def place(
     Jobs that may not be stopped or moved (`View.keeps`) go on where they are, whatever the order says, those left out
     too. Kept jobs that share GPUs stay together and may get other company; kept jobs on different GPUs are not brought
     together. If that changes the plan, it is valid until the first of them may be stopped.
-    Raises nothing: what does not fit waits, with a reason.
+    Those on a silent node get no other company. Raises nothing: what does not fit waits, with a reason.
     """
     order = np.asarray(order, dtype=np.int64)
     ask = Asked(
@@ -413,13 +413,17 @@ def place(
         move,
         seed,
     )
-    found = ask.walk(order, companions or {})
-    kept = view.keeps
+    kept, silent = view.keeps, view.on_silent_nodes
+    if silent.any():
+        found = ask.walk(*kept_units(view, order, companions or {}, silent, alone=True))
+    else:
+        found = ask.walk(order, companions or {})
+    taken_out = found.taken_out
     if kept.any and len(found.moved(view, kept.rows)):
         found, until_s = _keeping(ask, found)
         valid_until_s = min(valid_until_s, until_s)
-        if found.companions:
-            turns, gate = _as_running(view, found.taken_out, turns, gate)
+    if found.companions:
+        turns, gate = _as_running(view, np.union1d(taken_out, found.taken_out), turns, gate)
     jobs = view.jobs
     numbers = jobs.number[found.order]
     everybody = len(found.positions) == len(jobs) and len(found.order) == len(jobs)

@@ -226,8 +226,11 @@ def walk(gangs: Sequence[Gang], cluster: Cluster) -> list[Answer]:
     3. In order, gangs that are in and have none yet get GPUs; if only lower-ranked running gangs are in the
        way, these give theirs up, the lowest first, and are placed again when it is their turn.
     4. In order, gangs that are not in get what is left, by preference where they run now.
+
+    Of a node that is down only the GPUs that running gangs hold can be had.
     """
     hardware = Hardware(cluster)
+    hardware.free |= {gpu for gang in gangs for gpu in gang.runs_on}
     answers = [Answer(TOO_FEW) for _ in gangs]
     admitted, end = _count(gangs, len(hardware.free))
     keeps: set[int] = set()

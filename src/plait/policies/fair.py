@@ -43,7 +43,7 @@ class Drf:
             else:
                 queues.setdefault(user, []).append(row)
         order = np.flatnonzero(jobs.running).tolist()
-        free = view.cluster.gpus_up - int(jobs.gpus[jobs.running].sum())
+        free = int(view.node_gpus.sum()) - int(jobs.gpus[jobs.running].sum())
         heap = [(float(used[u].max()) / weight[u], queue[0], u, 0) for u, queue in queues.items()]
         heapq.heapify(heap)
         late: list[int] = []

@@ -48,7 +48,7 @@ class Gandiva:
     def decide(self, view: View) -> Plan:
         """Exclusive while GPUs last, turns and pairs when they do not."""
         jobs = view.jobs
-        overloaded = int(jobs.gpus.sum()) > view.cluster.gpus_up
+        overloaded = int(jobs.gpus.sum()) > int(view.node_gpus.sum())
         mates = self._pairs(view) if overloaded and self.packing else {}
         seconds = set(mates.values())
         leaders = np.array([r for r in range(len(jobs)) if r not in seconds], dtype=np.int64)

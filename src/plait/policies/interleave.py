@@ -65,7 +65,7 @@ class Room:
         has = (sets[:, None] >> cluster.node_kind) & 1 == 1
         return cls(
             np.searchsorted(sets, kinds),
-            has @ np.where(cluster.node_up, cluster.node_gpus, 0),
+            has @ view.node_gpus,
             sets[:, None] & ~sets == 0,
         )
 

@@ -82,6 +82,7 @@ def any_message(draw: st.DrawFn) -> Any:
         m.JobCancelled: lambda: m.JobCancelled(at, jobs),
         m.NodeJoined: lambda: m.NodeJoined(at, draw(nodes(3))),
         m.NodeLost: lambda: m.NodeLost(at, text),
+        m.NodeSuspected: lambda: m.NodeSuspected(at, text, True),
         m.LaunchFailed: lambda: m.LaunchFailed(at, jobs, text),
         m.ReplanDue: lambda: m.ReplanDue(at),
         m.Stop: lambda: m.Stop(n, jobs, draw(st.booleans()), draw(st.booleans())),

@@ -50,6 +50,8 @@ def questions(draw: st.DrawFn) -> tuple[list[Gang], Cluster, int]:
     seed = draw(st.integers(0, 10**9))
     one = draw(st.none() | st.sampled_from(Scheme))
     hardware = Hardware(cluster)
+    if draw(st.booleans()):  # some run on nodes that are down
+        hardware.free = set(range(cluster.gpus))
     gangs: list[Gang] = []
     for p in range(draw(st.integers(1, 9))):
         gang = Gang(
@@ -95,6 +97,7 @@ def test_compiled_and_plain_walk_agree(question: tuple[list[Gang], Cluster, int]
 def test_every_answer_is_possible(question: tuple[list[Gang], Cluster, int]) -> None:
     gangs, cluster, seed = question
     hardware = Hardware(cluster)
+    hardware.free |= {gpu for gang in gangs for gpu in gang.runs_on}
     for gang, answer in zip(gangs, compiled(gangs, cluster, seed), strict=True):
         if answer.status != kernels.PLACED:
             assert answer.gpus == ()
