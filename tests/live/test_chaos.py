@@ -208,7 +208,7 @@ def _jobs(database: Path) -> list[tuple[int, str, str, int]]:
 
 def test_nothing_is_lost_whatever_is_killed(tmp_path):
     Trial(
-        tmp_path, jobs=6, faults=10, widest=2, patience_s=150, every_s=1.2, pause_s=0.08, submit_s=1.0, lost_s=4.0
+        tmp_path, jobs=6, faults=10, widest=2, patience_s=400, every_s=1.2, pause_s=0.08, submit_s=1.0, lost_s=8.0
     ).run()
 
 

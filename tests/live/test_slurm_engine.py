@@ -44,13 +44,13 @@ class Cluster:
     def __init__(self, home: Path, slurm: SlurmCluster) -> None:
         self.layout, self.slurm = Layout(home.resolve()), slurm
 
-    def __call__(self, *words: object) -> str:
+    def __call__(self, *words: object, code: int = 0) -> str:
         env = {k: v for k, v in self.slurm.env.items() if k not in ("PLAIT_URL", "PLAIT_TOKEN")}
         done = subprocess.run(
             [*PLAIT, *map(str, words)], env={**env, "PLAIT_HOME": str(self.layout.home)},
             cwd=self.layout.home.parent, capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
-        assert done.returncode == 0, f"plait {words}: {done.returncode}\n{done.stdout}{done.stderr}{self.logs()}"
+        assert done.returncode == code, f"plait {words}: {done.returncode}\n{done.stdout}{done.stderr}{self.logs()}"
         return done.stdout + done.stderr
 
     def up(self, *words: object, **options: object) -> None:
@@ -63,7 +63,7 @@ class Cluster:
             "--gpus-per-node",
             2,
             "--lost",
-            4,
+            12,
             "--policy",
             "fifo",
             "--round",
@@ -210,13 +210,14 @@ def test_an_agent_that_is_killed_is_started_again_and_its_jobs_go_on(plait):
     plait.up(max_nodes=1)
     job = plait.submit("--", "sleep", 600)
     plait.comes(lambda: plait.job(job)["state"] == "running", "a running job")
-    (node,), kept = plait.job(job)["nodes"], sorted(job_processes(plait.layout))
+    (node,), kept = plait.job(job)["nodes"], set(job_processes(plait.layout))
     record = plait.layout.node(node) / "agent.json"
     before = json.loads(record.read_text())["pid"]
     os.kill(before, signal.SIGKILL)
     plait.comes(lambda: json.loads(record.read_text())["pid"] != before, "another agent")
     plait.comes(lambda: plait.job(job)["state"] == "running", "the job that went on")
-    assert sorted(job_processes(plait.layout)) == kept
+    assert kept <= set(job_processes(plait.layout))
+    assert plait.job(job)["starts"] == 1
     plait("down", "--stop-jobs")
     assert plait.queue() == []
     assert job_processes(plait.layout) == {}
@@ -271,9 +272,7 @@ def test_a_job_too_large_for_the_allocations_there_are_waits_for_more_until_slur
             "waiting",
             "waits for more nodes: needs 4 GPUs; the nodes that are there have 2",
         )
-        (wider,) = plait.ended(plait.submit("--gpus", 7, "--", "true"))
-        assert wider["state"] == "failed"
-        assert "largest gang that fits this cluster is 6" in wider["reason"]
+        assert "largest gang that fits this cluster is 6" in plait("submit", "--gpus", 7, "--", "true", code=2)
     finally:
         plait.slurm.command("scontrol", "update", f"nodename={','.join(others)}", "state=resume")
     (end,) = plait.ended(wide)
