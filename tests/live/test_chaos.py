@@ -140,6 +140,8 @@ class Trial:
                 "retries": 100,
                 "checkpoint_s": 0.5,
                 "profile": MIXES[i % len(MIXES)],
+                # While a process's disk is full, Python leaves torn bytecode behind for whoever imports it next.
+                "env": {"PYTHONDONTWRITEBYTECODE": "1"},
             }
             unsure = False
             while True:
