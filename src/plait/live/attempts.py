@@ -185,8 +185,8 @@ class JobRecord:
     attempt, 0 before that. `down_s`: seconds from being told to stop to its end that its last attempt took, if it is to
     go on from there; `restarts` of these were measured until their first step, and cost `restart_s` seconds, an average
     in which the last one counts most. `lost_work_s`: of all its attempts. `profiled`: its profile is its own, measured
-    alone. Of an adaptive job (*seen*): `estimated_s` is when it was last believed what it estimates of itself, `total`
-    the progress that it said it will make in all.
+    alone; `measured_beside`: measured behind the gate of a group. Of an adaptive job (*seen*): `estimated_s` is when it
+    was last believed what it estimates of itself, `total` the progress that it said it will make in all.
     """
 
     number: int
@@ -210,6 +210,7 @@ class JobRecord:
     restart_s: float | None = None
     lost_work_s: float = 0.0
     profiled: bool = False
+    measured_beside: bool = False
     attempt: Attempt | None = None
     shown: str = ""
     estimated_s: float = -math.inf

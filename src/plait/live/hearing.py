@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,18 +22,16 @@ from plait.live.adaptive import hear_estimate, hear_restart
 from plait.live.attempts import NOT_STARTED, JobRecord, NodeRecord, Rank
 from plait.live.errors import Conflict
 from plait.live.layout import NODE_NAME, job_name
-from plait.live.profiles import as_asked, like_keys, pass_on, profile_key, protect
+from plait.live.profiles import as_asked, differs, learn_beside, like_keys, pass_on, profile_key, protect
 from plait.live.reconcile import ask_stop
 from plait.live.sane import NONSENSE, check_node, sane_notice, sane_profile, sane_seen, sane_text
 from plait.live.stop_costs import hear_stop_cost
-from plait.live.wire import ENDED, STARTING, STATES, Observed, Profile, Seen
+from plait.live.wire import ENDED, STARTING, STATES, Observed, Seen
 
 if TYPE_CHECKING:
     from plait.live.engine import Engine
 
 _LOG = logging.getLogger("plait.service")
-#: A stage or iteration time counts as changed from this share on.
-DRIFT = 0.2
 #: A process is believed a new profile this often: each is an entry of the log and a reason to decide.
 LEARN_S = 10.0
 
@@ -233,6 +230,7 @@ def _see(engine: Engine, node: NodeRecord, seen: Seen, now: float) -> None:
         engine.state.touched.add(seen.job)
     if seen.rank == 0:
         _learn(engine, job, attempt.ranks[0], seen, now)
+        learn_beside(engine, job, attempt.ranks[0], seen, now)
         protect(engine, job, attempt, seen, now)
         hear_restart(engine, job, seen, now)
         hear_estimate(engine, job, seen, now)
@@ -281,7 +279,8 @@ def _learn(engine: Engine, job: JobRecord, rank: Rank, seen: Seen, now: float) -
         return
     columns = engine.state.controller.books.columns
     books = columns["stage_s"][job.number].tolist(), float(columns["iteration_s"][job.number])
-    if "stage_s" not in known or _differs(profile, *books):
+    better = job.measured_beside and not job.profiled
+    if "stage_s" not in known or better or differs(profile, *books):
         learnt_s["profile"] = now
         stage_s, iteration_s = [float(x) for x in profile.stage_s], float(profile.iteration_s)
         engine.do(JobProfiled(now, np.array([job.number]), np.array([iteration_s]), np.array([stage_s])))
@@ -299,11 +298,3 @@ def touch_node(engine: Engine, node: str) -> None:
         attempt = engine.state.jobs[number].live
         if attempt and any(r.node == node for r in attempt.ranks):
             engine.state.touched.add(number)
-
-
-def _differs(profile: Profile, stage_s: Sequence[float], iteration_s: float) -> bool:
-    """Whether the books know nothing of the job, or something a good deal different."""
-    if math.isnan(iteration_s) or any(math.isnan(t) for t in stage_s):
-        return True
-    pairs = [(profile.iteration_s, iteration_s), *zip(profile.stage_s, stage_s, strict=True)]
-    return any(abs(new - old) > DRIFT * iteration_s for new, old in pairs)

@@ -2,7 +2,8 @@
 
 A profile is measured while a job has its GPUs for itself, and a job without one stays out of groups. Until it has been
 measured, a job is treated like the newest job of its model, or of its script with other arguments: a provisional
-profile, which its own replaces as soon as there is one.
+profile, which its own replaces as soon as there is one. With a provisional profile a job may be in groups from its
+start and never alone; then its stage times are taken where a gate lets it have each resource for itself.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,15 +19,20 @@ import numpy as np
 from plait.control.messages import JobKept, JobProfiled
 from plait.core.errors import InputError
 from plait.core.jobs import Phase
-from plait.live.wire import RUNNING, Seen
+from plait.core.resources import Resource
+from plait.live.sane import sane_profile
+from plait.live.wire import RUNNING, Profile, Seen
 from plait.training.command import parse_script
 
 if TYPE_CHECKING:
-    from plait.live.attempts import Attempt, JobRecord
+    from plait.live.attempts import Attempt, JobRecord, Rank
     from plait.live.engine import Engine
 
 #: A profile in the making is waited for at most so long, seconds; it takes so many iterations at least and at most.
 PROFILE_S, FEWEST_ITERATIONS, MOST_ITERATIONS = 120.0, 25, 60
+
+#: A stage or iteration time counts as changed from this share of the iteration on.
+DRIFT = 0.2
 
 #: measured once, used for later jobs: key -> {"stage_s", "iteration_s", "skew"}
 Learnt = Mapping[str, Mapping[str, Any]]
@@ -121,10 +127,55 @@ def protect(engine: Engine, job: JobRecord, attempt: Attempt, seen: Seen, now: f
         engine.do(JobKept(now, np.array([job.number]), np.array([now + min(PROFILE_S, MOST_ITERATIONS * seen.step_s)])))
 
 
+def learn_beside(engine: Engine, job: JobRecord, rank: Rank, seen: Seen, now: float) -> None:
+    """Replace a provisional profile by what a job measures behind the gate of its group, once in an attempt.
+
+    Behind a gate a job has the resource of its stage for itself and waiting is not counted, so its stage times are its
+    own, up to the interference of its group. How long its iteration takes alone cannot be seen there: it is taken to
+    have changed as the sum of the stages has, and to be no longer than it is in the group. A job without marks, or in
+    a group without a gate, keeps the provisional profile until it is alone.
+    """
+    controller, attempt = engine.state.controller, job.live
+    if controller is None or attempt is None or attempt.stop is not None or job.profiled or job.request.get("profile"):
+        return
+    group = engine.state.groups.by_gpus.get(attempt.gpus)
+    began = rank.learnt_s.setdefault("steps", seen.steps)
+    if group is None or len(group.members) < 2 or seen.gate == "none" or "beside" in rank.learnt_s:
+        return
+    if seen.steps - began < MOST_ITERATIONS or not seen.step_s or not as_asked(job, attempt, seen):
+        return
+    columns = controller.books.columns
+    before, before_s = columns["stage_s"][job.number].tolist(), float(columns["iteration_s"][job.number])
+    stage_s = [float(x) for x in seen.stage_s or ()]
+    if len(stage_s) != len(Resource) or not sum(stage_s) > 0 or not sum(before) > 0:  # unknown (NaN) compares false
+        return
+    if not stage_s[Resource.NETWORK]:  # transfers are seen by torch's profiler, which runs only alone
+        stage_s[Resource.NETWORK] = before[Resource.NETWORK]
+    iteration_s = min(before_s * sum(stage_s) / sum(before), seen.step_s)
+    found = Profile(stage_s, iteration_s, MOST_ITERATIONS)
+    if not sane_profile(found):
+        return
+    rank.learnt_s["beside"] = now
+    if differs(found, before, before_s):
+        engine.do(JobProfiled(now, np.array([job.number]), np.array([iteration_s]), np.array([stage_s])))
+    engine.do({"type": "Learnt", "at_s": now, "job": job.number, "beside": True})
+    engine.state.touched.add(job.number)
+
+
+def differs(profile: Profile, stage_s: Sequence[float], iteration_s: float) -> bool:
+    """Whether the books know nothing of the job, or something a good deal different."""
+    if math.isnan(iteration_s) or any(math.isnan(t) for t in stage_s):
+        return True
+    pairs = [(profile.iteration_s, iteration_s), *zip(profile.stage_s, stage_s, strict=True)]
+    return any(abs(new - old) > DRIFT * iteration_s for new, old in pairs)
+
+
 def profile_source(engine: Engine, job: JobRecord) -> str | None:
     """Where the profile of an unfinished job is from, in words; None if there is none yet."""
     if job.profiled:
         return "measured"
+    if job.measured_beside:
+        return "measured beside others"
     if job.request.get("profile"):
         return "given"
     if not job.admitted or engine.state.controller is None:

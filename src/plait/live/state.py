@@ -305,6 +305,9 @@ class State:
         self.controller.cluster = self.controller.cluster.forget(note["node"])
 
     def _learnt(self, note: Note) -> None:
+        if note.get("beside"):
+            self.jobs[note["job"]].measured_beside = True
+            return
         new = {name: note[name] for name in ("stage_s", "iteration_s", "skew") if note.get(name) is not None}
         for key in (*note.get("like", ()), note["key"]):
             self.learnt[key] = {**self.learnt.pop(key, {}), **new}  # what was learnt last comes last

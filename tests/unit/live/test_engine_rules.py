@@ -546,6 +546,55 @@ def test_jobs_like_one_that_was_measured_get_a_provisional_profile(cluster: Make
     assert c.engine.fields([1])[1]["profile_source"] == "measured"
 
 
+def grouped(cluster: Make, gate: str, **seen: Any) -> Cluster:
+    """Job 0 measured alone; job 1 of its model joins it with its profile, and makes 70 iterations behind a gate."""
+    c = cluster((1,), policy="muri-l")
+    c.submit({"model": "vgg"})
+    c.pass_s()
+    c.nodes[0].report(0, profile=Profile([0.0, 0.3, 0.3, 0.1], 0.7, 20))
+    c.pass_s(0.6)
+    c.submit({"model": "vgg"})
+    c.pass_s(2.2)
+    assert c.nodes[0].jobs() == {0, 1}, "grouped at once"
+    assert c.engine.fields([1])[1]["profile_source"] == "provisional, from jobs like it"
+    for steps in (1.0, 30.0, 71.0):
+        c.nodes[0].report(1, gate=gate, steps=steps, step_s=0.9, **seen)
+        c.pass_s(1.1)
+    return c
+
+
+def test_a_job_that_is_never_alone_measures_its_stages_behind_the_gate(cluster: Make) -> None:
+    c = grouped(cluster, "tokens", stage_s=[0.05, 0.1, 0.15, 0.0])
+    controller = c.engine.state.controller
+    assert controller is not None
+    columns = controller.books.columns
+    assert columns["stage_s"][1].tolist() == [0.05, 0.1, 0.15, 0.1], "transfers are not seen in company"
+    assert columns["iteration_s"][1] == pytest.approx(0.7 * 0.4 / 0.7)
+    assert columns["stage_s"][0].tolist() == [0.0, 0.3, 0.3, 0.1]
+    assert c.engine.fields([1])[1]["profile_source"] == "measured beside others"
+    c.restart()
+    assert c.engine.fields([1])[1]["profile_source"] == "measured beside others"
+    c.pass_s(0.6)
+    c.nodes[0].end(0)
+    c.pass_s(2.2)
+    c.nodes[0].report(1, profile=Profile([0.05, 0.1, 0.15, 0.1], 0.4, 20), gate="none")
+    c.pass_s(0.6)
+    assert c.engine.fields([1])[1]["profile_source"] == "measured"
+
+
+@pytest.mark.parametrize(
+    ("gate", "stage_s"), [("none", [0.05, 0.1, 0.15, 0.0]), ("tokens", [0.0] * 4), ("tokens", None)]
+)
+def test_without_a_gate_or_marks_a_provisional_profile_stays(
+    cluster: Make, gate: str, stage_s: list[float] | None
+) -> None:
+    c = grouped(cluster, gate, stage_s=stage_s)
+    controller = c.engine.state.controller
+    assert controller is not None
+    assert controller.books.columns["stage_s"][1].tolist() == [0.0, 0.3, 0.3, 0.1]
+    assert c.engine.fields([1])[1]["profile_source"] == "provisional, from jobs like it"
+
+
 @pytest.mark.parametrize("step_s", [0.5, 30.0])
 def test_a_profile_in_the_making_is_finished_first_unless_that_takes_too_long(cluster: Make, step_s: float) -> None:
     c = cluster((1,), policy="2d-las:quantum_s=1")
