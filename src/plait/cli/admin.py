@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from plait.cli.live import HomeOption, JsonFlag, client, duration, note, print_json, print_table, seconds
+from plait.cli.policy_modules import AllowForLog, let_load_of_log, only_allowed
 
 token = typer.Typer(help="Tokens: who may use the service.", no_args_is_help=True)
 project = typer.Typer(help="Projects: quotas and shares.", no_args_is_help=True)
@@ -176,6 +177,7 @@ def replay(
     verify: Annotated[
         bool, typer.Option("--verify", help="Derive every decision again; exit code 4 on a difference.")
     ] = False,
+    allow_policy: AllowForLog = None,
     home: HomeOption = None,
 ) -> None:
     """Derive every decision again from the event log, and compare."""
@@ -187,13 +189,17 @@ def replay(
         from plait.policies.catalog import make_policy
 
         run = read_log(log)
+        let_load_of_log(str(run.header["policy"]), allow_policy or ())
         controller, found = replay_log(run, make_policy(str(run.header["policy"])))
         count, last_s, difference = len(run.steps), controller.now_s, None if found is None else str(found)
     else:
+        from plait.cli.remembered import remembered
         from plait.forecast import replayed
+        from plait.live.layout import Layout
 
         with client(home) as service:
-            answer = replayed.replay(replayed.read_rows(service.all_events()))
+            rows = only_allowed(service.all_events(), allow_policy or (), remembered(Layout.at(home)))
+            answer = replayed.replay(replayed.read_rows(rows))
         count, last_s = answer.entries, answer.state.now_s
         difference = None if answer.difference is None else str(answer.difference)
     if difference is not None and verify:

@@ -2,17 +2,27 @@
 
 `plait up --policy module:Class` names a module on the machine of the service. Its folder is remembered, so the service
 finds it however often it is started again; so is its name, which `plait policy set` may then give, and which commands
-on this machine may import to play the queue forward. What a service elsewhere names is not imported.
+on this machine may import to play the queue forward. What a service elsewhere names is not imported, nor what a log
+names: whoever reads one says with `--allow-policy` which modules of it may run.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from plait.core.errors import InputError
+
+AllowForLog = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-policy", metavar="MODULE", help="The log's policies of this module may be imported; may be repeated."
+    ),
+]
 
 
 def module_of(policy: str) -> str | None:
@@ -57,3 +67,36 @@ def let_load(policy: str, remembered: Mapping[str, Any]) -> None:
     folder = remembered.get("policy-path")
     if folder and folder not in sys.path:
         sys.path.append(str(folder))
+
+
+def let_load_of_log(policy: str, allowed: Sequence[str], remembered: Mapping[str, Any] | None = None) -> None:
+    """Let this process import the module of a policy that a log names; `allowed` are those that the user named.
+
+    `remembered`: options of the home's `plait up`, if the log is that of its own service. Raises `InputError` for any
+    other module: a log may come from anywhere, and runs nothing.
+    """
+    module = module_of(policy)
+    if module is None:
+        return
+    if module in allowed:
+        if str(Path.cwd()) not in sys.path:
+            sys.path.append(str(Path.cwd()))
+        return
+    if remembered is not None and module in remembered.get("allow-policy", ()):
+        let_load(policy, remembered)
+        return
+    raise InputError(
+        f"the log names policy {policy[:100]!r}, and a log runs nothing that you did not name; "
+        f"if module {module[:100]!r} is yours, add: --allow-policy {module[:100]}"
+    )
+
+
+def only_allowed(
+    rows: Iterable[Mapping[str, Any]], allowed: Sequence[str], remembered: Mapping[str, Any] | None = None
+) -> Iterator[Mapping[str, Any]]:
+    """The rows of a live log; raises `InputError` before one whose policy this process may not import."""
+    for row in rows:
+        entry = row.get("event")
+        if isinstance(entry, Mapping) and entry.get("type") == "PolicySet":
+            let_load_of_log(str(entry.get("policy", "")), allowed, remembered)
+        yield row

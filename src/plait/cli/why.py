@@ -14,6 +14,7 @@ import typer
 from plait.cli import adapting
 from plait.cli.jobs import JobArgument, stop_text, stopped_text
 from plait.cli.live import HomeOption, JsonFlag, client, duration, print_json, print_table
+from plait.cli.policy_modules import AllowForLog
 from plait.cli.tables import plain_lines
 from plait.core.words import counted
 
@@ -212,6 +213,7 @@ def fidelity(
     round_s: Annotated[
         float | None, typer.Option("--round", min=0, help="Seconds between decisions; default: the service's, or 1.")
     ] = None,
+    allow_policy: AllowForLog = None,
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -222,15 +224,20 @@ def fidelity(
     Taken from the log: submissions, stage times of each job alone, seconds of its starts, stops and end, when profiles
     and policies came. Predicted: all decisions, waits, gates, and the pace of jobs that share.
     """
+    from plait.cli.policy_modules import only_allowed
+    from plait.cli.remembered import remembered
     from plait.forecast import fidelity as judge
     from plait.forecast.replayed import read_rows
+    from plait.live.layout import Layout
+
+    allowed = allow_policy or ()
 
     if log is None:
         with client(home) as service:
             round_s = float(service.state().get("round_s") or 0.0) if round_s is None else round_s
-            rows = list(read_rows(service.all_events()))
+            rows = list(read_rows(only_allowed(service.all_events(), allowed, remembered(Layout.at(home)))))
     else:
-        rows = list(read_rows(_saved(log)))
+        rows = list(read_rows(only_allowed(_saved(log), allowed)))
     found = judge.fidelity(rows, round_s=1.0 if round_s is None else round_s)
     if as_json:
         print_json(found.to_json())
