@@ -113,8 +113,7 @@ def _resized(engine: Engine, record: NodeRecord, seen: Observed, now: float) -> 
             f"node {name!r} came back with {counted(info.gpus, 'GPU')}, had {record.info.gpus}"
             + (f", and still runs {jobs}: start its agent with {record.info.gpus}, or end them first" if jobs else "")
         )
-    for one in seen.attempts:
-        _see(engine, record, one, now)
+    _see_each(engine, record, seen, now)
     for number in sorted(engine.live):
         attempt = engine.state.jobs[number].live
         for i, rank in enumerate(attempt.ranks if attempt else ()):
@@ -179,7 +178,8 @@ def _miss(engine: Engine, node: NodeRecord, seen: Observed, now: float) -> None:
                 _ended(engine, number, attempt.epoch, i, None, "the agent has lost track of it", True, now)
 
 
-def _notice(engine: Engine, node: NodeRecord, seen: Observed, now: float) -> None:
+def _see_each(engine: Engine, node: NodeRecord, seen: Observed, now: float) -> None:
+    """Take what is said of each process; what cannot be taken is the trouble of its job alone."""
     for one in seen.attempts:
         try:
             _see(engine, node, one, now)
@@ -187,6 +187,10 @@ def _notice(engine: Engine, node: NodeRecord, seen: Observed, now: float) -> Non
             if engine.broken:
                 raise
             _refuse(engine, one, error, now)
+
+
+def _notice(engine: Engine, node: NodeRecord, seen: Observed, now: float) -> None:
+    _see_each(engine, node, seen, now)
     if seen.agent != node.agent or seen.term != engine.term:
         return
     listed = {(s.job, s.epoch, s.rank) for s in seen.attempts}

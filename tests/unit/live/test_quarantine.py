@@ -245,6 +245,27 @@ def test_a_report_that_cannot_be_read_fails_its_job_and_no_other(tmp_path: Path)
     c.store.close()
 
 
+def test_a_node_of_another_size_joins_whatever_a_process_of_the_old_one_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = Cluster(tmp_path, (2,))
+    odd, other = c.submit({"retries": 0}, {"retries": 0})
+    c.pass_s(3.0)
+
+    def sane_seen(seen: Seen) -> Seen:
+        if seen.job == odd:
+            raise ZeroDivisionError("odd")
+        return seen
+
+    monkeypatch.setattr("plait.live.hearing.sane_seen", sane_seen)
+    c.nodes[0].end(odd)
+    c.nodes[0].end(other)
+    c.engine.observe(Observed(NodeInfo("n0", 3), "new", attempts=list(c.nodes[0].seen.values())), c.now)
+    assert [c.state(odd), c.state(other)] == ["failed", "finished"]
+    assert [node["gpus"] for node in c.engine.nodes(c.now)] == [3]
+    c.store.close()
+
+
 def test_numbers_of_a_report_are_never_more_than_a_store_holds(tmp_path: Path) -> None:
     c = Cluster(tmp_path, (1,))
     (job,) = c.submit({"retries": 0})
