@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.live.errors import Conflict
 
-#: Keys remembered; those go that were used longest ago.
+#: Keys remembered; those of the oldest submissions go.
 MOST = 10_000
 
 
