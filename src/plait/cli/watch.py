@@ -49,6 +49,10 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     ]
     if lost := lost_text(found.get("lost")):
         lines.append(f"lost      {lost}")
+    if found.get("store_error"):
+        lines.append(
+            f"TROUBLE   {found['store_error']}; what runs goes on, and nothing new is taken until there is room"
+        )
     if found.get("policy_error"):
         lines.append(f"TROUBLE   the policy failed, and what runs goes on: {found['policy_error']}")
     return lines

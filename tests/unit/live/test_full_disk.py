@@ -10,9 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
 from plait.cli.services import any_service_process
 from plait.cli.stopping import kill_jobs
@@ -21,9 +24,12 @@ from plait.live.agent.journal import Journal
 from plait.live.engine import Engine
 from plait.live.layout import Layout
 from plait.live.options import Options
+from plait.live.service.app import Api, make_app
+from plait.live.service.auth import Tokens
+from plait.live.service.logs import Mailbox
 from plait.live.service.worker import Worker
 from plait.live.store import NoRoom, Store
-from plait.live.wire import NodeInfo, Observed
+from plait.live.wire import RUNNING, NodeInfo, Observed, Reply, Seen, to_json
 
 
 @pytest.fixture
@@ -139,17 +145,79 @@ def test_a_write_that_fails_for_want_of_room_loses_nothing(tmp_path: Path, monke
         served.close()
 
 
+def test_a_full_disk_refuses_submissions_and_is_read_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, mailbox = Served(tmp_path), Mailbox()
+    tokens = Tokens(served.store, served.clock)
+    admin, agent = tokens.make("ann", "admin")[0], tokens.make("n0", "agent", node="n0")[0]
+    as_admin, as_agent = ({"Authorization": f"Bearer {token}"} for token in (admin, agent))
+    try:
+        app = make_app(Api(served.store, served.worker, tokens, mailbox, served.begin))
+        with TestClient(app, raise_server_exceptions=False) as http:
+
+            def sync(*seen: Seen, **more: object) -> dict[str, Any]:
+                told = Observed(NodeInfo("n0", 1), "a", 1, 0, list(seen), **more)  # type: ignore[arg-type]
+                found: dict[str, Any] = http.post("/agent/v1/sync", headers=as_agent, json=to_json(told)).json()
+                return found
+
+            def submit() -> int:
+                job = {"command": ["true"]}
+                return int(http.post("/v1/jobs", headers=as_admin, json=job).status_code)
+
+            sync()
+            assert submit() == submit() == 200
+            until(lambda: sync()["attempts"], "the first job to start")
+            sync(Seen(0, 1, 0, RUNNING, pid=7, steps=3.0))
+            full, commit = [True], Store.commit
+
+            def commits(self: Store, *words: object, **more: object) -> None:
+                if full[0]:
+                    raise NoRoom("cannot write to the store: its disk is full")
+                commit(self, *words, **more)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(Store, "commit", commits)
+            monkeypatch.setattr(Store, "has_room", lambda self: not full[0])
+            assert submit() == 507
+            for path in ("", "/j-0", "/j-1", "/j-0/explain", "/j-1/explain", "/j-0/events"):
+                answer = http.get(f"/v1/jobs{path}", headers=as_admin)
+                assert answer.status_code == 200, f"{path}: {answer.text}"
+            for path in ("nodes", "state", "policy", "events", "projects"):
+                assert http.get(f"/v1/{path}", headers=as_admin).status_code == 200
+            status = http.get("/v1/status", headers=as_admin).json()
+            assert "its disk is full" in status["store_error"]
+            assert submit() == 507
+
+            def answer_asks() -> None:
+                answer = sync(Seen(0, 1, 0, RUNNING, pid=7))
+                replies = [Reply(ask["id"], "hello\n", 0, 6, 6) for ask in answer["ask"]]
+                if replies:
+                    sync(Seen(0, 1, 0, RUNNING, pid=7), replies=replies)
+
+            with ThreadPoolExecutor(1) as other:
+                log = other.submit(http.get, "/v1/jobs/j-0/logs", headers=as_admin)
+                until(lambda: answer_asks() or log.done(), "the log", 10)
+            assert log.result().json()["text"] == "hello\n"
+            full[0] = False
+            until(lambda: submit() == 200, "a submission to be taken again")
+            assert http.get("/v1/status", headers=as_admin).json()["store_error"] is None
+    finally:
+        served.close()
+
+
 def test_agents_go_on_as_they_are_while_the_service_waits_for_room() -> None:
     from plait.live.service.routes.agents import _as_it_is
-    from plait.live.wire import ENDED, RUNNING, Seen
+    from plait.live.wire import ENDED
 
-    class Api:
+    class One:
         class worker:
             class engine:
                 options = Options()
 
+        mailbox = Mailbox()
+
     told = Observed(NodeInfo("n0", 2), "a", 3, 7, [Seen(1, 1, 0, RUNNING), Seen(2, 1, 0, ENDED, exit_code=0)])
-    answer = _as_it_is(Api(), told)  # type: ignore[arg-type]
+    answer = _as_it_is(One(), told)  # type: ignore[arg-type]
     assert (answer.term, answer.version < 0, answer.attempts) == (3, True, [])
     assert answer.keep == [[1, 1, 0], [2, 1, 0]]
     assert answer.lease_s == Options().lease_s

@@ -567,3 +567,13 @@ def test_one_that_leads_no_more_sends_clients_on_as_a_follower_does(service: Ser
     worker.join()
     refused = service.ask("POST", "/v1/jobs", "ann", json={"command": ["true"]})
     assert (refused.status_code, refused.json()["role"]) == (503, "standby")
+
+
+def test_a_node_that_is_forgotten_while_it_is_drained_is_not_there(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.sync()
+    monkeypatch.setattr(Engine, "nodes", lambda engine, now: [])
+    answer = service.ask("POST", "/v1/nodes/n0/drain")
+    assert answer.status_code == 404
+    assert "no node 'n0' any more" in answer.text

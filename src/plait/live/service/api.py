@@ -68,7 +68,7 @@ class Api:
 
     async def live(self, number: int) -> dict[str, Any]:
         """What memory knows of a job."""
-        found: dict[str, Any] = await self.worker.call(lambda engine, now: views.live_fields(engine, number))
+        found: dict[str, Any] = await self.worker.look(lambda engine, now: views.live_fields(engine, number))
         return found
 
 

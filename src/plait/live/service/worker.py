@@ -36,6 +36,7 @@ class _Item:
     work: Callable[[Engine, float], Any]
     after: Callable[[Engine, Any], Any] | None
     future: Future[Any]
+    reads: bool = False
     result: Any = None
     error: BaseException | None = field(default=None)
 
@@ -63,6 +64,8 @@ class Worker(threading.Thread):
         self._published, self._failed, self._leads, self._again = published, failed, leads, again
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._stopped, self._ending = False, threading.Event()
+        #: Why nothing can be written just now; "" if it can.
+        self.trouble = ""
         #: Grows as long as the thread does not hang.
         self.turns = 0
         #: Nothing is put into the queue any more; what is there gets an answer. Both under the lock.
@@ -74,10 +77,17 @@ class Worker(threading.Thread):
         self.decisions, self.decision_s, self.commits, self.commit_s = 0, 0.0, 0, 0.0
 
     def submit(
-        self, work: Callable[[Engine, float], Any], after: Callable[[Engine, Any], Any] | None = None
+        self,
+        work: Callable[[Engine, float], Any],
+        after: Callable[[Engine, Any], Any] | None = None,
+        *,
+        reads: bool = False,
     ) -> Future[Any]:
-        """Let the engine do something; the result is there once it is stored, passed through `after` if given."""
-        item = _Item(work, after, Future())
+        """Let the engine do something; the result is there once it is stored, passed through `after` if given.
+
+        What only `reads` is answered on a full disk too, as far as the service knows things then.
+        """
+        item = _Item(work, after, Future(), reads)
         with self._lock:
             if not self._closed:
                 self._queue.put(item)
@@ -88,6 +98,11 @@ class Worker(threading.Thread):
     async def call(self, work: Callable[[Engine, float], T], after: Callable[[Engine, Any], Any] | None = None) -> Any:
         """`submit`, awaited."""
         return await asyncio.wrap_future(self.submit(work, after))
+
+    async def look(self, work: Callable[[Engine, float], T]) -> T:
+        """What `work` reads from the engine, of which it changes nothing; also while the disk is full."""
+        found: T = await asyncio.wrap_future(self.submit(work, reads=True))
+        return found
 
     def stop(self) -> None:
         """Finish what is queued, then end; what is queued gets an error if another service may lead."""
@@ -127,13 +142,16 @@ class Worker(threading.Thread):
     def _wait_for_room(self, error: NoRoom) -> None:
         """The disk is full: say so to everybody who asks, until there is room, and go on from the store."""
         assert self._again is not None
+        self.trouble = str(error)
         _LOG.error("waits for room on the disk", extra={"facts": {"why": str(error)}})
         while not self._stopped:
-            self._fail(self._next(self.clock() + ROOM_S), error)
+            items = self._next(self.clock() + ROOM_S)
+            self._fail([item for item in items if not item.reads], error)
+            self._look([item for item in items if item.reads])
             self.turns += 1
             if not self._stopped and self.engine.store.has_room():
                 with contextlib.suppress(NoRoom):
-                    self.engine = self._again()
+                    self.engine, self.trouble = self._again(), ""
                     _LOG.warning("there is room on the disk again")
                     return
 
@@ -174,6 +192,10 @@ class Worker(threading.Thread):
                         if engine.broken:
                             raise
                 wake_s = engine.step(self.clock())
+        except NoRoom as error:
+            self._fail([item for item in items if not item.reads], error)
+            self._look([item for item in items if item.reads])
+            raise
         except BaseException as error:
             self._fail(items, error)
             raise
@@ -193,6 +215,15 @@ class Worker(threading.Thread):
                 self._versions = versions
                 self._published(versions)
         return wake_s
+
+    def _look(self, items: list[_Item]) -> None:
+        """Answer from an engine that could not write: it may be ahead of the store by what was refused for that."""
+        for item in items:
+            try:
+                item.result, item.error = item.work(self.engine, self.clock()), None
+            except Exception as error:
+                item.error = error
+            self._answer(item)
 
     def _fail(self, items: list[_Item], error: BaseException) -> None:
         for item in items:

@@ -54,7 +54,7 @@ async def projects(request: Request) -> Response:
     """Projects with quotas and weights."""
     api = api_of(request)
     api.who(request)
-    return Json(await api.worker.call(_projects))
+    return Json(await api.worker.look(_projects))
 
 
 @router.post("/v1/projects")

@@ -62,7 +62,8 @@ def _as_it_is(api: Api, told: Observed) -> Assignment:
     Nobody calls the node lost meanwhile, as the service that waits is the only one, and begins anew after it.
     """
     keep = [[one.job, one.epoch, one.rank] for one in told.attempts]
-    return Assignment(told.term, -1, api.worker.engine.options.lease_s, keep=keep)
+    asks = api.mailbox.due(told.node.id)  # logs can be read all the same
+    return Assignment(told.term, -1, api.worker.engine.options.lease_s, keep=keep, ask=asks)
 
 
 async def _unless_gone(api: Api, waiting: Awaitable[None]) -> None:

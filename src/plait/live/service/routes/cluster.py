@@ -26,10 +26,11 @@ router = APIRouter()
 
 
 async def _status(api: Api) -> dict[str, Any]:
-    found: dict[str, Any] = await api.worker.call(lambda engine, now: engine.status(now))
+    found: dict[str, Any] = await api.worker.look(lambda engine, now: engine.status(now))
     counts = await asyncio.to_thread(api.store.counts)
     found["jobs"].update({state: counts.get(state, 0) for state in shapes.FINAL})
-    return {**found, "version": __version__, "uptime_s": time.monotonic() - api.begin}
+    trouble = api.worker.trouble or None
+    return {**found, "store_error": trouble, "version": __version__, "uptime_s": time.monotonic() - api.begin}
 
 
 @router.get("/v1/status")
@@ -53,7 +54,7 @@ async def state(request: Request) -> Response:
     """Everything a forward simulation needs: jobs that have not ended, numbered anew, and their numbers."""
     api = api_of(request)
     api.who(request)
-    plain = await api.worker.call(lambda engine, now: engine.state_for_forecast(now))
+    plain = await api.worker.look(lambda engine, now: engine.state_for_forecast(now))
     return await asyncio.to_thread(lambda: Json(plain()))
 
 
@@ -62,7 +63,7 @@ async def nodes(request: Request) -> Response:
     """Nodes, their usage, and who holds their GPUs."""
     api = api_of(request)
     api.who(request)
-    return Json(await api.worker.call(lambda engine, now: engine.nodes(now)))
+    return Json(await api.worker.look(lambda engine, now: engine.nodes(now)))
 
 
 @router.post("/v1/nodes/{node}/gone")
@@ -85,8 +86,11 @@ async def forget_node(request: Request, node: str) -> Response:
 
 
 async def _shown(api: Api, node: str) -> Response:
-    found = await api.worker.call(lambda engine, now: engine.nodes(now))
-    return Json(next(n for n in found if n["id"] == node))
+    found = await api.worker.look(lambda engine, now: engine.nodes(now))
+    shown = next((n for n in found if n["id"] == node), None)
+    if shown is None:  # forgotten in the meantime, by somebody else
+        raise LookupError(f"no node {node[:40]!r} any more; `plait nodes` shows those there are")
+    return Json(shown)
 
 
 @router.post("/v1/nodes/{node}/{action}")
@@ -106,7 +110,7 @@ async def policy(request: Request) -> Response:
     """The policy that decides."""
     api = api_of(request)
     api.who(request)
-    return Json(await api.worker.call(_policy))
+    return Json(await api.worker.look(_policy))
 
 
 @router.put("/v1/policy")
@@ -119,7 +123,7 @@ async def set_policy(request: Request) -> Response:
     engine = api.worker.engine
     await asyncio.to_thread(_try_out, wanted, engine.options.policy_modules, engine.layout.home)
     await api.worker.call(lambda engine, now: engine.set_policy(wanted, now, may_lose_work=lose))
-    return Json(await api.worker.call(_policy))
+    return Json(await api.worker.look(_policy))
 
 
 @router.get("/v1/events")

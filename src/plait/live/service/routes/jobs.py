@@ -70,7 +70,7 @@ async def list_jobs(
     found = await asyncio.to_thread(api.store.job_columns, states=states, owner=user, limit=limit, offset=offset)
     shown = zip(found["number"], found["state"], strict=True)
     open_ones = [number for number, now in shown if now not in shapes.FINAL]
-    live = await api.worker.call(lambda engine, now: (now, engine.fields(open_ones)))
+    live = await api.worker.look(lambda engine, now: (now, engine.fields(open_ones)))
     return await asyncio.to_thread(_listed, found, live, token, columns)
 
 
@@ -111,7 +111,7 @@ async def explain(request: Request, job: str) -> Response:
     owns(token, job, row["owner"], change=False)
     number = row["number"]
     try:
-        found, question = await api.worker.call(lambda engine, now: api.asker.explain(engine, number, now))
+        found, question = await api.worker.look(lambda engine, now: api.asker.explain(engine, number, now))
     except LookupError:
         row = await api.row(job)
         found = {"id": job, "number": number, "state": row["state"], "summary": row["reason"]}
