@@ -10,7 +10,7 @@ from pathlib import Path
 from plait.cli import keeping
 from plait.cli.remembered import remember_down, remembered, remembered_backend, was_up
 from plait.cli.services import STOP_S, any_service_process, elsewhere, end, process_of, processes, refuse_elsewhere
-from plait.live.agent import procs
+from plait.live.agent import cgroups, procs
 from plait.live.agent.launch import LEASE_VARIABLE
 from plait.live.agent.procs import Process
 from plait.live.layout import Layout
@@ -83,7 +83,7 @@ def _end_services(layout: Layout) -> list[str]:
 
 def job_processes(layout: Layout) -> dict[int, str]:
     """Processes of jobs of this home: pid -> its attempt as `HASH:JOB:EPOCH:RANK`."""
-    begin = f"{procs.MARK}={hashlib.sha256(str(layout.home).encode()).hexdigest()[:12]}:".encode()
+    begin = f"{procs.MARK}={_home_mark(layout)}:".encode()
     found = {}
     for pid in procs.pids():
         try:
@@ -96,19 +96,26 @@ def job_processes(layout: Layout) -> dict[int, str]:
     return found
 
 
+def _home_mark(layout: Layout) -> str:
+    """What the marks of all attempts of this home begin with."""
+    return hashlib.sha256(str(layout.home).encode()).hexdigest()[:12]
+
+
 def kill_jobs(layout: Layout) -> None:
     """What an agent would have stopped, had there been one: jobs whose agent is dead.
 
     First what descends from runners, whatever its environment says: orphans come back to a runner while that lives.
+    Where jobs have control groups, whoever is in them ends too, also without a runner.
     """
     runners = {pid for pid in job_processes(layout) if LEASE_VARIABLE in procs.environment(pid)}
     procs.kill_until_none(lambda: {p for r in runners for p in procs.descendants(r)} - runners, lambda: None)
-    procs.kill_until_none(lambda: job_processes(layout), lambda: None)
+    procs.kill_until_none(lambda: {*job_processes(layout), *cgroups.inside_home(_home_mark(layout))}, lambda: None)
 
 
 def _remove_gates(layout: Layout) -> None:
-    """Gates of a home without jobs are of no use, and shared memory is not to be left behind."""
+    """Gates of a home without jobs are of no use; shared memory and control groups are not to be left behind."""
     shutil.rmtree(layout.gates, ignore_errors=True)
+    cgroups.remove_home(_home_mark(layout))
     for path in layout.leases():
         path.unlink(missing_ok=True)
     if layout.gates.parent != layout.home:

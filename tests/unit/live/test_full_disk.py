@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from starlette.testclient import TestClient
 
 from plait.cli.services import any_service_process
 from plait.cli.stopping import kill_jobs
-from plait.live.agent import procs
+from plait.live.agent import cgroups, procs
 from plait.live.agent.journal import Journal
 from plait.live.engine import Engine
 from plait.live.layout import Layout
@@ -274,35 +275,89 @@ time.sleep(600)
 """
 
 
-def test_a_daemon_that_hides_its_environment_ends_with_the_jobs(tmp_path: Path) -> None:
-    """Its agent is dead; it has another session, another parent, and no word of plait's in its environment."""
-    from plait.live.agent import launch
-    from plait.live.agent.lease import Lease, NodeLease
-    from plait.live.wire import GroupInfo, Mate, Run
+class Hidden:
+    """A job that leaves a daemon with another session, another parent, and no word of plait's in its environment."""
 
-    layout, name = Layout(tmp_path / "home"), f"hidden-{os.getpid()}"
-    run = Run(1, 1, 0, 1, [sys.executable, "-S", "-c", DAEMON, name], [0], GroupInfo("g", members=[Mate(1, 0)]))
-    launch.prepare(run, layout)
-    lease = NodeLease(layout.lease("n0"), Lease(procs.boot_s(), 600.0))
-    env = {**os.environ, procs.MARK: launch.mark_of(layout, 1, 1, 0)}
-    runner = launch.spawn(run, layout, env, lease)
+    def __init__(self, tmp_path: Path) -> None:
+        from plait.live.agent import launch
+        from plait.live.agent.lease import Lease, NodeLease
+        from plait.live.wire import GroupInfo, Mate, Run
 
-    def hidden() -> list[int]:
+        self.layout, self.name = Layout(tmp_path / "home"), f"hidden-{os.getpid()}"
+        argv = [sys.executable, "-S", "-c", DAEMON, self.name]
+        run = Run(1, 1, 0, 1, argv, [0], GroupInfo("g", members=[Mate(1, 0)]))
+        launch.prepare(run, self.layout)
+        lease = NodeLease(self.layout.lease("n0"), Lease(procs.boot_s(), 600.0))
+        self.mark = launch.mark_of(self.layout, 1, 1, 0)
+        self.runner = launch.spawn(run, self.layout, {**os.environ, procs.MARK: self.mark}, lease)
+        until(self.daemons, "the daemon")
+
+    def daemons(self) -> list[int]:
         lines = ((pid, Path(f"/proc/{pid}/cmdline")) for pid in procs.pids())
         found = []
         for pid, path in lines:
             with contextlib.suppress(OSError):
-                if name.encode() in path.read_bytes() and not procs.environment(pid):
+                if self.name.encode() in path.read_bytes() and not procs.environment(pid):
                     found.append(pid)
         return found
 
-    try:
-        until(hidden, "the daemon")
-        kill_jobs(layout)
-        until(lambda: not hidden(), "the end of the daemon", 5.0)
-        assert procs.marked(env[procs.MARK]) == []
-    finally:
-        for pid in hidden():
+    def close(self) -> None:
+        for pid in self.daemons():
             os.kill(pid, 9)
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(runner, 0)
+            os.waitpid(self.runner, 0)
+
+
+@pytest.fixture
+def hidden(tmp_path: Path) -> Iterator[Hidden]:
+    made = Hidden(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_daemon_that_hides_its_environment_ends_with_the_jobs(hidden: Hidden) -> None:
+    """Its agent is dead."""
+    kill_jobs(hidden.layout)
+    until(lambda: not hidden.daemons(), "the end of the daemon", 5.0)
+    assert procs.marked(hidden.mark) == []
+
+
+@pytest.fixture
+def grouped(hidden: Hidden) -> Hidden:
+    if not cgroups.members(hidden.mark):
+        pytest.skip("needs a cgroup v2 in which groups can be made")
+    return hidden
+
+
+def test_a_hidden_daemon_ends_with_the_runner_that_is_killed(grouped: Hidden) -> None:
+    """Nothing but the control group is left to find it by, and the guardian does."""
+    os.kill(grouped.runner, signal.SIGKILL)
+    os.waitpid(grouped.runner, 0)
+    until(lambda: not grouped.daemons(), "the end of the daemon", 10.0)
+    until(lambda: not glob_groups(grouped.mark), "the end of the group", 10.0)
+
+
+def test_a_hidden_daemon_without_runner_and_guardian_ends_with_the_jobs(grouped: Hidden) -> None:
+    others = [pid for pid in procs.descendants(grouped.runner) if pid not in cgroups.members(grouped.mark)]
+    assert len(others) == 1, "the guardian"
+    for pid in (*others, grouped.runner):
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(grouped.runner, 0)
+    until(lambda: procs.marked(grouped.mark) == grouped.daemons(), "the job's own process to end")
+    kill_jobs(grouped.layout)
+    until(lambda: not grouped.daemons(), "the end of the daemon", 5.0)
+    cgroups.remove_home(grouped.mark.partition(":")[0])
+    assert not glob_groups(grouped.mark)
+
+
+def test_without_control_groups_nothing_is_found_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "_mount", lambda: "")
+    assert cgroups.make("a:j-1:1:0") == ""
+    cgroups.enter("")
+    assert cgroups.members("a:j-1:1:0") == cgroups.inside_home("a") == set()
+    cgroups.remove("a:j-1:1:0")
+    cgroups.remove_home("a")
+
+
+def glob_groups(mark: str) -> list[str]:
+    return cgroups._of_home(mark.partition(":")[0])

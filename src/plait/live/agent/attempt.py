@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from plait.live.agent import procs
+from plait.live.agent import cgroups, procs
 from plait.live.agent.job_files import Claim, end_of, read_claim, read_end
 from plait.live.agent.journal import Key
 from plait.live.agent.lease import Lease
@@ -151,6 +151,7 @@ class Attempt:
         if end is None:
             # The runner was killed. Its child got SIGKILL from the kernel; the rest is looked for.
             procs.kill_until_none(lambda: strays() | set(procs.marked(self.mark)), reap)
+            cgroups.remove(self.mark)
             end = read_end(self.folder, self.began_boot_s) or end_of(self._unknown_end(lease), self.began_boot_s)
         self.merged, code, reason = end.merged, end.exit_code, end.reason
         own = self.own_stop or (procs.read_json(self.folder / "stop.json") or {}).get("own") is True

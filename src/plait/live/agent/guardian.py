@@ -2,7 +2,8 @@
 
 The process that the runner started dies with the runner (PR_SET_PDEATHSIG), what that one started does not: a shell's
 program would go on alone if the agent were dead too. The guardian is a fork of the runner, has a session of its own,
-and is told of the runner's death by the kernel. It knows processes of the job by their mark and the session of the job.
+and is told of the runner's death by the kernel. It knows processes of the job by their mark, their control
+group and the session of the job.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 from collections.abc import Collection
 from typing import NoReturn
 
-from plait.live.agent import procs
+from plait.live.agent import cgroups, procs
 from plait.live.agent.lease import Deadman
 
 _LOOK_S = 5.0
@@ -50,4 +51,6 @@ def _guard(runner: int, marks: Collection[str], session: int, clock: tuple[str, 
     procs.kill_until_none(
         lambda: {p for m in marks for p in procs.marked(m)} | procs.in_session(session), lambda: None, 30.0
     )
+    for mark in marks:
+        cgroups.remove(mark)
     os._exit(0)

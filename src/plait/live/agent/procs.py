@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from plait.live.agent import cgroups
+
 #: Environment variable by which every process of an attempt is known, wherever it moved to.
 MARK = "PLAIT_ATTEMPT"
 #: Of the environment of who started the service or an agent: not for jobs, nor for what runs in allocations.
@@ -147,8 +149,9 @@ def environment(pid: int) -> dict[str, str]:
 
 
 def marked(mark: str) -> list[int]:
-    """Processes whose environment was made for this attempt, whoever their parent is by now."""
-    return with_environment(MARK, mark)
+    """Processes of an attempt, whoever their parent is by now: of its environment, and of its control group."""
+    found = set(with_environment(MARK, mark))
+    return sorted(found | {pid for pid in cgroups.members(mark) if start_time(pid) is not None})
 
 
 def with_environment(name: str, value: str) -> list[int]:

@@ -5,7 +5,8 @@
 It outlives the agent, and everything that must not depend on the agent's life is here: grace before a kill, the memory
 limit, rotation of the log, the exit code. It leads no user code: the job's process gets a session of its own and dies
 with the runner (PR_SET_PDEATHSIG); grandchildren that forked away come back to it when they are orphaned, because it is
-their subreaper, and are killed when the job's process has ended. Beside it a `guardian` ends the job if the runner
+their subreaper, and are killed when the job's process has ended; where the machine allows it the job has a control
+group of its own (`cgroups`), which nobody leaves. Beside it a `guardian` ends the job if the runner
 itself is killed, and both end it when the `lease` of the node is over.
 
 Files in the folder of the process: `runner.json` is the claim (made by `link`, so that there is one runner whatever
@@ -27,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from plait.live.agent import guardian, procs
+from plait.live.agent import cgroups, guardian, procs
 from plait.live.agent.grace import read_grace_s
 from plait.live.agent.lease import Deadman, Lease
 
@@ -185,8 +186,10 @@ class Runner:
             fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, 1 << 20)  # a slow disk holds the job up later
         trouble, report = os.pipe2(os.O_CLOEXEC)
         runner = os.getpid()
+        group = cgroups.make(self.task.mark)
         self.child = os.fork()
         if self.child == 0:
+            cgroups.enter(group)
             self._become(runner, output, report)
         os.close(output)
         os.close(report)
@@ -352,8 +355,8 @@ class Runner:
                 self.status = status
 
     def _below(self) -> set[int]:
-        """Processes of the job that descend from this one, as all do that were orphaned."""
-        return set(procs.descendants(os.getpid())) - {self._guardian}
+        """Processes of the job: of its group, and descendants of this one, as all are that were orphaned."""
+        return {*procs.descendants(os.getpid()), *cgroups.members(self.task.mark)} - {self._guardian}
 
     def _kill(self, why: str) -> None:
         self.killed = self.killed or why
@@ -369,6 +372,7 @@ class Runner:
             with contextlib.suppress(OSError):
                 os.kill(self._guardian, signal.SIGKILL)
                 os.waitpid(self._guardian, 0)
+        cgroups.remove(self.task.mark)
         self._drain()
 
     def _drain(self) -> None:
