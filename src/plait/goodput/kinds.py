@@ -19,6 +19,7 @@ import numpy.typing as npt
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.goodput.fitness import MOST
+from plait.goodput.knapsack import knapsack
 from plait.goodput.ladder import ladder
 from plait.goodput.solver import Program, solve
 
@@ -30,6 +31,10 @@ MOST_POWER = math.floor(math.log(MOST) / math.log(1e6))
 
 #: The largest cost in an integer program beside a typical one of 1; larger ones drown the others in rounding.
 MOST_COST = 1e7
+
+
+#: By how much less than a typical gain a choice may be worth than the best one.
+GAP = 1e-7
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ def best_configurations(
     penalty: float = PENALTY,
     weights: FloatArray | None = None,
     limits: Sequence[Limit] = (),
-    gap: float = 1e-7,
+    gap: float = GAP,
     time_limit_s: float | None = None,
     most_nodes: int | None = None,
 ) -> IntArray:
@@ -83,11 +88,7 @@ def best_configurations(
     logarithm takes the place of the power. Only how weights compare matters, not how large they are; a `gap` of 1 is a
     typical gain. Raises `InputError` if the limits cannot be met, and for p beyond `MOST_POWER`.
     """
-    if not abs(p) <= MOST_POWER:
-        raise InputError(
-            f"p={p:g} makes more of goodputs than numbers can hold; give p from {-MOST_POWER} to {MOST_POWER} "
-            f"(published: {POWER:g} and 0.5)"
-        )
+    _check_power(p)
     jobs = len(goodput)
     _check_shapes(goodput, gpus, kind, limits)
     share = _shares(jobs, weights)
@@ -115,6 +116,39 @@ def best_configurations(
     taken = found.values > 0
     chosen[job[taken]] = column[taken]
     return chosen
+
+
+def best_of_one_kind(
+    goodput: FloatArray,
+    gpus: IntArray,
+    total: int,
+    p: float = POWER,
+    *,
+    penalty: float = PENALTY,
+    weights: FloatArray | None = None,
+    stay: BoolArray | None = None,
+) -> IntArray:
+    """`best_configurations` where there is one kind of GPU, `total` of them: a knapsack, (J,) columns or -1.
+
+    `gpus` (C,) rises, and each job has one column at most that is not NaN, worth 1 or less. Of choices that differ by
+    less than the gap of the program that with most jobs of `stay` (J,) is taken, of those one with the fewest GPUs, and
+    of those earlier rows come first. Raises `InputError` as `best_configurations` does.
+    """
+    _check_power(p)
+    jobs = len(goodput)
+    share = _shares(jobs, weights)
+    gain = np.concatenate([-penalty * share[:, None], _gain(goodput, p, share)], axis=1)
+    if stay is not None:
+        gain[stay, 1:] += GAP / (jobs + 1)
+    return knapsack(gain, np.concatenate([[0], gpus]), total) - 1
+
+
+def _check_power(p: float) -> None:
+    if not abs(p) <= MOST_POWER:
+        raise InputError(
+            f"p={p:g} makes more of goodputs than numbers can hold; give p from {-MOST_POWER} to {MOST_POWER} "
+            f"(published: {POWER:g} and 0.5)"
+        )
 
 
 def _check_shapes(goodput: FloatArray, gpus: IntArray, kind: IntArray, limits: Sequence[Limit]) -> None:

@@ -19,6 +19,11 @@ from plait.goodput.fitness import FLOOR, HARMONIC, terms
 #: Steps of the table above which compiling pays even when the machine code is not there yet.
 WORTH_COMPILING = 20_000_000
 
+#: Choices that were looked at without machine code after which compiling it would have paid: about 30 us each.
+OFTEN = 50_000
+
+_seen = 0
+
 
 def best_sizes(
     speedup: FloatArray,
@@ -57,8 +62,7 @@ def knapsack(gain: FloatArray, gpus: IntArray, total: int) -> IntArray:
             f"a knapsack needs one rising GPU count for each of its {columns} columns (got {gpus.tolist()})"
         )
     allowed, usable = prune(np.asarray(gain, dtype=np.float64), gpus, total)
-    work = int(usable.sum()) * (max(total, 0) + 1)
-    compiled = HAVE_NUMBA and (has_machine_code(fill_table) or work > WORTH_COMPILING)
+    compiled = HAVE_NUMBA and (has_machine_code(fill_table) or _pays(int(usable.sum()), total))
     chosen = np.zeros(jobs, dtype=np.int64)
     if total < 0 or not (fill_table if compiled else plain_table)(allowed, usable, gpus, total, chosen):
         raise InputError(
@@ -66,6 +70,13 @@ def knapsack(gain: FloatArray, gpus: IntArray, total: int) -> IntArray:
             "every job needs a configuration of 0 GPUs, or pinned jobs have to fit"
         )
     return chosen
+
+
+def _pays(choices: int, total: int) -> bool:
+    """Whether the table is worth compiling: for this problem, or as there have been so many small ones."""
+    global _seen
+    _seen += choices
+    return _seen > OFTEN or choices * (max(total, 0) + 1) > WORTH_COMPILING
 
 
 def prune(gain: FloatArray, gpus: IntArray, total: int) -> tuple[FloatArray, IntArray]:

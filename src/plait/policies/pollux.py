@@ -7,14 +7,18 @@ from typing import Literal
 
 import numpy as np
 
+from plait.core.arrays import IntArray
 from plait.core.errors import InputError, MissingExtra
 from plait.core.policy import View, Wanted
+from plait.goodput.fitness import after_restart, fitness
 from plait.goodput.knapsack import best_sizes
+from plait.goodput.ladder import column_of
 from plait.goodput.solver import HAVE_HIGHS
 from plait.policies.cluster_size import cluster_size
 from plait.policies.exact import MOST_NODES, best_of_all
 from plait.policies.pools import Pool
-from plait.policies.rounds import ByFitness, Sizes
+from plait.policies.quiet import at_worst
+from plait.policies.rounds import ByFitness, Seated, Sizes
 from plait.policies.steps import Ladder, every_speedup, guaranteed, patterns_apply
 
 #: Up to how many GPUs, and how many pairs of job and size, `exact=auto` looks for the best of all sizes.
@@ -22,6 +26,9 @@ AUTO_GPUS, AUTO_PAIRS = 64, 4000
 
 #: By how much more than the ladder's the program's mean of speed-ups has to be for `auto`: its sizes change more often.
 GAIN = 0.1
+
+#: What rounding may take from a bound, relatively.
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +74,14 @@ class Pollux(ByFitness):
         """Best sizes on the ladder or of all, put close to where everybody is."""
         if not pool.total:
             return Sizes(np.zeros_like(pool.held), "none: no node is up")
-        if not (patterns_apply(pool) and (self._worth_a_program(pool) if self.exact == "auto" else self.exact)):
+        if not self._asks_program(pool):
             return self._best_of_ladder(pool)
-        every = self._best_of_all(pool)
-        if every is None or self.exact != "auto":
-            return every or self._best_of_ladder(pool)
+        if self.exact != "auto":
+            return self._best_of_all(pool) or self._best_of_ladder(pool)
         ladder = self._best_of_ladder(pool)
-        if self._gains(self._merit(pool, every.matrix), self._merit(pool, ladder.matrix)):
+        merit = self._merit(pool, ladder.matrix)
+        every = self._best_of_all(pool) if self._may_gain(pool, merit) else None
+        if every is not None and self._gains(self._merit(pool, every.matrix), merit):
             return every
         said = f"(dynamic programming; an integer program over all sizes gains less than {GAIN:.0%})"
         return ladder._replace(method=f"the best of a ladder {said}")
@@ -82,12 +90,53 @@ class Pollux(ByFitness):
         """Whether the program's sizes serve more of those who must be, or are better by the margin."""
         return new[:2] > old[:2] or (new[:2] == old[:2] and new[2] > (1 + GAIN) * old[2])
 
-    def _best_of_ladder(self, pool: Pool) -> Sizes:
-        steps = Ladder.of(pool)
+    def _may_gain(self, pool: Pool, merit: tuple[float, ...]) -> bool:
+        """Whether the program's sizes can gain that much over this merit; mostly there is not as much to gain.
+
+        As if sizes were all that counts, and not where they find a place: the best of those is a bound.
+        """
+        some = np.flatnonzero(pool.weights > 0)
+        configs, speedup = every_speedup(pool)
+        here = column_of(configs, *pool.running)[some]
+        worth = after_restart(speedup[some], pool.kept[some], here)
+        worth[np.isin(some, guaranteed(pool, pool.least)), 0] = np.nan
+        rising = np.argsort(configs[:, 1], kind="stable")
+        weights, gpus = pool.weights[some], configs[rising, 1]
+        try:
+            column = best_sizes(worth[:, rising], gpus, pool.total, self.p, floor=self.floor, weights=weights)
+        except InputError:
+            return False  # nor is there anything for the program
+        most = fitness(worth[np.arange(len(some)), rising[column]], self.p, floor=self.floor, weights=weights)
+        due, fresh, reached, _ = merit
+        served = due >= (np.cumsum(pool.least[pool.due]) <= pool.total).sum() and fresh >= pool.fresh.sum()
+        return not served or float(most) * (1 + ROUNDING) > (1 + GAIN) * reached
+
+    def again(self, pool: Pool, ladder: Ladder, one: Seated) -> bool:
+        """Whether the same steps are the best, and neither a move nor the program gains more even without restarts."""
+        found = one.found
+        if found is None or found.steps is None or (self._best_steps(pool, ladder) != found.steps).any():
+            return False
+        free = at_worst(pool, np.zeros(len(pool.rows), dtype=bool))
+        if (found.matrix != pool.held).any() and self._merit(free, found.matrix) > self._merit(free, pool.held):
+            return False
+        if not self._asks_program(pool):
+            return True
+        return not self._may_gain(free, self._merit(one.pool, ladder.placed(one.pool, found.steps)))
+
+    def _best_steps(self, pool: Pool, steps: Ladder) -> IntArray:
+        """(J,): the step of each job."""
         worth = steps.worth(pool)
         worth[steps.must(pool), 0] = np.nan
-        column = best_sizes(worth, steps.configs[:, 1], pool.total, self.p, floor=self.floor, weights=pool.weights)
-        return Sizes(steps.placed(pool, column), "the best of a ladder (dynamic programming)")
+        return best_sizes(worth, steps.configs[:, 1], pool.total, self.p, floor=self.floor, weights=pool.weights)
+
+    def _best_of_ladder(self, pool: Pool) -> Sizes:
+        steps = Ladder.of(pool)
+        column = self._best_steps(pool, steps)
+        return Sizes(steps.placed(pool, column), "the best of a ladder (dynamic programming)", column)
+
+    def _asks_program(self, pool: Pool) -> bool:
+        """Whether an integer program is asked about this pool."""
+        return patterns_apply(pool) and (self._worth_a_program(pool) if self.exact == "auto" else self.exact)
 
     def _worth_a_program(self, pool: Pool) -> bool:
         counted = max(int((pool.weights > 0).sum()), 1)

@@ -18,28 +18,48 @@ from plait.core.plan import NO_GROUPS, Plan
 from plait.core.policy import View
 from plait.goodput.fitness import FLOOR, HARMONIC, check, fitness
 from plait.policies.pools import CLOCK_S, Pool, pools, staying
+from plait.policies.quiet import at_worst, later, nobody_adapts, unchanged_until
 from plait.policies.seats import Seats, groups_of, with_companions, with_staying
+from plait.policies.steps import Ladder
 
 NO_MATES: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 
+#: A level is two rounds: that in which the plan was made, times this, plus the last one for which it stands.
+ROUNDS = 1 << 32
+
+#: Rounds that begin less than this before something changes look at it already, seconds: sums of times are rounded.
+MARGIN_S = 1e-3
+
+#: How many rounds ahead are looked at one by one.
+LOOK = 240
+
+#: The last round of a plan that time alone does not change.
+FOREVER = ROUNDS - 1
+
 
 class Sizes(NamedTuple):
-    """An allocation of one pool, GPUs (J, N), and how it was found: completes "sizes are ..."."""
+    """An allocation of one pool, GPUs (J, N), and how it was found: completes "sizes are ...".
+
+    `steps`: the step of each job on the ladder, (J,), where that is what was chosen.
+    """
 
     matrix: IntArray
     method: str
+    steps: IntArray | None = None
 
 
 class Seated(NamedTuple):
     """A pool and the allocation that is applied there.
 
     `mates`: rows of the view that share the GPUs of a row and are not in the pool; `turns`: one a row of the view.
+    `found`: what would be applied but for what moving costs, with free GPUs for those who wait.
     """
 
     pool: Pool
     sizes: Sizes
     mates: Mapping[int, tuple[int, ...]] = NO_MATES
     turns: IntArray | None = None
+    found: Sizes | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +82,11 @@ class InRounds:
     Nor is a start in vain: only for those who are due is a job stopped before it has run for as long as it took to
     start (twice `restart_s` in all).
 
-    In which round a plan was made is kept in the level of its jobs, and that a job is due in its promotions, so the
-    policy is a function of the view. Raises `InputError` for times that make no rounds.
+    Rounds in which nothing changes are not asked for: a plan is valid until the first round in which time alone may
+    change it (`plait.policies.quiet`), where the policy can tell (`again`).
+
+    In which round a plan was made, and for which ones it stands, is kept in the level of its jobs, and that a job is
+    due in its promotions, so the policy is a function of the view. Raises `InputError` for times that make no rounds.
     """
 
     interval_s: float = 60.0
@@ -99,6 +122,13 @@ class InRounds:
         """Which to apply: what `allocate` found, or what runs now with free GPUs for those who wait."""
         return found
 
+    def again(self, pool: Pool, ladder: Ladder, one: Seated) -> bool:
+        """Whether a round that left everybody of a pool where they are, as `one` says, would do so again.
+
+        `pool` is that of `one` at a later time, with its ladder: jobs all have one size, and only `kept` is another.
+        """
+        return False
+
     def between(self, view: View, due: BoolArray) -> list[Seated]:
         """What runs now, and free GPUs for those who wait."""
         found = [(pool, Seats(pool, pool.held).fill()) for pool in pools(view, due=due, restart_s=self.restart_s)]
@@ -110,7 +140,9 @@ class InRounds:
         for pool, kept, *_ in self.between(view, due):
             found = self.allocate(pool, view)
             filled = Seats(pool, found.matrix).fill(found.matrix.sum(axis=1))
-            out.append(Seated(pool, self.choose(pool, found._replace(matrix=filled), kept)))
+            found = found._replace(matrix=filled)
+            sizes = self.choose(pool, found, kept)
+            out.append(Seated(pool, sizes, found=found))
         return out
 
     def decide(self, view: View) -> Plan:
@@ -119,7 +151,7 @@ class InRounds:
         if not len(jobs):
             return Plan(NO_GROUPS)
         now = math.floor((view.now_s + CLOCK_S) / self.interval_s)
-        fresh = not (jobs.level == now).any()
+        fresh = self._fresh(view, now)
         guaranteed = (
             (jobs.job_class != int(JobClass.OPPORTUNISTIC)) & (jobs.weight > 0) & math.isfinite(self.patience_s)
         )
@@ -132,6 +164,10 @@ class InRounds:
         order = np.concatenate([np.flatnonzero(staying(view)), *(one.pool.rows for one in seated)])
         fixed = all((one.pool.least == one.pool.limit).all() for one in seated)
         settled = fixed and len(groups) == len(jobs) and not view.keeps.any
+        last = now
+        if fresh and not settled and not late.any() and self._all_stay(view, seated):
+            last = self._last_round(view, seated, now, due, guaranteed)
+        until_s = math.inf if settled or last == FOREVER else (last + 1) * self.interval_s
         mates = {row: some for one in seated for row, some in one.mates.items()}
         if mates:
             turns = np.sum([one.turns for one in seated if one.turns is not None and one.mates], axis=0)
@@ -140,12 +176,49 @@ class InRounds:
         return Plan(
             with_staying(view, groups),
             jobs.number[order],
-            np.full(len(order), now),
+            np.full(len(order), now * ROUNDS + last),
             jobs.number[late],
-            _reasons(view, seated, (now + 1) * self.interval_s),
-            math.inf if settled else (now + 1) * self.interval_s,
+            _reasons(view, seated, (last + 1) * self.interval_s if last < FOREVER else math.inf),
+            until_s,
             settled=settled,
         )
+
+    def _fresh(self, view: View, now: int) -> bool:
+        """Whether sizes have not been chosen yet in this round, nor stand from a round before.
+
+        A plan stands from the first instant of a round on, but for what happens at that very instant.
+        """
+        level = int(view.jobs.level.max())
+        made, last = divmod(level, ROUNDS) if level >= 0 else (-1, -1)
+        began = view.now_s <= now * self.interval_s + CLOCK_S
+        return not made <= now <= last or (made < now and began)
+
+    def _all_stay(self, view: View, seated: list[Seated]) -> bool:
+        """Whether everybody stays where they are, and nobody has another size to go to."""
+        return nobody_adapts(view) and all(
+            (pool.least == pool.limit).all() and (sizes.matrix == pool.held).all() for pool, sizes, *_ in seated
+        )
+
+    def _last_round(self, view: View, seated: list[Seated], now: int, due: BoolArray, guaranteed: BoolArray) -> int:
+        """The last round that would find what this one did, as far as that is looked for."""
+        until_s = unchanged_until(view, due, guaranteed, self.patience_s, self.restart_s)
+        last = FOREVER if until_s == math.inf else math.ceil((until_s - MARGIN_S) / self.interval_s) - 1
+        for one in seated:
+            steps = None if one.found is None else one.found.steps
+            if steps is None:
+                return now
+            if last <= now:
+                return now
+            ladder = Ladder.of(one.pool)
+            if self.again(at_worst(one.pool, steps > 0), ladder, one):
+                continue
+            for at in range(now + 1, min(last, now + LOOK) + 1):
+                if not self.again(later(view, one.pool, at * self.interval_s, self.restart_s), ladder, one):
+                    last = at - 1
+                    break
+            else:
+                last = min(last, now + LOOK)
+        return max(now, last)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,12 +267,13 @@ def _in_line(pool: Pool, matrix: IntArray) -> int:
 def _reasons(view: View, seated: list[Seated], until_s: float) -> Mapping[int, str]:
     """Why each waiting job waits, and how sizes were chosen."""
     out: dict[int, str] = {}
-    for pool, (matrix, method), *_ in seated:
+    then = f"next chosen at {until_s:g} s" if until_s < math.inf else "chosen again when jobs or nodes come or go"
+    for pool, (matrix, method, _), *_ in seated:
         waits = np.flatnonzero(~matrix.any(axis=1))
         if not len(waits):
             continue
         free = pool.total - int(matrix.sum())
-        said = f"of {pool.total} GPUs {free} are free; sizes are {method}, next chosen at {until_s:g} s"
+        said = f"of {pool.total} GPUs {free} are free; sizes are {method}, {then}"
         numbers = view.jobs.number[pool.rows[waits]].tolist()
         for job, least in zip(numbers, pool.least[waits].tolist(), strict=True):
             out[job] = f"needs {least} GPU{'s' if least > 1 else ''} together; {said}"

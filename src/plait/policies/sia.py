@@ -11,11 +11,12 @@ import numpy as np
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError, MissingExtra
 from plait.core.policy import View
-from plait.goodput.kinds import MOST_POWER, PENALTY, POWER, best_configurations, relative
+from plait.goodput.kinds import MOST_POWER, PENALTY, POWER, best_configurations, best_of_one_kind, relative
 from plait.goodput.solver import HAVE_HIGHS
 from plait.placement.packing import allowed_kinds
 from plait.policies.exact import MOST_NODES
 from plait.policies.pools import Pool, every_pool, pools
+from plait.policies.quiet import nobody_adapts
 from plait.policies.rounds import InRounds, Seated, Sizes
 from plait.policies.seats import Seats
 from plait.policies.steps import Ladder
@@ -51,15 +52,45 @@ class Sia(InRounds):
 
     def anew(self, view: View, due: BoolArray) -> list[Seated]:
         """Choose among all kinds at once, then place kind by kind."""
+        if len(view.cluster.kinds) == 1 and nobody_adapts(view):
+            found = list(pools(view, due=due, restart_s=self.restart_s))
+            if all((pool.least == pool.limit).all() for pool in found):
+                return [self._of_one_kind(pool) for pool in found]
         kinds, step = self._chosen(view, due)
         out = []
         for pool in pools(view, due=due, restart_s=self.restart_s, kinds=kinds):
-            ladder = Ladder.of(pool)
-            matrix = ladder.placed(pool, step[pool.rows])
-            filled = Seats(pool, matrix).fill(matrix.sum(axis=1))
-            if all((some(filled) == some(pool.held)).all() for some in (_gpus, _nodes)):
-                filled = pool.held  # nobody gains by moving
-            out.append(Seated(pool, Sizes(filled, "the best of all GPU kinds (integer program)")))
+            matrix = Ladder.of(pool).placed(pool, step[pool.rows])
+            out.append(Seated(pool, Sizes(_filled(pool, matrix), "the best of all GPU kinds (integer program)")))
+        return out
+
+    def _of_one_kind(self, pool: Pool) -> Seated:
+        """Who runs of jobs that have one size each: a knapsack; of equal choices that in which most go on running."""
+        ladder = Ladder.of(pool)
+        step = self._who_runs(pool, ladder)
+        filled = _filled(pool, ladder.placed(pool, step))
+        sizes = Sizes(filled, "the best that fit (dynamic programming)", step)
+        return Seated(pool, sizes, found=sizes)
+
+    def again(self, pool: Pool, ladder: Ladder, one: Seated) -> bool:
+        """Whether the same jobs are to run."""
+        return one.found is not None and bool((self._who_runs(pool, ladder) == one.found.steps).all())
+
+    def _who_runs(self, pool: Pool, ladder: Ladder) -> IntArray:
+        """(J,): the step of each job that has one size, 0 for nothing."""
+        steps = np.arange(1, len(ladder.configs))
+        running = ladder.running[:, None] == steps
+        goodput = relative(np.where(ladder.gpus[:, 1:] > 0, ladder.gpus[:, 1:], np.nan))
+        goodput = np.where(running, goodput, goodput * pool.kept[:, None])
+        stays = running.any(axis=1)
+        some = np.flatnonzero(pool.weights > 0)
+        some = some[np.argsort(~stays[some], kind="stable")]
+        out = np.zeros(len(pool.rows), dtype=np.int64)
+        if len(some):
+            column = best_of_one_kind(
+                goodput[some], ladder.configs[1:, 1], pool.total, self.p, penalty=self.penalty,
+                weights=pool.weights[some], stay=stays[some],
+            )  # fmt: skip
+            out[some] = column + 1
         return out
 
     def _chosen(self, view: View, due: BoolArray) -> tuple[IntArray, IntArray]:
@@ -99,6 +130,12 @@ class Sia(InRounds):
         gpus = ladder.gpus[:, 1:]
         speed = self.speeds.get(view.cluster.kinds[kind], 1.0)
         return np.where(gpus > 0, pool.goodput(ladder.configs[1:, 0], gpus) * speed, np.nan)
+
+
+def _filled(pool: Pool, matrix: IntArray) -> IntArray:
+    """The allocation with free GPUs for those who wait; as it is now if nobody gains by moving."""
+    filled = Seats(pool, matrix).fill(matrix.sum(axis=1))
+    return pool.held if all((some(filled) == some(pool.held)).all() for some in (_gpus, _nodes)) else filled
 
 
 def _gpus(matrix: IntArray) -> IntArray:

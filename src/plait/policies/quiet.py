@@ -1,0 +1,89 @@
+"""Rounds in which only time has passed: until when a policy in rounds may leave its plan as it is.
+
+A round that leaves everybody where they are is found again in the next one, unless something that it looked at has
+changed since: whether a job is due, has just begun, or may not be stopped, and which of the running ones has had less.
+Those change at times that are known beforehand. What changes all the time is what a restart leaves of a speed-up; it
+grows towards 1. So a policy makes sure that it would choose the same if that were 1 already for whom it passes over
+(`at_worst`): then it does so all the while. Or it looks at the rounds to come one by one (`later`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from plait.core.arrays import BoolArray, FloatArray
+from plait.core.goodput import Estimate
+from plait.core.jobs import Checkpoints
+from plait.core.policy import View
+from plait.goodput.speedup import restart_factor
+from plait.policies.pools import Pool
+
+
+def nobody_adapts(view: View) -> bool:
+    """Whether no job adapts its batch: else what jobs say of themselves may change sizes in any round."""
+    return not bool((view.jobs.batch_size > 0).any())
+
+
+def restart_cost_s(view: View, restart_s: float) -> FloatArray:
+    """(jobs,): seconds that a restart of each job costs: what it has measured, else `restart_s`."""
+    measured = view.jobs.goodput[:, Estimate.RESTART_S]
+    return np.where(np.isnan(measured), restart_s, measured)
+
+
+def unchanged_until(view: View, due: BoolArray, guaranteed: BoolArray, patience_s: float, restart_s: float) -> float:
+    """The first second at which time alone changes who is due, has just begun, may be stopped, or comes first.
+
+    Infinite if never.
+
+    `due` and `guaranteed` are one flag a row of `view.jobs`: who is due now, and who ever may be. A job whose next
+    checkpoint is not foreseen may be stopped from any time on: then it is now.
+    """
+    jobs, now = view.jobs, view.now_s
+    running, waits, first = jobs.running, ~jobs.running & guaranteed & ~due, [math.inf]
+    first += (now + patience_s - jobs.served_s[due & running]).tolist()
+    first += (now + patience_s - jobs.waiting_s[waits]).tolist()
+    again = waits & (jobs.served_s > 0)
+    first += (now + np.maximum(patience_s, jobs.served_s[again]) - jobs.idled_s[again]).tolist()
+    begun = jobs.last_start_s[running] + 2 * restart_cost_s(view, restart_s)[running]
+    first += begun[begun > now].tolist()
+    return min(*first, _kept_until(view), *(_overtakes_s(view, jobs.running & some) for some in (due, ~due)))
+
+
+def _overtakes_s(view: View, rows: BoolArray) -> float:
+    """When one of these running jobs has first had more service than another one that is ahead of it now."""
+    attained, gpus = view.jobs.attained_gpu_s[rows], view.jobs.gpus[rows]
+    order = np.argsort(attained, kind="stable")
+    lead, closing = np.diff(attained[order]), -np.diff(gpus[order])
+    return view.now_s + float((lead[closing > 0] / closing[closing > 0]).min(initial=math.inf))
+
+
+def _kept_until(view: View) -> float:
+    """When the first job may be stopped that may not be now, or may not be any more as it is about to end."""
+    kept, jobs = view.keeps, view.jobs
+    out = float(kept.until_s[kept.rows].min(initial=math.inf))
+    if not kept.losses:
+        return out
+    if (jobs.running & (jobs.checkpoints == int(Checkpoints.PERIODIC))).any():
+        return view.now_s
+    if view.rule.finishes:
+        loss = jobs.stop_loss_s
+        spare = (jobs.iterations - jobs.iterations_done) * jobs.iteration_s - loss
+        ends = jobs.running & ~kept.rows & (loss > 0) & (spare > 0)  # unknown (NaN) compares false
+        out = min(out, view.now_s + float(spare[ends].min(initial=math.inf)))
+    return out
+
+
+def later(view: View, pool: Pool, at_s: float, restart_s: float) -> Pool:
+    """The pool at a later time, in seconds, with what a restart leaves of a speed-up then."""
+    jobs, rows = view.jobs, pool.rows
+    restarts, ran = np.maximum(jobs.starts[rows] - 1, 0), jobs.starts[rows] > 0
+    delta = restart_cost_s(view, restart_s)[rows]
+    return replace(pool, kept=restart_factor(at_s - jobs.submit_s[rows], restarts, delta, ran=ran))
+
+
+def at_worst(pool: Pool, chosen: BoolArray) -> Pool:
+    """The pool in which a restart costs the jobs (J,) that were not chosen nothing: the most that waiting can bring."""
+    return replace(pool, kept=np.where(chosen, pool.kept, 1.0))
