@@ -37,6 +37,7 @@ KEPT_LOGS = 3
 HELD_BACK = (signal.SIGTERM, signal.SIGUSR1)
 _CHUNK = 1 << 16
 _EXIT_BYTES = 4096  # of exit.json, taken from the disk at the start: a full disk must not hide how a job ended
+_TAIL_BYTES = 1 << 15  # of the output, from which the last lines of a reason are taken
 _MEMORY_EVERY_S = 0.5
 _STACKS_S = 1.0  # for writing down where a hung process is
 _NOT_FOUND, _NOT_RUNNABLE, _PREEMPTED = 127, 126, 75
@@ -86,7 +87,7 @@ class LogWriter:
 
     def write(self, data: bytes) -> None:
         """Append. A full disk loses output, never the job."""
-        self.tail = (self.tail + data)[-4096:]
+        self.tail = (self.tail + data)[-_TAIL_BYTES:]
         try:
             while data:
                 room = self.limit - self.size
@@ -120,9 +121,13 @@ class LogWriter:
         return f"; last lines of the log: {said}" if said else "; it printed nothing"
 
     def last_lines(self, lines: int = 5, chars: int = 600) -> str:
-        """The end of the output in one line of text."""
-        text = [line.strip() for line in self.tail.decode(errors="replace").splitlines() if line.strip()]
-        return " | ".join(text[-lines:])[-chars:]
+        """The last lines of the output as one of so many characters; of long ones the beginning and the end."""
+        text = [line.strip() for line in self.tail.decode(errors="replace").splitlines() if line.strip()][-lines:]
+        room = chars - len(" | ") * (len(text) - 1)
+        for done, i in enumerate(sorted(range(len(text)), key=lambda i: len(text[i]))):
+            text[i] = _shortened(text[i], room // (len(text) - done))
+            room -= len(text[i])
+        return " | ".join(text)
 
 
 @dataclass
@@ -435,6 +440,12 @@ def write_exit(folder: str, record: dict[str, Any]) -> None:
             time.sleep(0.05)
         except OSError:
             time.sleep(0.2)
+
+
+def _shortened(line: str, chars: int) -> str:
+    """The line in so many characters, without its middle if it is longer."""
+    half = (chars - len(" ... ")) // 2
+    return line if len(line) <= chars else f"{line[:half]} ... {line[-half:]}"
 
 
 def _ready(fd: int) -> bool:
