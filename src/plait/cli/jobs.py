@@ -13,6 +13,7 @@ import typer
 from plait.cli.adapting import batch_text, gpus_cell, pace_text
 from plait.cli.adapting import rows as adaptive_rows
 from plait.cli.live import HomeOption, JsonFlag, client, duration, note, print_json, print_table, progress
+from plait.cli.patience import LOOK_S, awaited, patiently, while_it_is_started
 from plait.cli.tables import plain, plain_lines
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The name it got when it was submitted, e.g. j-12.")]
@@ -34,8 +35,6 @@ SchemaFlag = Annotated[bool, typer.Option("--schema", help="Print the JSON Schem
 _POINTS = ("created_s", "started_s", "ended_s")
 #: Of the list of jobs; see `job_row`.
 JOB_COLUMNS = ("job", "?name", "?user", "state", "?>gpus", "?progress", "?>age", "?>held", "~where or why")
-#: Seconds between two looks of `plait wait`.
-LOOK_S = 0.3
 
 
 def submit(
@@ -350,9 +349,11 @@ def logs(
             note(f"{waits}; plait logs -f {job} shows its next attempt as it comes")
         offset = 0
         if tail is not None:
-            offset = max(0, int(service.logs(job, rank=rank, limit=1)["size"]) - tail)
+            waits = while_it_is_started(home) if follow else lambda: False
+            offset = max(0, int(awaited(lambda: service.logs(job, rank=rank, limit=1), waits)["size"]) - tail)
         if follow:
-            for text in service.follow(job, rank=rank, offset=offset, notice=lambda said: note(f"{job}: {said}")):
+            said, waits = lambda text: note(f"{job}: {text}"), while_it_is_started(home)
+            for text in service.follow(job, rank=rank, offset=offset, notice=said, waits=waits):
                 typer.echo(shown(text), nl=False)
             return
         while True:
@@ -419,21 +420,6 @@ def _wait(jobs: list[str], timeout: float | None, home: str | None) -> None:
     if bad:
         note(f"what it wrote: plait logs {bad[0]}")
         raise typer.Exit(1)
-
-
-def patiently(service: Any, job: str) -> dict[str, Any]:
-    """The job; a service that is away for less than a minute is waited for: jobs go on without it."""
-    from plait.live.client import NotRunning
-
-    until = time.monotonic() + 60
-    while True:
-        try:
-            found: dict[str, Any] = service.job(job)
-            return found
-        except NotRunning:
-            if time.monotonic() > until:
-                raise
-            time.sleep(1)
 
 
 def history(

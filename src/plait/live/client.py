@@ -117,11 +117,13 @@ class Client(Caller):
         return self._object("GET", f"/v1/jobs/{segment(job)}/logs", rank=rank, offset=offset, limit=limit)
 
     def follow(
-        self, job: str, *, rank: int = 0, offset: int = 0, notice: Callable[[str], object] | None = None
-    ) -> Iterator[str]:
+        self, job: str, *, rank: int = 0, offset: int = 0, notice: Callable[[str], object] | None = None,
+        waits: Callable[[], bool] = lambda: False,
+    ) -> Iterator[str]:  # fmt: skip
         """The log as it grows, over all attempts, until the job has ended; a broken connection goes on where it was.
 
-        `notice` is told, in a sentence, when an attempt is over and when the next one begins.
+        `notice` is told, in a sentence, when an attempt is over and when the next one begins. `waits` is asked whether
+        to go on looking for a service that does not answer; without it `NotRunning` is raised after a few tries.
         """
         path = f"/v1/jobs/{segment(job)}/logs"
         failed, heard = 0, time.monotonic()
@@ -152,12 +154,16 @@ class Client(Caller):
                 if self._follows(error, heard) or self._moves():
                     continue
                 failed, heard = 0 if self.alive() else failed + 1, time.monotonic()
-                if failed > len(calling.PAUSES_S):
+                if failed > len(calling.PAUSES_S) and not waits():
                     raise self._gone(error) from error
-                time.sleep(calling.PAUSES_S[max(failed - 1, 0)])
+                time.sleep(calling.PAUSES_S[min(max(failed, 1), len(calling.PAUSES_S)) - 1])
             else:
-                if self.job(job)["state"] in FINAL:
-                    return
+                try:
+                    if self.job(job)["state"] in FINAL:
+                        return
+                except NotRunning:
+                    if not waits():
+                        raise
 
     # -- the cluster --------------------------------------------------------------------------------------
 

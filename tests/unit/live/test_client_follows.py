@@ -203,3 +203,26 @@ def test_a_log_that_is_followed_is_not_waited_for_without_end(home: Path) -> Non
     with Client(A, "x", transport=httpx.MockTransport(answer)) as client:
         assert list(client.follow("j-0")) == []
     assert waits == [calling.SILENT_S]
+
+
+def test_a_log_is_waited_for_as_long_as_somebody_says_so(home: Path) -> None:
+    asked, waited = [0], [0]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked[0] += request.url.path.endswith("logs")
+        if asked[0] < 12:
+            raise httpx.ConnectError("nobody is there", request=request)
+        return httpx.Response(200, text='data: {"text": "one", "next": 3}\n\nevent: end\ndata: {}\n\n')
+
+    def waits() -> bool:
+        waited[0] += 1
+        return waited[0] < limit
+
+    with Client.at(str(home)) as client:
+        client._http = httpx.Client(base_url=A, transport=httpx.MockTransport(answer))
+        limit = 3
+        with pytest.raises(NotRunning):
+            list(client.follow("j-0", waits=waits))
+        limit = 100
+        assert "".join(client.follow("j-0", waits=waits)) == "one"
+    assert waited[0] > 3
