@@ -88,7 +88,7 @@ def _begin(layout: Layout, given: dict[str, Any], options: dict[str, Any], backe
         remember(layout, options)  # so that `plait down` finds what is begun now
         backend.start()
         service = own_client(layout)
-        _await_nodes(service, layout, process, backend.expected())
+        _await_nodes(service, layout, process, backend)
         _give_up_others(service, backend)
     except BaseException as error:
         if isinstance(error, PlaitError) and again and process.poll() is None:
@@ -151,11 +151,13 @@ def _rejoin(layout: Layout, options: dict[str, Any], backend: Backend) -> Client
     return service
 
 
-def _await_nodes(service: Client, layout: Layout, process: subprocess.Popen[bytes], wanted: int) -> None:
-    """Until as many nodes are ready as were started."""
-    until = time.monotonic() + PATIENCE_S
+def _await_nodes(service: Client, layout: Layout, process: subprocess.Popen[bytes], backend: Backend) -> None:
+    """Until as many nodes are ready as were started, each of the size with which it was."""
+    until, wanted, sizes = time.monotonic() + PATIENCE_S, backend.expected(), _sizes(backend)
     while True:
-        there = sum(node["state"] in ("ready", "drained") for node in service.nodes())
+        ready = [node for node in service.nodes() if node["state"] in ("ready", "drained")]
+        # Until its agent has reported, a node of before is shown as it was.
+        there = sum(sizes is None or sizes.get(node["id"]) == node["gpus"] for node in ready)
         if there >= wanted:
             return
         if process.poll() is not None:
@@ -167,11 +169,18 @@ def _await_nodes(service: Client, layout: Layout, process: subprocess.Popen[byte
         time.sleep(LOOK_S)
 
 
+def _sizes(backend: Backend) -> dict[str, int] | None:
+    """GPUs of each node by name, where all nodes are this machine's; None elsewhere."""
+    if getattr(backend, "name", "") != "local":
+        return None
+    return {place.name: place.gpus for place in backend.list_nodes()}
+
+
 def _give_up_others(service: Client, backend: Backend) -> None:
     """Local nodes of before that are none any more: `start` has ended their agents, so nobody need wait for them."""
-    if getattr(backend, "name", "") != "local":
+    mine = _sizes(backend)
+    if mine is None:
         return
-    mine = {place.name for place in backend.list_nodes()}
     for node in service.nodes():
         if re.fullmatch(r"n\d+", node["id"]) and node["id"] not in mine and node["state"] not in ("lost", "left"):
             service.node_gone(node["id"], "the cluster was started with fewer nodes")
@@ -180,7 +189,9 @@ def _give_up_others(service: Client, backend: Backend) -> None:
 def welcome(service: Client, layout: Layout, home: str | None, took_s: float) -> list[str]:
     """What somebody needs who has just started a cluster: URL, token, the next command."""
     found = service.status()
-    there = [node for node in service.nodes() if node["state"] in ("ready", "drained") and not node.get("gone")]
+    known = service.nodes()
+    there = [node for node in known if node["state"] in ("ready", "drained") and not node.get("gone")]
+    gone = [node["id"] for node in known if node.get("gone")]
     nodes, gpus = len(there), sum(int(node["gpus"]) for node in there)
     size = f"{counted(nodes, 'node')}, {counted(gpus, 'slot')}"
     with_home = "" if home is None else f" --home {home}"
@@ -190,6 +201,8 @@ def welcome(service: Client, layout: Layout, home: str | None, took_s: float) ->
     active = ", ".join(f"{count} {state}" for state, count in here.items())
     if active:
         lines.append(f"jobs that were here go on: {active}")
+    if gone:
+        lines.append(f"taken away: {', '.join(gone)}; off the list with: plait nodes forget {gone[0]}{with_home}")
     lines.append(f"next: plait submit{with_home} -- python train.py")
     lines.append(f"then: plait top{with_home}; at the end: plait down{with_home}")
     return lines

@@ -354,3 +354,44 @@ def test_a_service_that_nobody_keeps_is_kept_again(layout: Layout, monkeypatch: 
         starting.start(layout, {"nodes": 3})
     with keeping.only_one(layout, "keeper"), pytest.raises(InputError, match=r"runs in .* already"):
         starting.start(layout, {})
+
+
+class Answers:
+    """A service of a home whose nodes are shown as they were, until their agents report."""
+
+    url = "http://127.0.0.1:1"
+
+    def __init__(self, *looks: list[dict[str, Any]]) -> None:
+        self.looks = list(looks)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+
+    def status(self) -> dict[str, Any]:
+        return {"policy": "fifo", "jobs": {}}
+
+
+def _node(name: str, gpus: int, state: str = "ready", **more: object) -> dict[str, Any]:
+    return {"id": name, "gpus": gpus, "state": state, **more}
+
+
+def test_up_with_fewer_slots_waits_for_their_agents_and_says_what_is_there(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starting, "LOOK_S", 0.0)
+    backend: Any = SimpleNamespace(
+        name="local", expected=lambda: 1, list_nodes=lambda: [SimpleNamespace(name="n0", gpus=2)]
+    )
+    before = [_node("n0", 8), _node("n1", 8)]
+    service: Any = Answers(before, before, [_node("n0", 2), _node("n1", 8, gone=True)])
+    process: Any = SimpleNamespace(poll=lambda: None)
+    starting._await_nodes(service, layout, process, backend)
+    assert len(service.looks) == 1, "not before n0 has the size it was started with"
+    said = starting.welcome(service, layout, "/h", 1.0)
+    assert "1 node, 2 slots" in said[0]
+    assert any("taken away: n1" in line and "plait nodes forget n1 --home /h" in line for line in said)
+
+
+def test_nothing_is_said_of_nodes_where_none_was_taken_away(layout: Layout) -> None:
+    service: Any = Answers([_node("n0", 2)])
+    assert not any("taken away" in line for line in starting.welcome(service, layout, None, 1.0))
