@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -101,22 +101,42 @@ def list_nodes(context: typer.Context, home: HomeOption = None, as_json: JsonFla
         return
     columns = ("node", "state", ">GPUs", "?kind", ">used", "?>CPU", "?>memory", "?>heard of", "~jobs")
     print_table(columns, (_node_row(node) for node in found), "no nodes yet; an agent joins within seconds of plait up")
+    for line in node_lines(found):
+        typer.echo(line)
+
+
+def node_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What there is to know about nodes that take no work because they are silent or gone.
+
+    >>> node_lines([{"id": "n1", "state": "lost"}])
+    ['n1 is lost; if it will not come back: plait nodes forget n1']
+    """
+    lines = []
+    for node in found:
+        name, state = node["id"], node["state"]
+        if state == "suspect":
+            lines.append(f"{name} has not been heard of lately: nothing new starts there, and what runs there stays")
+        elif state in ("lost", "left"):
+            what = "is lost" if state == "lost" else "has left"
+            lines.append(f"{name} {what}; if it will not come back: plait nodes forget {name}")
+    return lines
 
 
 def _node_row(node: dict[str, Any]) -> list[object]:
-    usage = node.get("usage") or {}
+    usage, states = node.get("usage") or {}, node.get("job_states") or {}
+    state = "draining" if node.get("state") == "drained" and node.get("jobs") else node.get("state")
     cpu, memory = number(usage.get("cpu")), number(usage.get("memory_bytes"))
     silent = node.get("silent_s")
     return [
         node.get("id"),
-        node.get("state"),
+        state,
         node.get("gpus"),
         node.get("gpu_kind"),
         node.get("gpus_used"),
         f"{cpu:.0%}" if cpu == cpu else None,
         f"{memory / 1e9:.1f} GB" if memory == memory else None,
         None if silent is None else f"{duration(silent)} ago",
-        ", ".join(node.get("jobs") or ()),
+        ", ".join(f"{job} {states[job]}" if job in states else job for job in node.get("jobs") or ()),
     ]
 
 
@@ -324,6 +344,8 @@ def _describe(message: dict[str, Any]) -> str:
     node = message.get("node")
     if node is not None:
         about = str(node.get("id") if isinstance(node, dict) else node)
+    if kind == "NodeSuspected":
+        return f"{kind} {node} ({'not heard of lately' if message['suspect'] else 'heard of again'})"
     reason = message.get("reason") or ", ".join(message.get("reasons") or ())
     return " ".join(part for part in (kind, about, f"({reason})" if reason else "") if part)
 

@@ -229,10 +229,13 @@ def live_fields(engine: Engine, number: int) -> dict[str, Any]:
 
 
 def nodes(engine: Engine, now: float) -> list[dict[str, Any]]:
-    """Nodes with usage and who holds each GPU."""
+    """Nodes with usage and who holds each GPU; `job_states` has those of the jobs that do not simply run."""
     holders: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    states: dict[str, str] = {}
     for number in sorted(engine.live):
         attempt = engine.state.jobs[number].live
+        if (state := shown_state(engine, engine.state.jobs[number])) != "running":
+            states[job_name(number)] = state
         for rank in attempt.ranks if attempt else ():
             if not rank.ended:
                 holders[rank.node][rank.gpu].append(job_name(number))
@@ -240,6 +243,7 @@ def nodes(engine: Engine, now: float) -> list[dict[str, Any]]:
     for record in engine.state.nodes.values():
         info = _info(record)
         held = holders[record.id]
+        jobs = sorted({job for some in held.values() for job in some}, key=lambda j: (len(j), j))
         out.append(
             {
                 **info,
@@ -250,7 +254,8 @@ def nodes(engine: Engine, now: float) -> list[dict[str, Any]]:
                 "silent_s": round(max(now - record.heard_s, 0.0), 3),
                 "usage": asdict(record.usage),
                 "gpus_used": len(held),
-                "jobs": sorted({job for jobs in held.values() for job in jobs}, key=lambda j: (len(j), j)),
+                "jobs": jobs,
+                "job_states": {job: states[job] for job in jobs if job in states},
                 "gpu_jobs": [held.get(gpu, []) for gpu in range(info.get("gpus", 0))],
             }
         )

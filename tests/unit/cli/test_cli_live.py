@@ -475,6 +475,25 @@ def test_status_nodes_top(plait, fake):
     assert "mnist" in plait("top", "--once").out
 
 
+def test_nodes_show_what_is_still_there_and_what_to_do_about_gone_ones(plait, fake):
+    fake.answers["GET", "/v1/nodes"] = [
+        {"id": "n0", "state": "drained", "gpus": 2, "gpus_used": 1, "jobs": ["j-3"], "job_states": {"j-3": "stopping"}},
+        {"id": "n1", "state": "drained", "gpus": 2, "gpus_used": 0, "jobs": []},
+        {"id": "n2", "state": "ready", "gpus": 1, "gpus_used": 1, "jobs": ["j-4", "j-5"],
+         "job_states": {"j-4": "stopping", "j-5": "starting"}},
+        {"id": "n3", "state": "lost", "gpus": 1, "gpus_used": 0, "jobs": []},
+        {"id": "n4", "state": "suspect", "gpus": 1, "gpus_used": 1, "jobs": ["j-6"]},
+    ]  # fmt: skip
+    out = plait("nodes").out
+    rows = {line.split()[0]: line.split(None, 1)[1] for line in reversed(out.splitlines())}
+    assert rows["n0"].startswith("draining")
+    assert rows["n0"].endswith("j-3 stopping")
+    assert rows["n1"].startswith("drained")
+    assert rows["n2"].endswith("j-4 stopping, j-5 starting")
+    assert "n3 is lost; if it will not come back: plait nodes forget n3" in out
+    assert "n4 has not been heard of lately: nothing new starts there" in out
+
+
 def test_events_in_words(plait, fake):
     launch = {
         "type": "Launch",

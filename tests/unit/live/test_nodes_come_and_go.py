@@ -336,3 +336,14 @@ def test_places_of_forgotten_nodes_are_taken_by_nodes_of_their_size() -> None:
     assert [n.id for n in with_same.nodes] == ["n0", "n7", "n2", "big"]
     assert with_same.up == (True, True, True, True)
     assert with_same.nodes[1].gpu_kind == "other"
+
+
+def test_a_drained_node_shows_that_its_job_is_stopping(cluster: Cluster) -> None:
+    (job,) = cluster.submit({})
+    cluster.pass_s(1.1)
+    node = place(cluster, job)
+    assert next(n for n in cluster.engine.nodes(cluster.now) if n["id"] == node.info.id)["job_states"] == {}
+    node.obeys = False
+    cluster.engine.drain(node.info.id, cluster.now)
+    found = next(n for n in cluster.engine.nodes(cluster.now) if n["id"] == node.info.id)
+    assert (found["state"], found["jobs"], found["job_states"]) == ("drained", ["j-0"], {"j-0": "stopping"})
