@@ -77,10 +77,22 @@ def _plain(*seconds: float) -> list[float | None]:
 
 @dataclass(frozen=True)
 class Eta:
-    """One job: when it starts next (None if it runs), and when it ends."""
+    """One job: when it starts next (None if it runs), and when it ends.
+
+    `least_s`: seconds from its start to its end, in the shortest run of the forecast.
+    """
 
     start: Interval | None
     end: Interval
+    least_s: float = field(default=0.0, compare=False)
+
+    def consistent(self) -> Eta:
+        """The same, with an end that comes as long after the start as the job takes at least, early and late."""
+        start, end = self.start, self.end
+        if start is None:
+            return self
+        low_s = max(end.low_s, max(start.low_s, 0.0) + self.least_s)
+        return replace(self, end=replace(end, low_s=low_s, high_s=max(end.high_s, start.high_s + self.least_s, low_s)))
 
 
 @dataclass(frozen=True)
@@ -125,7 +137,12 @@ def forecast(
             starts[job].append(launched.get(job, math.inf) - now_s)
             ended = float(end_s[job])
             ends[job].append(math.inf if math.isnan(ended) else ended - now_s)
-    etas = {job: Eta(None if job in running else Interval.of(starts[job]), Interval.of(ends[job])) for job in jobs}
+    etas = {
+        job: Eta(
+            None if job in running else Interval.of(starts[job]), Interval.of(ends[job]), _least(starts[job], ends[job])
+        )
+        for job in jobs
+    }
     return Forecast(now_s, runs, etas, assumptions)
 
 
@@ -133,7 +150,9 @@ def calibrated(found: Forecast, record: TrackRecord) -> Forecast:
     """The forecast with intervals that would have held for four in five of those that were made here before."""
     start, end = (Calibration.of(list(record.scores[what])) for what in ("start", "end"))
     etas = {
-        job: Eta(None if eta.start is None else eta.start.calibrated(start), eta.end.calibrated(end))
+        job: replace(
+            eta, start=None if eta.start is None else eta.start.calibrated(start), end=eta.end.calibrated(end)
+        ).consistent()
         for job, eta in found.etas.items()
     }
     count = min(start.known, end.known)
@@ -143,6 +162,12 @@ def calibrated(found: Forecast, record: TrackRecord) -> Forecast:
         basis = f"what came of {count} forecasts on this cluster, and a prior until there are {ENOUGH}"
     text = f"intervals are as wide as four in five need, by {basis}"
     return replace(found, etas=etas, assumptions=(*found.assumptions, text))
+
+
+def _least(starts: Sequence[float], ends: Sequence[float]) -> float:
+    """Seconds from a start to an end in the shortest of these runs; 0 if it ends in none."""
+    took = [end - start for start, end in zip(starts, ends, strict=True) if math.isfinite(end) and math.isfinite(start)]
+    return max(0.0, min(took, default=0.0))
 
 
 def play(controller: Controller, drawn: Drawn, settings: SimulationSettings) -> dict[int, float]:

@@ -13,7 +13,7 @@ from plait.core.goodput import BatchLimits
 from plait.core.jobs import JobBatch, JobSpec
 from plait.forecast import drawn
 from plait.forecast.continued import Continued, running_now
-from plait.forecast.eta import Interval, forecast, pace_s
+from plait.forecast.eta import Eta, Interval, _least, forecast, pace_s
 from plait.live.track_record import TrackRecord
 from plait.policies.catalog import make_policy
 from plait.sim.settings import SimulationSettings
@@ -133,3 +133,19 @@ def test_the_pace_of_a_job_is_measured_else_seen_else_that_of_others():
         **dict.fromkeys(("gpus", "min_gpus", "max_gpus"), np.ones(3)),
     }
     assert pace_s(columns, 3).tolist() == pytest.approx([2.0, 4.0, 3.0])
+
+
+def test_no_job_is_said_to_end_before_it_can_have_started_and_run() -> None:
+    start, end = Interval(30.0, 90.0, 60.0), Interval(10.0, 95.0, 80.0)
+    eta = Eta(start, end, least_s=20.0).consistent()
+    assert eta.start == start
+    assert eta.end == Interval(50.0, 110.0)
+    assert eta.end.middle_s == 80.0
+    assert Eta(None, end, 20.0).consistent().end == end, "it runs"
+    never = Eta(Interval(math.inf, math.inf), Interval(5.0, math.inf), 20.0).consistent()
+    assert math.isinf(never.end.low_s)
+
+
+def test_the_least_time_from_start_to_end_is_of_the_shortest_run() -> None:
+    assert _least([0.0, 10.0, math.inf], [50.0, 45.0, math.inf]) == 35.0
+    assert _least([math.inf], [math.inf]) == 0.0
