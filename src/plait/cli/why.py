@@ -137,7 +137,23 @@ def explanation_lines(found: dict[str, Any]) -> list[str]:
         lines.append(f"  about {duration(found['left_s'])} left at this pace")
     if found.get("last_trouble"):
         lines.append(f"  last trouble: {found['last_trouble']}")
-    return lines
+    return lines + _next_lines(found)
+
+
+def _next_lines(found: Mapping[str, Any]) -> list[str]:
+    """Of a job that has ended, the commands that say more of it, and what can be done."""
+    from plait.live.client import FINAL
+
+    job, state = found["id"], found["state"]
+    if state not in FINAL:
+        return []
+    shows = f"plait show {job} its attempts and its command"
+    if found.get("started", True):
+        shows = f"plait logs {job} shows what it wrote, {shows}"
+    else:
+        shows = shows.replace(job, f"{job} shows", 1)
+    again = {"failed": "; once that is mended, submit it again", "cancelled": "; submit it again if it is wanted"}
+    return [f"  next: {shows}{again.get(state, '')}"]
 
 
 def _stop(stops: Mapping[str, Any]) -> str:

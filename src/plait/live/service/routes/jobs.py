@@ -115,6 +115,7 @@ async def explain(request: Request, job: str) -> Response:
     except LookupError:
         row = await api.row(job)
         found = {"id": job, "number": number, "state": row["state"], "summary": row["reason"]}
+        found["started"] = bool(row["attempts"])
         if row["request"].get("batch"):
             found["attempts"] = [shapes.attempt(one) for one in row["attempts"]]
         return Json(found)
