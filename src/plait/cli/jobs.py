@@ -213,7 +213,7 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonFlag = False) -
         elif key in ("checkpoint_steps", "checkpoint_age_s", "jct_s", "saves"):
             continue
         elif key == "stops":
-            rows += stop_rows(value, found.get("state"))
+            rows += stop_rows(value, found.get("state"), begun=bool(found.get("attempts")))
         elif key == "age_s":
             rows.append(("age", duration(_age_s(found))))
         elif key in _POINTS:
@@ -235,11 +235,13 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonFlag = False) -
         print_table(heads, (_attempt_row(a, found["created_s"]) for a in found["attempts"]), "")
 
 
-def stop_rows(stops: Mapping[str, Any], state: str | None) -> list[tuple[str, object]]:
-    """What a stop would cost a job that has not ended, and what stops have cost it so far."""
+def stop_rows(stops: Mapping[str, Any], state: str | None, *, begun: bool = False) -> list[tuple[str, object]]:
+    """What a stop would cost a job that has not ended, and what stops have cost it so far; `begun`: it ran before."""
     rows: list[tuple[str, object]] = []
     if state == "running":
         rows.append(("if stopped", stop_text(stops)))
+    if begun and state == "waiting" and stops.get("resumable") is False:
+        rows.append(("when it starts", "it begins at the beginning: it has no checkpoint to go on from"))
     if had := stopped_text(stops):
         rows.append(("stops so far", had))
     return rows
@@ -311,11 +313,26 @@ def _shown(key: str, value: Any) -> object:
         return f"{1000 * value:.1f} ms"
     if key.endswith("_s") and isinstance(value, (int, float)):
         return duration(value)
+    if key in ("memory", "gpu_memory"):
+        return f"{value / 1e9:,.6g} GB"
+    if key == "profile":
+        return ", ".join(f"{stage} {1000 * seconds:,.1f} ms" for stage, seconds in value.items())
     if isinstance(value, dict):
-        return ", ".join(f"{k}={_shown('', v)}" for k, v in value.items())
+        return ", ".join(f"{k}={_shown('', v)}" for k, v in value.items() if v is not None)
     if isinstance(value, list):
-        return ", ".join(str(v) for v in value)
-    return value
+        return ", ".join(str(_shown("", v)) for v in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return plain_number(value) if isinstance(value, (int, float)) else value
+
+
+def plain_number(value: float) -> str:
+    """A number as people write it.
+
+    >>> plain_number(3000.0), plain_number(3.0), plain_number(0.25), plain_number(12345678)
+    ('3,000', '3', '0.25', '12,345,678')
+    """
+    return f"{value:,.0f}" if value % 1 == 0 else f"{value:,.6g}"  # what is infinite is the latter
 
 
 def _attempt_row(attempt: dict[str, Any], created_s: float) -> list[object]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.control.books import refusal
 from plait.control.snapshot import of_active, snapshot
-from plait.core.jobs import Phase
+from plait.core.jobs import Checkpoints, Phase
 from plait.core.words import counted
 from plait.live import stop_costs
 from plait.live.adaptive import shown, work_of
@@ -125,7 +125,7 @@ def job_row(engine: Engine, job: JobRecord) -> dict[str, Any]:
     if job.admitted and engine.state.controller is not None:
         columns, n = engine.state.controller.books.columns, job.number
         row["started_s"], row["ended_s"] = _number(columns["first_start_s"][n]), _number(columns["end_s"][n])
-        row["steps"] = float(columns["iterations_done"][n])
+        row["steps"] = 0.0 if _begins_anew(engine, job, state) else float(columns["iterations_done"][n])
         if request.get("batch"):
             row.update(_adaptive_work(job, row["steps"], ended=state in FINAL))
         row["run_s"] = max(job.held_s, float(columns["run_s"][n]))
@@ -137,6 +137,14 @@ def job_row(engine: Engine, job: JobRecord) -> dict[str, Any]:
     if row["state"] == "finished":
         row["reason"] = ""
     return row
+
+
+def _begins_anew(engine: Engine, job: JobRecord, state: str) -> bool:
+    """Whether what a job had done is lost: it starts again, and has no checkpoint to go on from."""
+    controller = engine.state.controller
+    assert controller is not None
+    never = int(controller.books.columns["checkpoints"][job.number]) == int(Checkpoints.NEVER)
+    return never and state in ("waiting", "starting") and job.epoch > 0
 
 
 def _adaptive_work(job: JobRecord, progress: float, *, ended: bool) -> dict[str, Any]:

@@ -329,7 +329,51 @@ def test_explain_an_adaptive_job_that_has_ended_by_the_sizes_it_had(plait, fake)
     ended = {"id": "j-3", "number": 3, "state": "finished", "summary": "", "attempts": attempts}
     fake.answers["GET", "/v1/jobs/j-3/explain"] = ended
     lines = ["j-3 is finished", "  it had 1 GPU for 1 min 3 s (batch 64 in the end), 4 GPUs for 3.5 s"]
-    assert plait("explain", "j-3").out.splitlines() == lines
+    assert plait("explain", "j-3").out.splitlines()[:2] == lines
+
+
+AGAIN = {
+    "finished": "", "failed": "; once that is mended, submit it again",
+    "cancelled": "; submit it again if it is wanted",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("state", "again"), AGAIN.items())
+def test_explain_of_a_job_that_has_ended_names_the_next_command(plait, fake, state, again):
+    ended = {"id": "j-3", "number": 3, "state": state, "summary": "exit code 1", "started": True}
+    fake.answers["GET", "/v1/jobs/j-3/explain"] = ended
+    said = "  next: plait logs j-3 shows what it wrote, plait show j-3 its attempts and its command"
+    assert plait("explain", "j-3").out.splitlines()[-1] == said + again
+    ended["started"] = False
+    said = "  next: plait show j-3 shows its attempts and its command"
+    assert plait("explain", "j-3").out.splitlines()[-1] == said + again
+
+
+def test_show_writes_numbers_plainly_and_with_their_units(plait, fake):
+    fake.answers["GET", "/v1/jobs/j-3"] = {
+        **JOB, "total_steps": 3000.0, "priority": 3.0, "cpus": 0.5, "memory": 16e9, "gpu_memory": 2.5e9, "retries": 3,
+        "profile": {"cpu": 0.1, "gpu": 0.25}, "batch": {"initial": 1024.0, "most": None}, "merge": True,
+    }  # fmt: skip
+    out = plait("show", "j-3").out
+    names = ("total steps", "priority", "cpus", "memory", "gpu memory", "retries", "profile", "batch", "merge")
+    found = {
+        name: line.removeprefix(name).strip() for name in names for line in out.splitlines() if line.startswith(name)
+    }
+    assert found == {
+        "total steps": "3,000", "priority": "3", "cpus": "0.5", "memory": "16 GB", "gpu memory": "2.5 GB",
+        "retries": "3", "profile": "cpu 100.0 ms, gpu 250.0 ms", "batch": "initial=1,024", "merge": "yes",
+    }  # fmt: skip
+
+
+def test_show_of_a_job_that_waits_without_a_checkpoint_says_where_it_begins(plait, fake):
+    stops = {"resumable": False, "kept": True, "lost_work_s": 0.0, "restarts": 0, "restart_s": None}
+    attempt = {"epoch": 1, "started_s": 8.0, "ended_s": 20.0, "nodes": ["n0"], "state": "lost", "exit_code": None,
+               "reason": None}  # fmt: skip
+    waiting = {**JOB, "state": "waiting", "stops": stops, "attempts": [attempt], "places": []}
+    fake.answers["GET", "/v1/jobs/j-3"] = waiting
+    assert "it begins at the beginning: it has no checkpoint" in plait("show", "j-3").out
+    waiting["attempts"] = []
+    assert "no checkpoint" not in plait("show", "j-3").out
 
 
 def test_names_of_users_are_no_markup(plait, fake):

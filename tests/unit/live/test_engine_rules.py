@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from live_cases import Cluster
+from live_cases import Cluster, Node
 
 from plait.core.errors import InputError
 from plait.core.jobs import Phase
@@ -544,6 +544,28 @@ def test_jobs_like_one_that_was_measured_get_a_provisional_profile(cluster: Make
     assert c.engine.fields([1])[1]["profile_source"] == "measured", "its own, though it is the same"
     c.restart()
     assert c.engine.fields([1])[1]["profile_source"] == "measured"
+
+
+@pytest.mark.parametrize("saves", ["", "yes"])
+def test_progress_without_a_checkpoint_is_not_shown_as_kept(cluster: Make, saves: str) -> None:
+    class Plain(Node):
+        def observed(self) -> Observed:
+            told = super().observed()
+            return replace(told, attempts=[replace(one, saves=saves) for one in told.attempts])
+
+    c = cluster((1,))
+    c.nodes = [Plain(c, "n0", 1)]
+    (job,) = c.submit({"iterations": 100})
+    c.pass_s()
+    c.nodes[0].report(job, steps=40.0, step_s=0.1, held_s=4.0)
+    c.pass_s(1.1)
+    c.nodes[0].end(job, 1)
+    c.nodes[0].obeys = False
+    c.engine.drain("n0", c.now)
+    c.pass_s(3.0)
+    row = c.store.job(job)
+    assert row is not None
+    assert (row["state"], row["steps"]) == ("waiting", 40.0 if saves else 0.0)
 
 
 def grouped(cluster: Make, gate: str, **seen: Any) -> Cluster:
