@@ -366,11 +366,11 @@ def logs(
             note(f"{waits}; plait logs -f {job} shows its next attempt as it comes")
         offset = 0
         if tail is not None:
-            waits = while_it_is_started(home) if follow else lambda: False
-            offset = max(0, int(awaited(lambda: service.logs(job, rank=rank, limit=1), waits)["size"]) - tail)
+            patience = while_it_is_started(home) if follow else lambda: False
+            offset = max(0, int(awaited(lambda: service.logs(job, rank=rank, limit=1), patience)["size"]) - tail)
         if follow:
-            said, waits = lambda text: note(f"{job}: {text}"), while_it_is_started(home)
-            for text in service.follow(job, rank=rank, offset=offset, notice=said, waits=waits):
+            patience, said = while_it_is_started(home), lambda text: note(f"{job}: {text}")
+            for text in service.follow(job, rank=rank, offset=offset, notice=said, waits=patience):
                 typer.echo(shown(text), nl=False)
             return
         while True:
