@@ -22,7 +22,7 @@ from plait.live.wire import Seen
 
 SCRIPT = Path(contract_job.__file__).resolve()
 #: The lease ends earlier by a fifth; a service that is started again takes some seconds, more on a busy machine.
-GPUS, LOST_S = 2, 12.0
+GPUS, LOST_S = 2, 20.0
 FINAL = ("finished", "failed", "cancelled")
 #: Preempts larger gangs for smaller ones, at once.
 POLICY = "resizing:Resizing"

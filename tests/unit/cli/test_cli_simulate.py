@@ -310,6 +310,7 @@ def test_names_of_runs(tmp_path):
 def test_interrupting_a_process(small, tmp_path):
     code = (
         "import os, signal, plait.cli.runs as runs\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where tests run in the background
         "def stop(*a, **k): os.kill(os.getpid(), signal.SIGINT)\n"
         "runs.run_case = stop\n"
         "from plait.cli import main; main()"

@@ -95,6 +95,9 @@ class Node:
         (self.layout.node("n0") / "enrol").write_text("x")
         self.agent = Agent(self.layout, Settings("n0", 8))
         self.agent.log = lambda *_, **__: None  # type: ignore[method-assign]
+        children, strays = procs.children(os.getpid()), self.agent._strays
+        ours = {pid for child in children for pid in (child, *procs.descendants(child))}
+        self.agent._strays = lambda: strays() - ours  # type: ignore[method-assign]  # whom other tests need
         self.version = 0
 
     def want(self, *runs: Run, asks: list[Ask] | None = None) -> Observed:
