@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plait.cli.console import Printer
+from plait.control.compare import compare
 from plait.control.metrics import RunResult
 from plait.report.metrics import METRICS
-from plait.report.tables import comparison_table
+from plait.report.tables import comparison_table, known
 
 #: Figures that go first when there is no room for all: the last one goes first.
 LEAST_NEEDED = (
@@ -17,7 +18,7 @@ LEAST_NEEDED = (
 
 def print_comparison(results: Sequence[RunResult], printer: Printer) -> bool:
     """Print the table without the figures that do not fit; whether there were any."""
-    chosen = known = [m for m in METRICS if m.main and any(m.key in r.summary for r in results)]
+    chosen = there = known(compare(results), [m for m in METRICS if m.main])
     table = comparison_table(results, chosen)
     for name in reversed(LEAST_NEEDED):
         if printer.fits(table):
@@ -28,4 +29,4 @@ def print_comparison(results: Sequence[RunResult], printer: Printer) -> bool:
         chosen.pop()
         table = comparison_table(results, chosen)
     printer.print(table)
-    return len(chosen) < len(known)
+    return len(chosen) < len(there)

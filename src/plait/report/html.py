@@ -218,7 +218,9 @@ def _table_note(groups: Sequence[Comparison]) -> str:
     seeds = f" Means over {many} seeds with 95 % bootstrap intervals; charts show the first seed." if many > 1 else ""
     if baselines(groups) != list(range(len(groups))):
         seeds += " In brackets: the change from the first cluster."
-    return f"★ best of its column among runs on the same trace, world and cluster; click a heading to sort.{seeds}"
+    rivals = any(len(group) > 1 for group in comparable(groups))
+    best_of = "★ best of its column among runs on the same trace, world and cluster; click" if rivals else "Click"
+    return f"{best_of} a heading to sort.{seeds}"
 
 
 def _settings(results: Sequence[RunResult], given: Mapping[str, str]) -> list[tuple[str, str]]:

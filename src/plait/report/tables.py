@@ -67,18 +67,22 @@ def change(value: float, before: float) -> str:
 
 
 def comparison_table(results: Iterable[RunResult], metrics: Sequence[Metric] | None = None) -> Table:
-    """A `rich` table: one row a policy (means over seeds), the best of each column bold with a star."""
+    """A `rich` table: one row a policy (means over seeds), the best of each column bold with a star.
+
+    Figures that no row has are left out.
+    """
     rows = compare(results)
-    chosen = [m for m in METRICS if m.main] if metrics is None else list(metrics)
+    chosen = known(rows, [m for m in METRICS if m.main] if metrics is None else metrics)
     table = Table(title=_title(rows), title_justify="left", header_style="bold", caption_justify="left")
     table.add_column("policy", no_wrap=True)
-    texts = [[Text(label)] for label in labels(rows)]
+    texts, starred = [[Text(label)] for label in labels(rows)], False
     for metric in chosen:
         values = [figure(row, metric) for row in rows]
         unit, factor = unit_of(metric, values, time_unit_of(rows))
         winners = {
             i for group in comparable(rows) for i in group if values[i] == best(metric, [values[j] for j in group])
         }
+        starred |= bool(winners)
         table.add_column(f"{metric.label} ({unit})" if unit else metric.label, justify="right")
         before = baselines(rows)
         for i, value in enumerate(values):
@@ -86,8 +90,13 @@ def comparison_table(results: Iterable[RunResult], metrics: Sequence[Metric] | N
             texts[i].append(Text(f"* {text}", style="bold green") if i in winners else Text(text))
     for cells in texts:
         table.add_row(*cells)
-    table.caption = _caption(rows)
+    table.caption = _caption(rows, starred) or None
     return table
+
+
+def known(rows: Sequence[Comparison], metrics: Iterable[Metric]) -> list[Metric]:
+    """Those of the figures that some row has."""
+    return [metric for metric in metrics if any(math.isfinite(figure(row, metric)) for row in rows)]
 
 
 def _title(rows: Sequence[Comparison]) -> str:
@@ -99,9 +108,9 @@ def _title(rows: Sequence[Comparison]) -> str:
     return ", ".join(shared)
 
 
-def _caption(rows: Sequence[Comparison]) -> str:
+def _caption(rows: Sequence[Comparison], starred: bool) -> str:
     seeds = max((row.runs for row in rows), default=0)
-    notes = ["* best"] + ([f"means over {seeds} seeds"] if seeds > 1 else [])
+    notes = (["* best"] if starred else []) + ([f"means over {seeds} seeds"] if seeds > 1 else [])
     if baselines(rows) != list(range(len(rows))):
         notes.append("in brackets: the change from the first cluster")
     open_jobs = sum(row.figures["unfinished"].mean > 0 for row in rows if "unfinished" in row.figures)

@@ -27,6 +27,23 @@ def test_the_table_has_a_row_a_policy_and_marks_the_best(results):
     assert "Avg JCT (min)" in text
 
 
+def test_columns_without_a_value_are_left_out_and_nothing_is_best_where_nothing_is_compared(make):
+    alone = make("fifo")
+    alone.summary["gpu_busy"] = math.nan
+    text = text_of(comparison_table([alone]))
+    assert "GPU busy" not in text
+    assert "Avg JCT" in text
+    assert "*" not in text
+    other = make("shared", company=2)
+    assert "GPU busy" in text_of(comparison_table([alone, other])), "one of them has it"
+    assert "* best" in text_of(comparison_table([alone, other]))
+    elsewhere = make("fifo", company=2)
+    elsewhere.summary["cluster"] = "8x8"
+    text = text_of(comparison_table([alone, elsewhere]))
+    assert "* best" not in text, "other clusters do not compete"
+    assert "in brackets: the change from the first cluster" in text
+
+
 def test_names_with_markup_are_shown_as_they_are(make):
     assert "[red]x[/red]" in text_of(comparison_table([make("[red]x[/red]"), make("y", company=2)]))
 
