@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -156,10 +156,18 @@ class State:
         elif isinstance(entry, (JobFailed, JobCancelled)):
             for number in entry.jobs.tolist():
                 self.record.forget(number)
+        elif isinstance(entry, ProgressReported):
+            self._note_losses(entry.jobs.tolist())
         if not isinstance(entry, (ProgressReported, ReplanDue)):
             self.touched.update(jobs_of(entry))
         for command in commands:
             self.touched.update(jobs_of(command))
+
+    def _note_losses(self, numbers: Iterable[int]) -> None:
+        """Work that jobs lost, in the books: as their agents measured it, not as the controller makes it out."""
+        assert self.controller is not None
+        for number in numbers:
+            self.controller.books.columns["lost_s"][number] = self.jobs[number].lost_work_s
 
     def _per_gpu(self, number: int) -> int:
         return processes_per_gpu(self.jobs[number].request)
@@ -264,6 +272,7 @@ class State:
         attempt.lost_work_s = float(note.get("lost_work_s") or 0.0)
         job.lost_work_s += attempt.lost_work_s
         self.record.lost(note.get("why_lost") or "failed", attempt.lost_work_s * len(attempt.gpus))
+        self._note_losses((job.number,))
         job.held_s += note["held_s"]
         job.held_gpu_s += note["held_s"] * len(attempt.gpus)
         if note["steps"] > job.mark:

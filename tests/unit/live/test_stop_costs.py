@@ -138,6 +138,9 @@ def test_an_operator_may_let_a_policy_stop_plain_jobs_and_the_loss_is_counted(ma
     row = fleet.store.job(0)
     assert row is not None
     assert row["attempts"][0]["lost_work_s"] == lost["preempted"]
+    # The figures of a log, which come from the controller's books, say the same.
+    books = fleet.engine.state.controller.books  # type: ignore[union-attr]
+    assert books.columns["lost_s"][:2].tolist() == [lost["preempted"], 0.0]
     # The service remembers it over its death; another policy is another decision of the operator's.
     fleet.restart()
     assert fleet.engine.state.controller is not None
