@@ -577,3 +577,29 @@ def test_a_node_that_is_forgotten_while_it_is_drained_is_not_there(
     answer = service.ask("POST", "/v1/nodes/n0/drain")
     assert answer.status_code == 404
     assert "no node 'n0' any more" in answer.text
+
+
+def test_every_reference_of_the_description_resolves(service: Service) -> None:
+    described = service.ask("GET", "/openapi.json").json()
+    references: set[str] = set()
+
+    def walk(value: Any) -> None:
+        if isinstance(value, dict):
+            if isinstance(value.get("$ref"), str):
+                references.add(value["$ref"])
+            for one in value.values():
+                walk(one)
+        elif isinstance(value, list):
+            for one in value:
+                walk(one)
+
+    walk(described)
+    assert {"#/components/schemas/JobIn", "#/components/schemas/ProfileIn"} <= references
+    for reference in references:
+        assert reference.startswith("#/")
+        found = described
+        for part in reference[2:].split("/"):
+            assert part in found, reference
+            found = found[part]
+    fields = described["components"]["schemas"]["JobIn"]["properties"]
+    assert {"command", "gpus", "profile"} <= fields.keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -36,7 +37,15 @@ def make_app(api: Api) -> FastAPI:
     for part in (jobs, logs, cluster, admin, agents):
         app.include_router(part.router)
     app.add_middleware(BodyLimit, metrics=api.metrics)
+    app.openapi = partial(_described, app)  # type: ignore[method-assign]
     return app
+
+
+def _described(app: FastAPI) -> dict[str, Any]:
+    """The API as OpenAPI, with the schemas of bodies that handlers parse themselves."""
+    found = FastAPI.openapi(app)
+    found["components"]["schemas"].update(jobs.BODY_SCHEMAS)
+    return found
 
 
 def problem(

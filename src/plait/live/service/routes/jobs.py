@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
+from pydantic.json_schema import models_json_schema
 
 from plait.live import views
 from plait.live.engine import Engine
@@ -21,7 +22,12 @@ from plait.live.store import Token
 #: What a key may be made of.
 KEY = r"^[!-~]+$"
 router = APIRouter()
-_BOTH = {"anyOf": [JobIn.model_json_schema(), JobsIn.model_json_schema()]}
+_BODIES, _DEFINED = models_json_schema(
+    [(JobIn, "validation"), (JobsIn, "validation")], ref_template="#/components/schemas/{model}"
+)
+#: Schemas of bodies that are parsed here, for the components of the API's description.
+BODY_SCHEMAS: dict[str, Any] = _DEFINED["$defs"]
+_BOTH = {"anyOf": list(_BODIES.values())}
 _DESCRIBED = {"requestBody": {"required": True, "content": {"application/json": {"schema": _BOTH}}}}
 
 
