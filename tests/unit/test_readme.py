@@ -89,6 +89,11 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_the_page_on_running_a_cluster_has_lines_that_can_be_read() -> None:
+    lines = (ROOT / "docs" / "how-to" / "run-a-cluster.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if len(line) > 150] == []
+
+
 def test_every_how_to_and_explanation_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     docs = ROOT / "docs"
