@@ -2,12 +2,14 @@
 
     python benchmarks/bench_sizing.py [--quick]
 
-Adaptive jobs of one scalable model with different noise and speed, all running, one round later.
+Adaptive jobs of one scalable model with different noise and speed, all running, one round later. Then whole
+simulations of jobs that do not adapt, whose quiet rounds are not decided, beside the same with every round decided.
 """
 
 from __future__ import annotations
 
 import sys
+from unittest.mock import patch
 
 import common
 import numpy as np
@@ -20,6 +22,9 @@ from plait.core.goodput import THETA, Estimate
 from plait.core.jobs import JobBatch, JobSpec
 from plait.goodput.models import shipped
 from plait.policies.catalog import make_policy
+from plait.policies.rounds import InRounds
+from plait.sim.run import simulate
+from plait.sim.world import make_world
 
 GPUS_A_JOB = 64
 
@@ -63,5 +68,25 @@ def figures(quick: bool) -> list[Figure]:
     return out
 
 
+def quiet_rounds(quick: bool) -> list[Figure]:
+    """Simulations of jobs of one size each, CPU seconds; the ratio is to a decision in every round."""
+    jobs = common.jobs(40 if quick else 200, 8 if quick else 64, preset="philly")
+    cluster, world = Cluster.of(1 if quick else 8, 8), make_world("plait")
+    out = []
+    for policy in ("pollux", "sia"):
+
+        def run(policy: str = policy, count: int = len(jobs)) -> None:
+            simulate(jobs[:count], cluster, make_policy(policy), world)
+
+        run(count=10)
+        seconds = common.cpu_s(run, 1)
+        with patch.object(InRounds, "_last_round", lambda self, view, seated, now, *rest: now):
+            every = common.cpu_s(run, 1)
+        name = f"{policy}, a simulation of {len(jobs)} jobs of one size each"
+        out.append(Figure(name, seconds, 1, every / seconds, "every round decided"))
+    return out
+
+
 if __name__ == "__main__":
-    common.show(figures("--quick" in sys.argv))
+    quick = "--quick" in sys.argv
+    common.show([*figures(quick), *quiet_rounds(quick)])
