@@ -95,6 +95,15 @@ class GoodputJobs:
         limits = (table.batch_size, table.max_batch_size, table.min_local_batch, table.max_local_batch)
         return cls(theta, sqr, var, *limits, table.accumulates != 0)
 
+    @classmethod
+    def without_fit(cls, most: IntArray) -> GoodputJobs:
+        """Jobs that do not adapt their batch: one example a GPU, on up to `most` GPUs (J,), and nothing known."""
+        jobs, one = object.__new__(cls), np.ones(len(most), dtype=np.int64)
+        columns = (np.full((len(most), THETA), np.nan), np.zeros(len(most)), np.ones(len(most)), one, most, one, one)
+        for name, column in zip(COLUMNS, (*columns, one == 1), strict=True):
+            object.__setattr__(jobs, name, column)
+        return jobs
+
     def __len__(self) -> int:
         """How many jobs."""
         return len(self.theta)

@@ -120,12 +120,27 @@ class _Board:
     def keep(self, jobs: IntArray) -> list[int]:
         """Leave those of `jobs` where they are whose size is unchanged, if they can stay; who is still to be placed."""
         unchanged = (self.running.sum(axis=1) == self.sizes) & (self.sizes > 0)
-        for job in jobs[unchanged[jobs]].tolist():
+        able = jobs[unchanged[jobs]]
+        if self._all_can(able):
+            rows = self.running[able]
+            self.gpus[able] = rows
+            self.free -= rows.sum(axis=0)
+            for job in able[(rows > 0).sum(axis=1) > 1].tolist():
+                self.owner[self.running[job] > 0] = job
+            able = able[:0]
+        for job in able.tolist():
             row = self.running[job]
             at = np.flatnonzero(row)
             if (row[at] <= self.free[at]).all() and (len(at) == 1 or (self.owner[at] < 0).all()):
                 self._put(job, at, row[at])
         return np.flatnonzero((self.sizes > 0) & ~self.gpus.any(axis=1)).tolist()
+
+    def _all_can(self, jobs: IntArray) -> bool:
+        """Whether these jobs, none of which is on the board, can all stay where they run."""
+        rows = self.running[jobs]
+        spread = rows[(rows > 0).sum(axis=1) > 1] > 0
+        fits = (rows.sum(axis=0) <= self.free).all()
+        return bool(fits and (spread.sum(axis=0) + (self.owner >= 0) <= 1).all())
 
     def settle(self, jobs: list[int]) -> list[int]:
         """Place `jobs`, the largest first; those in their way are placed after them. Who found no place."""

@@ -111,17 +111,19 @@ class Pollux(ByFitness):
         served = due >= (np.cumsum(pool.least[pool.due]) <= pool.total).sum() and fresh >= pool.fresh.sum()
         return not served or float(most) * (1 + ROUNDING) > (1 + GAIN) * reached
 
-    def again(self, pool: Pool, ladder: Ladder, one: Seated) -> bool:
+    def again(self, pool: Pool, one: Seated, ladder: Ladder, steps: IntArray) -> bool:
         """Whether the same steps are the best, and neither a move nor the program gains more even without restarts."""
         found = one.found
-        if found is None or found.steps is None or (self._best_steps(pool, ladder) != found.steps).any():
+        if found is None:
+            return False
+        if (pool.kept != one.pool.kept).any() and (self._best_steps(pool, ladder) != steps).any():
             return False
         free = at_worst(pool, np.zeros(len(pool.rows), dtype=bool))
         if (found.matrix != pool.held).any() and self._merit(free, found.matrix) > self._merit(free, pool.held):
             return False
         if not self._asks_program(pool):
             return True
-        return not self._may_gain(free, self._merit(one.pool, ladder.placed(one.pool, found.steps)))
+        return not self._may_gain(free, self._merit(one.pool, ladder.placed(one.pool, steps)))
 
     def _best_steps(self, pool: Pool, steps: Ladder) -> IntArray:
         """(J,): the step of each job."""
@@ -132,7 +134,7 @@ class Pollux(ByFitness):
     def _best_of_ladder(self, pool: Pool) -> Sizes:
         steps = Ladder.of(pool)
         column = self._best_steps(pool, steps)
-        return Sizes(steps.placed(pool, column), "the best of a ladder (dynamic programming)", column)
+        return Sizes(steps.placed(pool, column), "the best of a ladder (dynamic programming)", (steps, column))
 
     def _asks_program(self, pool: Pool) -> bool:
         """Whether an integer program is asked about this pool."""

@@ -135,11 +135,12 @@ class Pool:
 
 def staying(view: View) -> BoolArray:
     """(jobs,): whether each job is to go on where it runs: those that are kept, and whoever shares their GPUs."""
-    kept, slot = view.keeps, view.jobs.slot
-    if not kept.any:
-        return kept.rows
-    flags: BoolArray = (slot >= 0) & np.isin(slot, slot[kept.rows])
-    return flags
+    known, kept, slot = view.jobs.__dict__, view.keeps, view.jobs.slot
+    if known.get("_staying_for") is not kept:  # asked for often
+        flags = (slot >= 0) & np.isin(slot, slot[kept.rows]) if kept.any else kept.rows
+        known["_staying_for"], known["_staying"] = kept, flags
+    stays: BoolArray = known["_staying"]
+    return stays
 
 
 def pools(
@@ -229,7 +230,8 @@ class _Columns:
         capacity = np.where(cluster.node_up[nodes], cluster.node_gpus[nodes] - self.taken[nodes], 0)
         spare = cluster.node_spare[nodes] - self.taken_along[nodes]
         least, line = jobs.min_gpus[rows], due[rows]
-        for j in np.flatnonzero(line).tolist():
+        line &= capacity.sum() >= least
+        for j in np.flatnonzero(line & self.per_gpu[rows].any(axis=1)).tolist():
             line[j] = room(capacity, spare, self.per_gpu[rows[j]]).sum() >= least[j]
         return Pool(
             rows, nodes, capacity, spare, self.per_gpu[rows], held[np.ix_(rows, nodes)], least, self.most[rows],
@@ -241,6 +243,8 @@ class _Columns:
 def goodput_jobs(jobs: JobTable) -> GoodputJobs:
     """All jobs as the models of goodput take them; those that do not adapt have no fit and a batch of one a GPU."""
     known, adapts = jobs.goodput, jobs.batch_size > 0
+    if not adapts.any():
+        return GoodputJobs.without_fit(jobs.max_gpus)
     noise = known[:, [Estimate.SQR, Estimate.VAR]]
     sqr, var = np.where(np.isnan(noise.sum(axis=1, keepdims=True)), (0.0, 1.0), noise).T
     theta = np.where(adapts[:, None], known[:, :THETA], np.nan)

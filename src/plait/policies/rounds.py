@@ -40,12 +40,12 @@ FOREVER = ROUNDS - 1
 class Sizes(NamedTuple):
     """An allocation of one pool, GPUs (J, N), and how it was found: completes "sizes are ...".
 
-    `steps`: the step of each job on the ladder, (J,), where that is what was chosen.
+    `chosen`: the ladder and the step of each job on it, (J,), where that is what was chosen.
     """
 
     matrix: IntArray
     method: str
-    steps: IntArray | None = None
+    chosen: tuple[Ladder, IntArray] | None = None
 
 
 class Seated(NamedTuple):
@@ -122,10 +122,11 @@ class InRounds:
         """Which to apply: what `allocate` found, or what runs now with free GPUs for those who wait."""
         return found
 
-    def again(self, pool: Pool, ladder: Ladder, one: Seated) -> bool:
+    def again(self, pool: Pool, one: Seated, ladder: Ladder, steps: IntArray) -> bool:
         """Whether a round that left everybody of a pool where they are, as `one` says, would do so again.
 
-        `pool` is that of `one` at a later time, with its ladder: jobs all have one size, and only `kept` is another.
+        `pool` is that of `one` at a later time: jobs all have one size, and only `kept` is another. `ladder` and
+        `steps` (J,) are what was chosen.
         """
         return False
 
@@ -204,16 +205,13 @@ class InRounds:
         until_s = unchanged_until(view, due, guaranteed, self.patience_s, self.restart_s)
         last = FOREVER if until_s == math.inf else math.ceil((until_s - MARGIN_S) / self.interval_s) - 1
         for one in seated:
-            steps = None if one.found is None else one.found.steps
-            if steps is None:
+            if last <= now or one.found is None or one.found.chosen is None:
                 return now
-            if last <= now:
-                return now
-            ladder = Ladder.of(one.pool)
-            if self.again(at_worst(one.pool, steps > 0), ladder, one):
+            ladder, steps = one.found.chosen
+            if self.again(at_worst(one.pool, steps > 0), one, ladder, steps):
                 continue
             for at in range(now + 1, min(last, now + LOOK) + 1):
-                if not self.again(later(view, one.pool, at * self.interval_s, self.restart_s), ladder, one):
+                if not self.again(later(view, one.pool, at * self.interval_s, self.restart_s), one, ladder, steps):
                     last = at - 1
                     break
             else:
@@ -244,7 +242,8 @@ class ByFitness(InRounds):
 
     def choose(self, pool: Pool, found: Sizes, kept: Sizes) -> Sizes:
         """The better one."""
-        if self._merit(pool, found.matrix) > self._merit(pool, kept.matrix):
+        other = (found.matrix != kept.matrix).any()
+        if other and self._merit(pool, found.matrix) > self._merit(pool, kept.matrix):
             return found
         return kept._replace(method=f"kept, as {found.method} is not better")
 

@@ -49,8 +49,12 @@ class Seats:
                 break  # nobody overtakes in the line of those who are due
         for j in np.flatnonzero(self.pool.fresh & ~self.matrix.any(axis=1)).tolist():
             self._displace(j, int(most[j]), ~(self.pool.due | self.pool.fresh))
+        displaces = bool(self.matrix[~first].any())
         for j in np.flatnonzero(first & ~self.matrix.any(axis=1)).tolist():
-            if not (self.free.any() and self._seat(j, int(most[j]))) and self.matrix[~first].any():
+            room_left = self.free.any()
+            if not (room_left or displaces):
+                break
+            if not (room_left and self._seat(j, int(most[j]))) and displaces:
                 self._displace(j, int(most[j]), ~first)
         guests = np.flatnonzero(~first & ~self.matrix.any(axis=1))
         each = int(self.free.sum()) // max(len(guests), 1)
@@ -71,15 +75,21 @@ class Seats:
         """Seat a job where `others` (J,) are, if need be; those of them who are not in its way stay."""
         if self._back(j) or (self.free.any() and self._seat(j, most)):
             return True
+        if self.free.sum() + self.matrix[others].sum() < self.pool.least[j]:
+            return False
         guests = np.flatnonzero(others & self.matrix.any(axis=1))
         before = self.matrix[guests].copy()
-        for guest in guests.tolist():
-            self._leave(guest)
-        seated = self._back(j) or self._seat(j, int(self.pool.least[j]))
-        for guest, row in zip(guests.tolist(), before, strict=True):
+        free, spare = self.free.copy(), self.spare.copy()
+        self._leave(guests)
+        if not (self._back(j) or self._seat(j, int(self.pool.least[j]))):
+            self.matrix[guests], self.free, self.spare = before, free, spare
+            return False
+        near = (before[:, self.matrix[j] > 0] > 0).any(axis=1) | ((before > 0).sum(axis=1) > 1)
+        self._return(guests[~near], before[~near])  # nothing has changed where they were
+        for guest, row in zip(guests[near].tolist(), before[near], strict=True):
             if self._fits(guest, row):
                 self._take(guest, row)
-        return seated
+        return True
 
     def _back(self, j: int) -> bool:
         """Leave a job where it runs, if it does and nobody else is there."""
@@ -139,11 +149,15 @@ class Seats:
         self.free -= row
         self.spare -= row[:, None] * self.pool.per_gpu[j]
 
-    def _leave(self, j: int) -> None:
-        row = self.matrix[j].copy()
-        self.matrix[j] = 0
-        self.free += row
-        self.spare += row[:, None] * self.pool.per_gpu[j]
+    def _leave(self, rows: IntArray) -> None:
+        self.free += self.matrix[rows].sum(axis=0)
+        self.spare += self.matrix[rows].T @ self.pool.per_gpu[rows]
+        self.matrix[rows] = 0
+
+    def _return(self, rows: IntArray, gpus: IntArray) -> None:
+        self.matrix[rows] = gpus
+        self.free -= gpus.sum(axis=0)
+        self.spare -= gpus.T @ self.pool.per_gpu[rows]
 
 
 def groups_of(view: View, seated: Iterable[tuple[Pool, IntArray]]) -> Groups:
@@ -198,6 +212,10 @@ def with_staying(view: View, groups: Groups) -> Groups:
     if not stays.any():
         return groups
     jobs, alive = view.jobs, set(view.jobs.number[stays].tolist())
+    if all(some.single and some.gate is None and some.details is None for some in (groups, view.running)):
+        on = view.running[np.sort(jobs.slot[stays])]
+        first_gpu = np.concatenate([groups.first_gpu, groups.first_gpu[-1] + on.first_gpu[1:]])
+        return Groups(np.concatenate([groups.jobs, on.jobs]), np.concatenate([groups.gpus, on.gpus]), first_gpu)
     same = [view.running[slot] for slot in sorted(set(jobs.slot[stays].tolist()))]
-    on = [Group(tuple(m for m in group.members if m.job in alive), group.gpus, group.gate) for group in same]
-    return Groups.of([*groups, *on])
+    with_others = [Group(tuple(m for m in group.members if m.job in alive), group.gpus, group.gate) for group in same]
+    return Groups.of([*groups, *with_others])

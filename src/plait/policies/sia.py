@@ -68,12 +68,12 @@ class Sia(InRounds):
         ladder = Ladder.of(pool)
         step = self._who_runs(pool, ladder)
         filled = _filled(pool, ladder.placed(pool, step))
-        sizes = Sizes(filled, "the best that fit (dynamic programming)", step)
+        sizes = Sizes(filled, "the best that fit (dynamic programming)", (ladder, step))
         return Seated(pool, sizes, found=sizes)
 
-    def again(self, pool: Pool, ladder: Ladder, one: Seated) -> bool:
+    def again(self, pool: Pool, one: Seated, ladder: Ladder, steps: IntArray) -> bool:
         """Whether the same jobs are to run."""
-        return one.found is not None and bool((self._who_runs(pool, ladder) == one.found.steps).all())
+        return bool((pool.kept == one.pool.kept).all() or (self._who_runs(pool, ladder) == steps).all())
 
     def _who_runs(self, pool: Pool, ladder: Ladder) -> IntArray:
         """(J,): the step of each job that has one size, 0 for nothing."""

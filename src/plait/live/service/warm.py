@@ -45,10 +45,13 @@ def warm_up(policy: str) -> None:
 
 
 def _warm_up_fit() -> None:
-    """Fit a throughput, so that adaptive jobs find it compiled: their training would stand still meanwhile."""
+    """Fit a throughput and fill a table, so that jobs and decisions find that compiled: they would stand still."""
     import numpy as np
 
     from plait.goodput.fit import Profile, fit
+    from plait.goodput.knapsack import fill_table
 
     one, seconds = np.array([1]), np.array([0.1])
     fit(Profile(nodes=one, gpus=one, local=one, grad_s=seconds, step_s=seconds))
+    choices = np.array([[0, 1]])
+    fill_table(choices * 1.0, choices, choices[0], 1, np.zeros(1, dtype=np.int64))
