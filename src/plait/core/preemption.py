@@ -18,7 +18,7 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError, suggest
-from plait.core.jit import kernel
+from plait.core.jit import kernel, part
 
 if TYPE_CHECKING:
     from plait.core.jobs import JobTable
@@ -122,6 +122,17 @@ def rule_named(name: str) -> PreemptionRule:
     return RULES[name]
 
 
+@part
+def _loss_s(saves: int, run_s: float, saved_run_s: float, restart_s: float) -> float:
+    """Seconds on its GPUs that a running job would lose if it were stopped now; `saves` as in `Checkpoints`."""
+    if saves == _NEVER:
+        return math.inf
+    loss = 0.0 if math.isnan(restart_s) else restart_s
+    if saves == _PERIODIC:
+        loss += max(run_s - saved_run_s, 0.0)
+    return loss
+
+
 @kernel
 def stop_losses(
     number: IntArray,
@@ -135,15 +146,8 @@ def stop_losses(
     out = np.zeros(len(number))
     for i in range(len(number)):
         j = number[i]
-        if slot[j] < 0:
-            continue
-        if checkpoints[j] == _NEVER:
-            out[i] = math.inf
-            continue
-        loss = 0.0 if math.isnan(restart_s[j]) else restart_s[j]
-        if checkpoints[j] == _PERIODIC:
-            loss += max(run_s[j] - saved_run_s[j], 0.0)
-        out[i] = loss
+        if slot[j] >= 0:
+            out[i] = _loss_s(checkpoints[j], run_s[j], saved_run_s[j], restart_s[j])
     return out
 
 
@@ -180,9 +184,7 @@ def keep(
             if not may_lose_work:
                 until, lasting[i] = math.inf, True
         else:
-            loss = 0.0 if math.isnan(restart_s[j]) else restart_s[j]
-            if checkpoints[j] == _PERIODIC:
-                loss += max(run_s[j] - saved_run_s[j], 0.0)
+            loss = _loss_s(checkpoints[j], run_s[j], saved_run_s[j], restart_s[j])
             if loss > 0.0:
                 if now_s - last_start_s[j] < runs_for * loss - CLOCK_S:
                     if checkpoints[j] == _PERIODIC:  # the next checkpoint ends it: look again when it may have come
