@@ -42,6 +42,7 @@ def group(
     memory_limit_bytes: float | None = None,
     improve: bool | None = None,
     cache: GroupingCache | None = None,
+    now: Sequence[int] | None = None,
 ) -> Grouping:
     """Group jobs of equal GPU count, at most `max_jobs` together (Muri, section 4 and Algorithm 1).
 
@@ -58,6 +59,8 @@ def group(
                     less than none: as far as it goes); None (the paper) merges whatever is matched
     memory_limit_bytes  most GPU memory on each GPU that members of a group may hold together
     improve         local search after the rounds; None: yes if the method is "auto"
+    now             the group that each job is in at present, -1 for none: of equal jobs, those that share already go
+                    on together. It changes who is in which group, and not how good the groups are
 
     The result depends on the jobs and their order of priority only: equal jobs are interchangeable, and of equal ones
     the one with the better priority joins the group that holds the best priority. Raises `InputError`.
@@ -82,7 +85,7 @@ def group(
     need = int(jobs.gpus.sum())
     if max_jobs == 1 or (gpus_available is not None and need <= gpus_available):
         fit = f"all jobs fit alone, {need} GPUs of {gpus_available}"
-        return assembled(buckets, "alone", "groups of one were asked for" if max_jobs == 1 else fit, 0)
+        return assembled(buckets, "alone", "groups of one were asked for" if max_jobs == 1 else fit, 0, now)
     why = _choose(buckets, method)
     if method == "consecutive":
         consecutive(buckets, gpus_available)
@@ -94,7 +97,7 @@ def group(
     for bucket in buckets:
         _better(bucket, method == "auto" if improve is None else improve, cache)
     split = sum(apply_guard(bucket) for bucket in buckets)
-    return assembled(buckets, "+".join(sorted({b.method for b in buckets})), why, split)
+    return assembled(buckets, "+".join(sorted({b.method for b in buckets})), why, split, now)
 
 
 def _choose(buckets: Sequence[Bucket], method: Method) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from plait.grouping.bound import bound_of
+from plait.grouping.model import Node
 from plait.grouping.rounds import Bucket
 
 
@@ -40,8 +42,10 @@ class Grouping:
         return max(0.0, 1.0 - self.total / self.bound) if self.bound > 0 else 0.0
 
 
-def assembled(buckets: Sequence[Bucket], method: str, why: str, split: int) -> Grouping:
-    """Classes back to jobs, and what is known of each group."""
+def assembled(
+    buckets: Sequence[Bucket], method: str, why: str, split: int, now: Sequence[int] | None = None
+) -> Grouping:
+    """Classes back to jobs, and what is known of each group; `now` as for `expand`, one entry a candidate."""
     found: list[tuple[tuple[int, ...], tuple[int, ...], float, float, float]] = []
     total, bound, kinds = 0.0, 0.0, []
     for bucket in buckets:
@@ -51,7 +55,7 @@ def assembled(buckets: Sequence[Bucket], method: str, why: str, split: int) -> G
         bound += most
         kinds.append(kind)
         rows, of_job = bucket.jobs.tolist(), bucket.model.of_job.tolist()
-        for known, seats in zip(worth, expand(bucket), strict=True):
+        for known, seats in zip(worth, expand(bucket, now), strict=True):
             positions = sorted(seats)
             turns, efficiency = bucket.known.seated(tuple([of_job[position] for position in positions]))
             group = tuple([rows[position] for position in positions])
@@ -72,32 +76,89 @@ def assembled(buckets: Sequence[Bucket], method: str, why: str, split: int) -> G
     )
 
 
-def expand(bucket: Bucket) -> list[tuple[int, ...]]:
+def expand(bucket: Bucket, now: Sequence[int] | None = None) -> list[tuple[int, ...]]:
     """Positions of the jobs in each node, in the order of its classes.
 
-    Jobs in priority order take a seat of their class in the group that was opened first, and open one only if
-    no open group wants them, so that the best priorities come together.
+    `now[row]` is the group that a candidate is in at present, -1 for none: of equal jobs, those that are together stay
+    together (`stayed`). The others, in priority order, take a seat of their class in the group that was opened first,
+    and open one only if no open group wants them, so that the best priorities come together.
     """
     if bucket.rows is not None:
         of_job = bucket.model.of_job
         return [tuple(sorted(group, key=lambda i: (of_job[i], i))) for group in bucket.rows]
     count = len(bucket.model.counts)
+    of_job = bucket.model.of_job.tolist()
+    seats: list[list[tuple[int, int]]] = [[] for _ in bucket.nodes]
     unopened: list[deque[int]] = [deque() for _ in range(count)]
     wanted: list[deque[int]] = [deque() for _ in range(count)]
+    seated: set[int] = set()
+    if now is not None:
+        for g, stay in sorted(stayed(bucket, of_job, now).items(), key=lambda item: min(item[1])):
+            seats[g] = [(of_job[position], position) for position in stay]
+            seated.update(stay)
+            _want(wanted, bucket.nodes[g], [c for c, _ in seats[g]], g)
     for g, node in enumerate(bucket.nodes):
-        for c in dict.fromkeys(node):
-            unopened[c].append(g)
-    seats: list[list[tuple[int, int]]] = [[] for _ in bucket.nodes]
-    for position, c in enumerate(bucket.model.of_job.tolist()):
+        if not seats[g]:
+            for c in dict.fromkeys(node):
+                unopened[c].append(g)
+    for position, c in enumerate(of_job):
+        if position in seated:
+            continue
         if wanted[c]:
             g = wanted[c].popleft()
         else:
             g = unopened[c].popleft()
             while seats[g]:
                 g = unopened[c].popleft()
-            others = list(bucket.nodes[g])
-            others.remove(c)
-            for other in others:
-                wanted[other].append(g)
+            _want(wanted, bucket.nodes[g], [c], g)
         seats[g].append((c, position))
-    return [tuple(position for _, position in sorted(seated)) for seated in seats]
+    return [tuple(position for _, position in sorted(some)) for some in seats]
+
+
+def _want(wanted: Sequence[deque[int]], node: Node, there: Sequence[int], g: int) -> None:
+    """Note the seats of group `g` that are free beside these classes."""
+    others = list(node)
+    for c in there:
+        others.remove(c)
+    for c in others:
+        wanted[c].append(g)
+
+
+def stayed(bucket: Bucket, of_job: Sequence[int], now: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Which jobs (positions) go on together in which node: those of one present group, as many as its classes allow.
+
+    First present groups that are among the nodes as they are, then those that keep most members.
+    """
+    present: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for position, row in enumerate(bucket.jobs.tolist()):
+        if now[row] >= 0:
+            present[now[row]].append((of_job[position], position))
+    found: dict[int, tuple[int, ...]] = {}
+    free: dict[Node, list[int]] = defaultdict(list)
+    for g in reversed(range(len(bucket.nodes))):
+        free[bucket.nodes[g]].append(g)
+    changed = []
+    for unit in map(sorted, present.values()):
+        same = free.get(tuple(c for c, _ in unit))
+        if same:
+            found[same.pop()] = tuple(position for _, position in unit)
+        else:
+            changed.append(unit)
+    for size in range(max(map(len, changed), default=0), 0, -1):
+        holds: dict[Node, deque[int]] = defaultdict(deque)
+        for g in sorted(g for some in free.values() for g in some if g not in found):
+            for part in dict.fromkeys(combinations(bucket.nodes[g], size)):
+                holds[part].append(g)
+        still = []
+        for unit in changed:
+            for stay in combinations(unit, size):
+                fits = holds[tuple(c for c, _ in stay)]
+                while fits and fits[0] in found:
+                    fits.popleft()
+                if fits:
+                    found[fits[0]] = tuple(position for _, position in stay)
+                    break
+            else:
+                still.append(unit)
+        changed = still
+    return found

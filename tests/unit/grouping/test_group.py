@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from unittest import mock
 
 import networkx as nx
@@ -415,3 +416,58 @@ def test_a_union_that_may_not_be_weighs_nothing():
     kernels.fill_weights(made.rows, members, -1.0, *made.packed, weight)
     assert weight[0, 0] == weight[0, 1] == 0.0
     assert weight[1, 1] > 0.0
+
+
+class TestWhoIsTogetherAlready:
+    """`now` settles which of equal jobs are in which group, so that those who share go on sharing."""
+
+    @given(
+        seed=st.integers(0, 999),
+        gone=st.integers(0, 3),
+        available=st.sampled_from([None, 6, 10]),
+        method=st.sampled_from(["blossom", "greedy", "consecutive"]),
+    )
+    def test_groups_are_as_good_and_those_of_wanted_kinds_stay(self, seed, gone, available, method):
+        random = np.random.default_rng(seed)
+        stage_s = few_kinds(24, 4, seed)
+        gpus = random.choice([1, 2], 24)
+        before = group(candidates(stage_s, gpus), method=method, gpus_available=available)
+        left = np.sort(random.permutation(24)[gone:])
+        jobs = candidates(stage_s[left], gpus[left])
+        now = np.full(24, -1)
+        for number, rows in enumerate(before.groups):
+            now[list(rows)] = number
+        if random.random() < 0.5:  # some have stopped
+            now[random.integers(0, 24, 4)] = -1
+        plain = group(jobs, method=method, gpus_available=available)
+        found = group(jobs, method=method, gpus_available=available, now=now[left].tolist())
+        check(found, jobs)
+
+        def kinds(groups):
+            return Counter(
+                (int(jobs.gpus[rows[0]]), tuple(sorted(map(bytes, jobs.stage_s[list(rows)])))) for rows in groups
+            )
+
+        if method == "consecutive":  # groups by priority: nothing to choose
+            assert vars(found) == vars(plain)
+            return
+        assert kinds(found.groups) == kinds(plain.groups)
+        there = [tuple(np.flatnonzero(now[left] == number).tolist()) for number in range(len(before.groups))]
+        there = [rows for rows in there if rows]
+        stay = [rows for rows in there if rows in found.groups]
+        assert kinds(stay) == kinds(there) & kinds(plain.groups), "whoever is in a group that is wanted, stays in it"
+
+    def test_nothing_changes_twice(self):
+        jobs = candidates(few_kinds(40, 5))
+        now = np.random.default_rng(3).integers(0, 10, 40)
+        found = group(jobs, now=now.tolist())
+        for number, rows in enumerate(found.groups):
+            now[list(rows)] = number
+        assert group(jobs, now=now.tolist()).groups == found.groups
+
+    def test_most_members_stay_where_the_whole_group_cannot(self):
+        """Twice four kinds, in groups of one of each: three are together already, and two others are."""
+        jobs = candidates(np.tile(np.eye(4), (2, 1)))
+        now = [7, -1, -1, 9, 9, 7, 7, -1]
+        assert group(jobs, gpus_available=2, now=now).groups == ((0, 5, 6, 7), (1, 2, 3, 4))
+        assert group(jobs, gpus_available=2).groups == ((0, 1, 2, 3), (4, 5, 6, 7))
