@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.jit import kernel
-from plait.core.jobs import JobTable
 from plait.core.plan import Gate
 from plait.core.policy import View
 from plait.core.resources import Resource
@@ -24,6 +23,7 @@ from plait.grouping.interference import MEASURED_INTERFERENCE
 from plait.grouping.model import Options
 from plait.grouping.programs import need_highs
 from plait.placement.packing import allowed_kinds
+from plait.policies.regrouping import Together, gpus_of, parts_of, pays_s, slots_of, stay_whole, units_of, work
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,17 @@ class Room:
         by_set = np.bincount(self.of[rows], gpus[rows], minlength=len(self.gpus)).astype(np.int64)
         total: IntArray = by_set @ self.inside
         return total
+
+    def fits(self, gpus: IntArray, rows: IntArray) -> BoolArray:
+        """Whether each of these rows still finds so many GPUs after those before it."""
+        free = self.gpus.copy()
+        out = np.zeros(len(rows), dtype=np.bool_)
+        for i, row in enumerate(rows.tolist()):
+            within = self.inside[self.of[row]]
+            if gpus[row] <= free[within].min():
+                out[i] = True
+                free[within] -= gpus[row]
+        return out
 
 
 @kernel
@@ -209,10 +220,15 @@ class Interleave:
                     turns[list(members)] = when
                 asked[within] -= int(jobs.gpus[members[0]]) * (len(members) - 1)
         first = np.array(leads, dtype=np.int64)
+        waits = first[:0]
+        if self.sticky and view.keeps.losses:
+            first = first[np.argsort(place_in_order[first])]
+            fits = room.fits(jobs.gpus, first)
+            first, waits = first[fits], first[~fits]
         largest_first = first[np.lexsort((place_in_order[first], -jobs.gpus[first]))]
         rest = order[~np.isin(order, chosen)] if len(chosen) < len(order) else order[:0]
         return Units(
-            np.concatenate([largest_first, rest]), len(first), companions, turns, settles=self.merge == "need",
+            np.concatenate([largest_first, waits, rest]), len(first), companions, turns, settles=self.merge == "need",
             until_s=until_s,
         )  # fmt: skip
 
@@ -226,28 +242,40 @@ class Interleave:
 
     def _group(self, view: View, rows: IntArray, gpus: int) -> tuple[list[Together], float]:
         """Groups of rows with their turns, on `gpus` GPUs if need decides, and when others become worth it, seconds."""
-        jobs = view.jobs
         kept = view.keeps
+        found = self._anew(view, rows, gpus)
         if not (kept.losses or kept.any):
-            return self._anew(view, rows, gpus), math.inf
+            return found, math.inf
+        if self.sticky and self.merge == "need":
+            return self._weighed(view, rows, found)
         stays = units_of(view, rows[kept.rows[rows]])
-        anew = self._around(view, rows, gpus, stays) if stays else self._anew(view, rows, gpus)
-        units = units_of(view, rows[jobs.slot[rows] >= 0])
-        if not self.sticky or self.merge != "need" or not units or len(rows) * len(units) > MOST_OFFERS:
-            return anew, math.inf
-        full = [unit for unit in units if len(unit) == self.max_jobs or kept.rows[unit].any()]
-        most = max(_asked(jobs, anew), gpus)  # if it took more, more would wait than have to
-        best, again_s = None, math.inf
-        for other in (self._joined(view, rows, gpus, units), self._around(view, rows, gpus, full), anew):
-            if _asked(jobs, other) > most:
-                continue
-            if best is not None:
-                when_s = regroups(view, [one.members for one in other], _gain(jobs, other) - _gain(jobs, best))
-                if when_s > view.now_s:
-                    again_s = min(again_s, when_s)
-                    continue
-            best, again_s = other, math.inf
-        return best or anew, again_s
+        return (found if stay_whole(stays, found) else self._around(view, rows, gpus, stays)), math.inf
+
+    def _weighed(self, view: View, rows: IntArray, fresh: Sequence[Together]) -> tuple[list[Together], float]:
+        """These groups of rows, or what runs and who may join it, where changing groups does not pay yet.
+
+        What comes second is when it will for the first of them, seconds.
+        """
+        jobs, kept = view.jobs, view.keeps.rows
+        at = {row: i for i, row in enumerate(rows.tolist())}
+        found: list[Together] = []
+        until_s = math.inf
+        for part in parts_of(view, rows, fresh):
+            fits = gpus_of(jobs, part.groups)
+            groups = part.groups
+            if part.moved:
+                mine = rows[sorted(at[row] for one in groups for row in one.members)]
+                groups = self._joined(view, mine, fits, part.units)
+                when_s = math.inf
+                if not kept[part.moved].any():
+                    gain = work(jobs, part.groups) - work(jobs, groups)
+                    when_s = pays_s(view, part.moved, gain) if gpus_of(jobs, groups) <= fits else view.now_s
+                if when_s <= view.now_s:
+                    groups = part.groups
+                else:
+                    until_s = min(until_s, when_s)
+            found += groups
+        return sorted(found, key=lambda one: at[one.members[0]]), until_s
 
     def _around(self, view: View, rows: IntArray, gpus: int, stays: list[list[int]]) -> list[Together]:
         """Groups made anew of all but the units that stay; who finds no room beside them joins them."""
@@ -303,6 +331,7 @@ class Interleave:
             memory_limit_bytes=_MEMORY_LIMIT,
             improve=self.improve,
             cache=self.cache,
+            now=slots_of(view, rows).tolist() if self.sticky and (view.keeps.losses or view.keeps.any) else None,
         )
         return _together(rows, found.groups, found.turns, found.speedup)
 
@@ -312,14 +341,6 @@ _MEMORY_LIMIT = 1.0
 
 #: Jobs times running groups beyond which groups are made anew: to look at every pair would take longer.
 MOST_OFFERS = 1_000_000
-
-
-class Together(NamedTuple):
-    """A group: rows of the job table, best first, their turns, and their summed normalised throughput."""
-
-    members: tuple[int, ...]
-    turns: tuple[int, ...]
-    speedup: float
 
 
 def _together(
@@ -334,54 +355,6 @@ def _together(
         for members, when, worth in zip(groups, turns, speedup, strict=True)
     ]
 
-
-def _gain(jobs: JobTable, groups: Sequence[Together]) -> float:
-    """GPU-seconds of work alone that these groups do in a second."""
-    return sum(one.speedup * int(jobs.gpus[one.members[0]]) for one in groups)
-
-
-def _asked(jobs: JobTable, groups: Sequence[Together]) -> int:
-    """GPUs that these groups ask for."""
-    return sum(int(jobs.gpus[one.members[0]]) for one in groups)
-
-
-def units_of(view: View, rows: IntArray) -> list[list[int]]:
-    """Running rows by the groups they are in, in their order; only such as have the size that they ask for."""
-    slot = view.jobs.slot
-    same = view.running.gpu_count()[slot[rows]] == view.jobs.gpus[rows]
-    found: dict[int, list[int]] = {}
-    for row in rows[same].tolist():
-        found.setdefault(int(slot[row]), []).append(row)
-    return list(found.values())
-
-
-def regroups(view: View, groups: Sequence[Sequence[int]], gain: float) -> float:
-    """When to make these groups of what runs now, seconds: at once, later, or never (inf).
-
-    They do `gain` GPU-seconds of work a second more than groups that nobody has to leave, and cost a restart of
-    everybody who is moved. As in the rental of skis, one moves when what was missed since those jobs started, at that
-    gain, would have paid for their restarts: so moving costs at most as much again as the best choice in hindsight.
-    """
-    jobs, moved = view.jobs, []
-    claimed: set[int] = set()
-    for members in groups:
-        slots = [int(jobs.slot[row]) for row in members]
-        home = next((slot for slot in slots if slot >= 0), -1)
-        stays = home not in claimed
-        claimed.add(home)
-        moved += [row for row, slot in zip(members, slots, strict=True) if slot >= 0 and not (stays and slot == home)]
-    if gain <= GAIN * sum(int(jobs.gpus[members[0]]) for members in groups):
-        return math.inf
-    if not moved:
-        return view.now_s
-    size = jobs.gpus[moved].astype(np.float64)
-    cost = float((np.nan_to_num(jobs.restart_s[moved]) * size).sum())
-    began = float(np.average(jobs.last_start_s[moved], weights=size))
-    return began + cost / gain
-
-
-#: Groups that do no more than this part more work count as equally good: rounding.
-GAIN = 1e-9
 
 #: More GPUs than any job asks for, so that (set of kinds, GPUs) fits one number.
 _WIDEST = 1 << 32

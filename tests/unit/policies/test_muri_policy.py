@@ -20,7 +20,7 @@ from plait.core.resources import StageProfile
 from plait.grouping.interference import MEASURED_INTERFERENCE
 from plait.policies.catalog import make_policy
 from plait.policies.compose import Composed
-from plait.policies.interleave import Interleave, candidates
+from plait.policies.interleave import Interleave, Room, candidates
 from plait.policies.orders import by_arrival
 from plait.sim.physics import StandardPhysics
 from plait.sim.run import simulate
@@ -166,6 +166,15 @@ def test_candidates_fill_the_cluster_with_full_groups_of_the_best_jobs():
     assert chosen(order, gpus, alone, 3, 4) == [0, 1, 3]
 
 
+def test_room_is_given_out_in_order_and_whoever_does_not_fit_is_passed_over():
+    """Kinds a and b with 4 and 2 GPUs; sets of kinds: {a}, {b}, {a, b}."""
+    inside = np.array([[True, False, True], [False, True, True], [False, False, True]])
+    room = Room(np.array([0, 0, 1, 2, 2]), np.array([4, 2, 6]), inside)
+    gpus = np.array([3, 2, 2, 2, 1])
+    assert room.fits(gpus, np.arange(5)).tolist() == [True, False, True, False, True]
+    assert room.fits(gpus, np.array([3, 0, 1, 4, 2])).tolist() == [True, True, False, True, False]
+
+
 def test_jobs_share_where_their_kind_of_gpu_is_short_though_others_are_free():
     cluster = Cluster.parse("1x4:a,1x1:b")
     short = [job(f"j{i}", p, gpu_kinds=("b",)) for i, p in enumerate(PURE)]
@@ -281,6 +290,80 @@ def test_running_groups_stay_together_where_restarts_cost():
     assert not [c for c in controller.handle(ReplanDue(5.0)) if isinstance(c, Stop)]
     there = {m.job: group.gpus for group in controller.running for m in group.members}
     assert there == {1: before[1], 2: before[2], 3: before[3], 4: before[0]}
+
+
+def restarting(number: int, profile: StageProfile, **more: object) -> JobSpec:
+    return replace(job(f"j{number}", profile, work_s=1000.0 * (number + 1)), restart_s=30.0, **more)
+
+
+def pairs(controller: Controller) -> list[list[int]]:
+    return sorted(sorted(member.job for member in group.members) for group in controller.running)
+
+
+def test_a_better_pairing_waits_until_it_would_have_paid_for_the_restarts():
+    """Job 3 joins job 1; 0 with 1 and 2 with 3 would do more work, but two jobs would restart for it."""
+    stages = ((0.8, 0.1, 0, 0.1), (0, 0, 0.1, 0.9), (0.1, 0.1, 0, 0.8), (0.3, 0.1, 0.4, 0.2))
+    profiles = [StageProfile.from_sequence(some, 1.0) for some in stages]
+    controller = Controller(make_policy("muri-s:max_jobs=2"), Cluster.parse("1x2"))
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of([restarting(i, profiles[i]) for i in range(3)])))
+    controller.handle(ReplanDue(0.0))
+    assert pairs(controller) == [[0, 2], [1]]
+    controller.handle(JobSubmitted(60.0, 3, JobBatch.of([restarting(3, profiles[3], submit_s=60.0)])))
+    assert not [c for c in controller.handle(ReplanDue(60.0)) if isinstance(c, Stop)]
+    assert pairs(controller) == [[0, 2], [1, 3]]
+    pays_s = controller.plan.valid_until_s
+    assert not controller.handle(ReplanDue(pays_s - 1.0))
+    (stop,) = [c for c in controller.handle(ReplanDue(pays_s)) if isinstance(c, Stop)]
+    assert len(stop.jobs) == 2
+    assert pairs(controller) == [[0, 1], [2, 3]]
+
+    paper = Controller(make_policy("muri-s:max_jobs=2,sticky=off"), Cluster.parse("1x2"))
+    paper.rule = PreemptionRule(runs_for=0.0)
+    paper.handle(JobSubmitted(0.0, 0, JobBatch.of([restarting(i, profiles[i]) for i in range(3)])))
+    paper.handle(ReplanDue(0.0))
+    paper.handle(JobSubmitted(60.0, 3, JobBatch.of([restarting(3, profiles[3], submit_s=60.0)])))
+    paper.handle(ReplanDue(60.0))
+    assert pairs(paper) == [[0, 1], [2, 3]], "at once"
+
+
+def test_a_departure_moves_nobody_where_groups_of_the_same_kinds_do():
+    """Twelve jobs of four kinds in groups of four: one leaves, one of its kind comes, and takes its place."""
+    kinds = [restarting(i, PURE[i % 4]) for i in range(12)]
+    controller = Controller(make_policy("muri-s"), Cluster.parse("1x3"))
+    controller.rule = PreemptionRule(runs_for=0.0)
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of(kinds)))
+    controller.handle(ReplanDue(0.0))
+    (old,) = [some for some in pairs(controller) if 5 in some]
+    others = [some for some in pairs(controller) if 5 not in some]
+    controller.handle(JobFinished(500.0, np.array([5]), np.array([500.0])))
+    controller.handle(JobSubmitted(500.0, 12, JobBatch.of([restarting(12, PURE[1], submit_s=500.0)])))
+    assert not [c for c in controller.handle(ReplanDue(500.0)) if isinstance(c, Stop)]
+    assert pairs(controller) == sorted([*others, sorted({*old, 12} - {5})])
+
+
+def test_a_wide_job_whose_turn_it_is_gets_a_node_though_more_is_asked_for_than_there_is():
+    """Jobs that share nothing hold a GPU of each node: for the wide one that comes before the last, one moves."""
+
+    def gpu_bound(name: str, gpus: int, work_s: float) -> JobSpec:
+        return job(name, StageProfile.of(gpu=1.0), gpus=gpus, work_s=work_s, restart_s=30.0)
+
+    def after(policy: str) -> list[int]:
+        controller = Controller(make_policy(policy), Cluster.parse("2x2"))
+        controller.rule = PreemptionRule(runs_for=0.0)
+        narrow = [gpu_bound(f"j{i}", 1, 1000.0) for i in range(4)]
+        controller.handle(JobSubmitted(0.0, 0, JobBatch.of(narrow)))
+        controller.handle(ReplanDue(0.0))
+        at = {int(group.gpus[0]): group.members[0].job for group in controller.running}
+        gone = np.array(sorted([at[0], at[2]]))
+        controller.handle(JobFinished(50.0, gone, np.array([50.0, 50.0])))
+        new = [gpu_bound("wide", 2, 2000.0), gpu_bound("long", 1, 9000.0)]
+        controller.handle(JobSubmitted(50.0, 4, JobBatch.of(new)))
+        controller.handle(ReplanDue(50.0))
+        return sorted(controller.running.jobs.tolist())
+
+    assert {4} <= set(after("muri-s"))
+    assert 5 not in after("muri-s")
+    assert 5 in after("muri-s:sticky=off"), "as published: best first, each where it is"
 
 
 def test_kept_jobs_get_company_where_they_are():

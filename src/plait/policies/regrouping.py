@@ -1,0 +1,141 @@
+"""Whether other groups of the jobs that run are worth the restarts of those who change groups.
+
+Groups to be are taken apart into sets that exchange members (`parts_of`), so that each can be weighed by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from plait.core.arrays import IntArray
+from plait.core.jobs import JobTable
+from plait.core.policy import View
+
+#: Groups that do no more than this part more work count as equally good: rounding.
+GAIN = 1e-9
+
+
+class Together(NamedTuple):
+    """A group: rows of the job table, best first, their turns, and their summed normalised throughput."""
+
+    members: tuple[int, ...]
+    turns: tuple[int, ...]
+    speedup: float
+
+
+class Part(NamedTuple):
+    """Groups to be that take members from the same running groups.
+
+    `units` are these running groups, as rows, and `moved` lists who has to restart because the rest of its group is to
+    go on without it.
+    """
+
+    groups: list[Together]
+    units: list[list[int]]
+    moved: list[int]
+
+
+def gpus_of(jobs: JobTable, groups: Sequence[Together]) -> int:
+    """GPUs that these groups ask for."""
+    return sum(int(jobs.gpus[one.members[0]]) for one in groups)
+
+
+def work(jobs: JobTable, groups: Sequence[Together]) -> float:
+    """GPU-seconds of work alone that these groups do in a second."""
+    return sum(one.speedup * int(jobs.gpus[one.members[0]]) for one in groups)
+
+
+def slots_of(view: View, rows: IntArray) -> IntArray:
+    """The running group that each of these rows is in, -1 if it does not run or not at the size that it asks for."""
+    slot = view.jobs.slot[rows]
+    runs = np.flatnonzero(slot >= 0)
+    slot[runs[view.running.gpu_count()[slot[runs]] != view.jobs.gpus[rows[runs]]]] = -1
+    return slot
+
+
+def units_of(view: View, rows: IntArray) -> list[list[int]]:
+    """Running rows by the groups they are in, in their order; only such as have the size that they ask for."""
+    found: dict[int, list[int]] = {}
+    for row, slot in zip(rows.tolist(), slots_of(view, rows).tolist(), strict=True):
+        if slot >= 0:
+            found.setdefault(slot, []).append(row)
+    return list(found.values())
+
+
+def stay_whole(units: Sequence[Sequence[int]], groups: Sequence[Together]) -> bool:
+    """Whether each of these units is within one group, and no two are within the same."""
+    group_of = {row: g for g, one in enumerate(groups) for row in one.members}
+    homes = [{group_of[row] for row in unit} for unit in units]
+    return all(len(home) == 1 for home in homes) and len(set[int]().union(*homes)) == len(homes)
+
+
+def parts_of(view: View, rows: IntArray, groups: Sequence[Together]) -> list[Part]:
+    """These groups of `rows` in sets, each as small as can be, that share no running group.
+
+    A group goes on where most of its members are: who may not be moved counts for more than all others.
+    """
+    slot = dict(zip(rows.tolist(), slots_of(view, rows).tolist(), strict=True))
+    members: dict[int, list[int]] = {}
+    for row, at in slot.items():
+        if at >= 0:
+            members.setdefault(at, []).append(row)
+    sets: dict[int, list[int]] = {}  # groups by the set they are in
+    set_of = list(range(len(groups)))
+    first: dict[int, int] = {}
+    offers: list[tuple[int, int, int]] = []
+    for g, one in enumerate(groups):
+        sets[g] = [g]
+        here: dict[int, int] = {}
+        for row in one.members:
+            at = slot[row]
+            if at >= 0:
+                here[at] = here.get(at, 0) + (len(slot) if view.keeps.rows[row] else 1)
+        for at, number in here.items():
+            offers.append((-number, g, at))
+            small, large = sorted((set_of[g], set_of[first.setdefault(at, g)]), key=lambda s: len(sets[s]))
+            if small != large:
+                for other in sets[small]:
+                    set_of[other] = large
+                sets[large] += sets.pop(small)
+    home = homes_of(offers)
+    units: dict[int, list[list[int]]] = {}
+    for at, unit in members.items():
+        units.setdefault(set_of[first[at]], []).append(unit)
+    return [
+        Part(
+            [groups[g] for g in sorted(some)],
+            units.get(number, []),
+            [row for g in sorted(some) for row in groups[g].members if slot[row] >= 0 and home.get(g) != slot[row]],
+        )
+        for number, some in sets.items()
+    ]
+
+
+def homes_of(offers: Sequence[tuple[int, int, int]]) -> dict[int, int]:
+    """A place of its own for each group: of (-members there, group, place), most members first."""
+    found: dict[int, int] = {}
+    taken: set[int] = set()
+    for _, group, place in sorted(offers):
+        if group not in found and place not in taken:
+            found[group] = place
+            taken.add(place)
+    return found
+
+
+def pays_s(view: View, moved: Sequence[int], gain: float) -> float:
+    """When to restart these jobs for `gain` GPU-seconds of work a second: at once, later, or never (inf), seconds.
+
+    As in the rental of skis, that is when what was missed since they started, at that gain, would have paid for it: so
+    restarts cost at most as much again as the best choice in hindsight.
+    """
+    jobs = view.jobs
+    size = jobs.gpus[moved].astype(np.float64)
+    if gain <= GAIN * size.sum():
+        return math.inf
+    cost = float((np.nan_to_num(jobs.restart_s[moved]) * size).sum())
+    began = float(np.average(jobs.last_start_s[moved], weights=size))
+    return began + cost / gain

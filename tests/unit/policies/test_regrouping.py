@@ -1,0 +1,98 @@
+"""Which groups exchange members, who has to restart for that, and when it pays."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from types import SimpleNamespace
+from typing import cast
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.policy import View
+from plait.policies.regrouping import Together, parts_of, pays_s, stay_whole, units_of
+
+
+def view_of(slot: list[int], kept: list[int] = [], **more: object) -> View:  # noqa: B006 - never written
+    """Rows in these running groups, all of one GPU; those `kept` may not be moved."""
+    jobs = SimpleNamespace(slot=np.array(slot), gpus=np.ones(len(slot), dtype=np.int64), **more)
+    running = SimpleNamespace(gpu_count=lambda: np.ones(max(slot, default=0) + 1, dtype=np.int64))
+    keeps = SimpleNamespace(rows=np.isin(np.arange(len(slot)), kept))
+    return cast("View", SimpleNamespace(now_s=100.0, jobs=jobs, running=running, keeps=keeps))
+
+
+def groups_of(*members: tuple[int, ...]) -> list[Together]:
+    return [Together(some, (0,) * len(some), 1.0) for some in members]
+
+
+def parts(view: View, *members: tuple[int, ...]) -> list[tuple[list[tuple[int, ...]], list[list[int]], list[int]]]:
+    rows = np.array(sorted(row for some in members for row in some))
+    return [([g.members for g in p.groups], p.units, p.moved) for p in parts_of(view, rows, groups_of(*members))]
+
+
+def test_groups_that_stay_and_groups_that_grow_move_nobody():
+    view = view_of([0, 0, 1, -1, -1])
+    assert parts(view, (0, 1), (2, 3), (4,)) == [
+        ([(0, 1)], [[0, 1]], []),
+        ([(2, 3)], [[2]], []),
+        ([(4,)], [], []),
+    ]
+
+
+def test_a_group_goes_on_where_most_of_its_members_are():
+    view = view_of([0, 0, 0, 1, 1])
+    assert parts(view, (0, 1), (2, 3, 4)) == [([(0, 1), (2, 3, 4)], [[0, 1, 2], [3, 4]], [2])]
+
+
+def test_who_may_not_be_moved_decides_where_a_group_goes_on():
+    view = view_of([0, 0, 1], kept=[2])
+    assert parts(view, (0, 1, 2)) == [([(0, 1, 2)], [[0, 1], [2]], [0, 1])]
+
+
+@given(data=st.data())
+def test_parts_are_the_connected_sets_of_groups_and_running_groups(data: st.DataObject):
+    slot = data.draw(st.lists(st.integers(-1, 4), min_size=1, max_size=12))
+    label = data.draw(st.lists(st.integers(0, 5), min_size=len(slot), max_size=len(slot)))
+    members = [tuple(i for i, one in enumerate(label) if one == g) for g in sorted(set(label))]
+    view = view_of(slot)
+    found = parts(view, *members)
+    graph = nx.Graph()
+    for some in members:
+        graph.add_node(some)
+        graph.add_edges_from((some, slot[row]) for row in some if slot[row] >= 0)
+    connected = [{one for one in nodes if isinstance(one, tuple)} for nodes in nx.connected_components(graph)]
+    assert sorted(map(sorted, connected)) == sorted(sorted(some) for some, _, _ in found)
+    for some, units, moved in found:
+        here = sorted(row for one in some for row in one)
+        assert sorted(row for unit in units for row in unit) == [row for row in here if slot[row] >= 0]
+        assert sorted(units) == sorted(units_of(view, np.array(here)))
+        stay = [row for row in here if slot[row] >= 0 and row not in moved]
+        for row, other in itertools.pairwise(stay):  # together before exactly if together then
+            assert (slot[row] == slot[other]) == (label[row] == label[other])
+        assert not units or stay, "somebody goes on"
+
+
+def test_kept_members_stay_whole():
+    assert stay_whole([[0, 1], [2]], groups_of((0, 1, 3), (2,)))
+    assert not stay_whole([[0, 1]], groups_of((0,), (1,)))
+    assert not stay_whole(
+        [[0], [2]],
+        groups_of(
+            (0, 2),
+        ),
+    )
+
+
+def test_a_restart_pays_once_what_was_missed_would_have_paid_for_it():
+    jobs = {"restart_s": np.array([30.0, 10.0, math.nan]), "last_start_s": np.array([10.0, 50.0, 90.0])}
+    view = view_of([0, 0, 0], **jobs)
+    assert pays_s(view, [0], 0.5) == 10 + 30 / 0.5
+    assert pays_s(view, [0, 1], 0.5) == 30 + 40 / 0.5, "since they started on average"
+    assert pays_s(view, [2], 0.5) == 90.0, "a restart of unknown cost costs nothing"
+    assert pays_s(view, [0], 0.0) == pays_s(view, [0], -1.0) == math.inf
+    view.jobs.gpus[:] = [2, 1, 1]
+    assert pays_s(view, [0, 1], 1.0) == pytest.approx((2 * 10 + 50) / 3 + 70)
