@@ -1,12 +1,11 @@
 """What the preemption rule and sticky groups change, and which policy suits a mixed queue best.
 
-    python benchmarks/bench_preemption.py [--jobs N] [--data DIR] [--trace TEXT] [--policies A,B]    before and after
+    python benchmarks/bench_preemption.py [--jobs N] [--seed N] [--data DIR] [--trace TEXT] [--policies A,B]
     python benchmarks/bench_preemption.py --mixed [--jobs N]                        policies on plain and attached jobs
 
 Before and after: the same jobs with every policy stopping and moving whom it likes and Muri grouping anew at each
-decision (`FREELY`, `sticky=off`), as published, and with the rule and sticky groups, which are the default. Jobs of
-Muri's traces 1 and 3 are read from DIR, those of a Philly-like trace are drawn; both also with all jobs at once.
-Figures are ratios of mean and 99th percentile of completion times, after over before, and preemptions.
+decision (`FREELY`, `sticky=off`), as published, and with the rule and sticky groups, which are the default. Muri's
+traces are read from DIR, Philly-like ones are drawn, by the seed; `--jobs` takes the first jobs of each only.
 
 Mixed: half of the jobs of a Philly-like trace are plain: they have no checkpoint to go on from and no stage profile.
 """
@@ -14,21 +13,25 @@ Mixed: half of the jobs of a Philly-like trace are plain: they have no checkpoin
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from plait import Cluster, JobBatch, load_jobs, make_policy, make_world, simulate
+from plait import Cluster, JobBatch, Plan, View, load_jobs, make_policy, make_world, simulate
 from plait.core.jobs import Checkpoints
+from plait.core.policy import Policy
 from plait.core.preemption import DEFAULT_RULE, FREELY, PreemptionRule
 from plait.traces.assign import assign_models
 from plait.traces.formats import read_trace
 from plait.traces.synthetic import generate
 
 LOADS = (0.7, 1.0, 1.5)
-POLICIES = ("muri-s", "muri-l", "srsf", "2d-las", "tiresias-l")
+POLICIES = ("muri-s", "muri-l", "srsf")
+#: Jobs of a Philly-like trace.
+COUNT = 1000
 #: Sizes are unknown live; the last two know them and show what that would be worth.
 CANDIDATES = (
     "muri-l", "muri-l:order=discretised", "2d-las", "las", "tiresias-l", "gandiva", "fifo-backfill", "fifo", "drf",
@@ -38,12 +41,17 @@ CANDIDATES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """Figures of a run: completion times of all jobs, which of them are plain, preemptions, lost work in GPU-hours."""
+    """Figures of a run.
+
+    Completion times of all jobs, which of them are plain, preemptions, lost work in GPU-hours, and CPU seconds of all
+    decisions.
+    """
 
     jct_s: np.ndarray
     plain: np.ndarray
     preemptions: int
     lost_gpu_h: float
+    decisions_s: float
 
     def mean_s(self, which: np.ndarray) -> float:
         """Mean completion time of some jobs."""
@@ -54,52 +62,73 @@ class Outcome:
         return float(np.percentile(self.jct_s[which], 99))
 
 
+@dataclass
+class Timed:
+    """A policy, and how long it has thought, CPU seconds."""
+
+    policy: Policy
+    cpu_s: float = 0.0
+
+    def decide(self, view: View) -> Plan:
+        """What the policy decides."""
+        begun = time.process_time()
+        plan = self.policy.decide(view)
+        self.cpu_s += time.process_time() - begun
+        return plan
+
+
 def run(jobs: JobBatch, policy: str, rule: PreemptionRule, cluster: str = "8x8") -> Outcome:
     """One run in the default world, with measured overheads."""
-    done = simulate(jobs, Cluster.parse(cluster), make_policy(policy), make_world("plait"), rule=rule)
+    timed = Timed(make_policy(policy))
+    done = simulate(jobs, Cluster.parse(cluster), timed, make_world("plait"), rule=rule)
     n, columns = len(jobs), done.controller.books.columns
     return Outcome(
         columns["end_s"][:n] - columns["submit_s"][:n],
         jobs.column("checkpoints") == int(Checkpoints.NEVER),
         int(columns["preemptions"][:n].sum()),
         float((columns["lost_s"][:n] * columns["gpus"][:n]).sum()) / 3600,
+        timed.cpu_s,
     )
 
 
-def philly(count: int, load: float) -> JobBatch:
+def philly(count: int, load: float, seed: int = 1) -> JobBatch:
     """A Philly-like trace with models, on 64 GPUs."""
-    return load_jobs(assign_models(generate("philly", count, 64, load, 1), seed=1)).jobs
+    return load_jobs(assign_models(generate("philly", count, 64, load, seed), seed=seed)).jobs
 
 
-def traces(data: Path, count: int) -> Iterator[tuple[str, JobBatch]]:
-    """The first jobs of each trace, by name."""
-    for name in ("trace1", "trace3"):
-        found = next(data.rglob(f"{name}.csv"), None)
+def traces(data: Path, count: int | None, seed: int, part: str) -> Iterator[tuple[str, JobBatch]]:
+    """The first jobs of each trace with `part` in its name, all for None, by name."""
+    for file, name in (("trace1", "Muri's trace 1"), ("trace3", "Muri's trace 3"), ("trace3_pr", "Muri's trace 3'")):
+        found = next(data.rglob(f"{file}.csv"), None)
+        if part not in name:
+            continue
         if found is None:
-            print(f"{name}.csv is not under {data}: left out", file=sys.stderr)
+            print(f"{file}.csv is not under {data}: left out", file=sys.stderr)
             continue
         table = read_trace(str(found), "muri")
-        jobs = load_jobs(table.select(np.arange(min(count, len(table))))).jobs
-        yield f"Muri's {name}", jobs
-        if name == "trace3":
-            yield "trace3, all at once", jobs.replace(submit_s=np.zeros(len(jobs)))
+        yield name, load_jobs(table.select(np.arange(len(table))[:count])).jobs
     for load in LOADS:
-        yield f"Philly-like, load {load:g}", philly(count, load)
-    jobs = philly(count, 1.0)
-    yield "Philly-like, all at once", jobs.replace(submit_s=np.zeros(len(jobs)))
+        if part in (name := f"Philly-like, load {load:g}"):
+            yield name, philly(count or COUNT, load, seed)
+    if part in (name := "Philly-like, all at once"):
+        jobs = philly(count or COUNT, 1.0, seed)
+        yield name, jobs.replace(submit_s=np.zeros(len(jobs)))
 
 
-def before_and_after(data: Path, count: int, part: str, policies: Sequence[str]) -> None:
-    """Print the first table, of traces with `part` in their names."""
-    print("| trace | policy | mean JCT | p99 JCT | preemptions before | after |\n|---|---|---:|---:|---:|---:|")
-    for name, jobs in traces(data, count):
+def before_and_after(found: Iterator[tuple[str, JobBatch]], policies: Sequence[str]) -> None:
+    """Print the first table: times in hours, ratios of after to before."""
+    print("| trace | policy | mean JCT, h | | p99 JCT, h | | preemptions | decisions, CPU s |")
+    print("|---|---|---:|---:|---:|---:|---:|---:|")
+    for name, jobs in found:
         every = np.ones(len(jobs), dtype=bool)
-        for policy in policies if part in name else ():
+        for policy in policies:
             published = f"{policy}:sticky=off" if policy.startswith("muri") else policy
             old, new = run(jobs, published, FREELY), run(jobs, policy, DEFAULT_RULE)
-            mean, p99 = new.mean_s(every) / old.mean_s(every), new.p99_s(every) / old.p99_s(every)
-            row = f"| {name} | `{policy}` | {mean:.3f} | {p99:.3f} | {old.preemptions:,} | {new.preemptions:,} |"
-            print(row, flush=True)
+            cells = [f"{name} | `{policy}`"]
+            for before, after in ((old.mean_s(every), new.mean_s(every)), (old.p99_s(every), new.p99_s(every))):
+                cells.append(f"{before / 3600:.2f} -> {after / 3600:.2f} | {after / before:.3f}")
+            cells.append(f"{old.preemptions:,} -> {new.preemptions:,} | {old.decisions_s:.1f} -> {new.decisions_s:.1f}")
+            print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def mixed(count: int) -> None:
@@ -129,12 +158,13 @@ def main() -> None:
     """Measure and print."""
     given = sys.argv[1:]
     options = {name: given[i + 1] for i, name in enumerate(given[:-1]) if name.startswith("--")}
-    count = int(options.get("--jobs", "200"))
+    count = int(options["--jobs"]) if "--jobs" in options else None
     if "--mixed" in given:
-        mixed(count)
+        mixed(count or 200)
     else:
-        policies = options.get("--policies", ",".join(POLICIES)).split(",")
-        before_and_after(Path(options.get("--data", "../shared/data")), count, options.get("--trace", ""), policies)
+        data, seed = Path(options.get("--data", "../shared/data")), int(options.get("--seed", "1"))
+        found = traces(data, count, seed, options.get("--trace", ""))
+        before_and_after(found, options.get("--policies", ",".join(POLICIES)).split(","))
 
 
 if __name__ == "__main__":
