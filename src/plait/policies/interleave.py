@@ -146,8 +146,9 @@ class Interleave:
     merge         need: only while more is asked for than there is, cheapest first; always: whatever matches (paper)
     improve       local search after the rounds
     interference  slow-down by group size that is expected on top of the ideal schedule
-    sticky        groups that run stay together unless regrouping gains more than it costs (`regroups`); off: all are
-                  grouped anew at each decision (paper). Where restarts cost nothing it makes no difference
+    sticky        who shares already goes on sharing, unless other groups gain more than the restarts cost
+                  (`regrouping`); off: all are grouped anew at each decision (paper). Where restarts cost nothing it
+                  makes no difference
 
     Jobs that may not be moved (`View.keeps`) stay on their GPUs either way, and others join them there. Jobs without a
     measured profile run alone. Memory of GPUs and nodes and declared cores are limits of a group.
@@ -263,7 +264,7 @@ class Interleave:
         for part in parts_of(view, rows, fresh):
             fits = gpus_of(jobs, part.groups)
             groups = part.groups
-            if part.moved:
+            if part.moved and sum(map(len, part.units)) * len(part.units) <= MOST_OFFERS:
                 mine = rows[sorted(at[row] for one in groups for row in one.members)]
                 groups = self._joined(view, mine, fits, part.units)
                 when_s = math.inf
@@ -339,7 +340,8 @@ class Interleave:
 #: In shares of what a group has.
 _MEMORY_LIMIT = 1.0
 
-#: Jobs times running groups beyond which groups are made anew: to look at every pair would take longer.
+#: Running jobs times running groups that would exchange members beyond which they do: to look at every pair of a job
+#: and a group that it may join would take longer than to group anew.
 MOST_OFFERS = 1_000_000
 
 
