@@ -106,7 +106,7 @@ def measure(
 
     A `window` (two numbers: submission seconds) leaves out jobs of warm-up and cool-down. `truth` has the
     jobs as they are, by number, if the controller was given noisy estimates. `isolated` knows how long adaptive jobs
-    take alone on a share of the cluster, for their fairness; without, all are as fast as they have GPUs. `labels` go
+    take alone on so many GPUs, for fairness and slowdown; without, all are as fast as they have GPUs. `labels` go
     into the summary: trace, policy, world, seed, cluster, wall_s and any other.
     """
     timeline = history.timeline()
@@ -119,10 +119,10 @@ def measure(
     use = usage(timeline, jobs)
     span = _span(jobs, timeline, counted)
     columns = table(controller.books, jobs)
-    rho = fairness(jobs, timeline, isolated)
+    rho, slowdown = fairness(jobs, timeline, isolated), jobs.slowdown(isolated)
     summary: dict[str, Value] = {name: known.pop(name, "") for name in LABELS}
     summary |= _counts(jobs, counted)
-    summary |= _job_figures(jobs, rho, counted)
+    summary |= _job_figures(jobs, rho, slowdown, counted)
     summary |= _effort(columns, jobs, counted)
     fragments = fragmentation(use)
     summary |= _cluster_figures(use, fragments, span)
@@ -136,7 +136,7 @@ def measure(
         "wall_s": math.nan,
     }
     summary.update(known)
-    rows = {**columns, "finish_time_fairness": rho}
+    rows = {**columns, "slowdown": slowdown, "finish_time_fairness": rho}
     if window is not None:
         rows = {name: column[counted] for name, column in rows.items()}
     return RunResult(summary, rows, _series(use, fragments, timeline, span), timeline)
@@ -164,13 +164,13 @@ def _counts(jobs: Outcomes, counted: BoolArray) -> dict[str, Value]:
     }
 
 
-def _job_figures(jobs: Outcomes, rho: FloatArray, counted: BoolArray) -> dict[str, Value]:
+def _job_figures(jobs: Outcomes, rho: FloatArray, slowdown: FloatArray, counted: BoolArray) -> dict[str, Value]:
     """Averages over finished jobs; NaN throughout if a counted job has not ended."""
     open_jobs = bool((counted & np.isnan(jobs.end_s)).any())
     use = counted & jobs.finished & (not open_jobs)
     ended = counted & (not open_jobs)
     jct_s, queue_s = jobs.jct_s[use], jobs.queue_s[use]
-    slowdown, fair = jobs.slowdown[use], rho[use]
+    slowdown, fair = slowdown[use], rho[use]
     p50, p95, p99 = _percentiles(jct_s, (50, 95, 99))
     makespan = float(jobs.end_s[ended].max() - jobs.submit_s[ended].min()) if ended.any() else math.nan
     return {

@@ -56,10 +56,13 @@ class Outcomes:
         """Job completion time: from submission to completion; NaN for jobs that did not finish."""
         return np.where(self.finished, self.end_s - self.submit_s, math.nan)
 
-    @property
-    def slowdown(self) -> FloatArray:
-        """Completion time over the time alone."""
-        return self.jct_s / self.duration_s
+    def slowdown(self, isolated: Isolated | None = None) -> FloatArray:
+        """Completion time over the time alone on the GPUs asked for, by own throughput where `isolated` knows it."""
+        ratio = self.jct_s / self.duration_s
+        if isolated is None:
+            return ratio
+        alone_s = isolated(np.where(self.finished, self.gpus.astype(np.float64), math.nan))
+        return np.where(np.isnan(alone_s), ratio, self.jct_s / alone_s)
 
 
 def outcomes(books: Books, timeline: Timeline, truth: JobBatch | None = None) -> Outcomes:
@@ -146,7 +149,7 @@ def table(books: Books, jobs: Outcomes) -> Mapping[str, Any]:
         "run_s": jobs.run_s,
         "attained_gpu_s": jobs.attained_gpu_s,
         "duration_s": jobs.duration_s,
-        "slowdown": jobs.slowdown,
+        "slowdown": jobs.slowdown(),
         "starts": columns["starts"].copy(),
         "preemptions": columns["preemptions"].copy(),
         "lost_s": columns["lost_s"].copy(),

@@ -81,3 +81,21 @@ def test_fairness_of_a_simulated_run_takes_the_jobs_own_model():
     assert rho[0] == pytest.approx(jct_s[0] / alone)
     assert rho[0] > 1.5 * jct_s[0] / result.jobs["duration_s"][0]  # it would have used four GPUs of its own
     assert rho[1] == pytest.approx(100 / 100)
+
+
+def test_slowdown_of_a_simulated_run_takes_the_jobs_own_model():
+    model = shipped()["cifar10"]
+    adaptive = JobSpec(
+        id="a", gpus=4, min_gpus=1, max_gpus=16, iterations=model.iterations, iteration_s=model.iteration_s(1, 1) / 4,
+        model="cifar10", batch=model.batch,
+    )  # fmt: skip
+    fixed = JobSpec(id="f", gpus=1, iterations=100.0, iteration_s=1.0)
+    jobs = JobBatch.of([adaptive, fixed])
+    result = run_case(Case("two", jobs, "fifo", Cluster.parse("1x4"), make_world("ideal")))
+    jct_s, slowdown = result.jobs["jct_s"], result.jobs["slowdown"]
+    alone = isolated_s(jobs, Training.shipped(jobs), Cluster.parse("1x4"), np.array([4.0, math.nan]))[0]
+    linear = jct_s[0] / result.jobs["duration_s"][0]
+    assert slowdown[0] == pytest.approx(jct_s[0] / alone)
+    assert slowdown[0] != pytest.approx(linear, rel=0.05)
+    assert slowdown[1] == pytest.approx(jct_s[1] / 100)
+    assert result.summary["avg_slowdown"] == pytest.approx(slowdown.mean())
