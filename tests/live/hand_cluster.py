@@ -20,6 +20,8 @@ from plait.live.layout import Layout, make_private
 
 JOB = Path(__file__).parent / "scripts" / "chaos_job.py"
 WAIT_S = 60.0
+#: Iterations of a training.
+STEPS = 36
 
 
 @dataclass
@@ -40,8 +42,8 @@ class HandCluster:
 
     def _spawn(self, log: Path, sources: Path | None, *words: str) -> subprocess.Popen[bytes]:
         env = {k: v for k, v in os.environ.items() if k not in ("PLAIT_URL", "PLAIT_TOKEN", "PLAIT_HOME")}
-        if sources is not None:
-            env["PYTHONPATH"] = str(sources)
+        if sources is not None:  # where no machine code is kept, and compiling it takes longer than a test waits
+            env |= {"PYTHONPATH": str(sources), "NUMBA_DISABLE_JIT": "1"}
         with open(log, "ab") as out:
             return subprocess.Popen(
                 [sys.executable, "-m", *words, "--home", str(self.home)],
@@ -83,7 +85,7 @@ class HandCluster:
     def train(
         self, out: Path, seed: int, pause_s: float, *, gpus: int = 1, env: Mapping[str, str] | None = None
     ) -> str:
-        """A training of 36 iterations."""
+        """A training of `STEPS` iterations."""
         command = [sys.executable, str(JOB), str(out), str(seed), str(pause_s)]
         request = {"command": command, "gpus": gpus, "retries": 0, "env": {"OMP_NUM_THREADS": "1", **(env or {})}}
         with self.client as client:

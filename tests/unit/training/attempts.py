@@ -57,6 +57,7 @@ class Forker:
     def __init__(self, *imports: str) -> None:
         """Start that process; `imports`: more that its copies need, as statements."""
         env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+        env["MKL_CBWR"] = "COMPATIBLE"  # the same last bits wherever in memory a tensor comes to lie
         command = [sys.executable, str(SCRIPTS / "forker.py"), *imports]
         self.process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, text=True)
 
