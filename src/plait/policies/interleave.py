@@ -223,7 +223,9 @@ class Interleave:
         first = np.array(leads, dtype=np.int64)
         waits = first[:0]
         if self.sticky and view.keeps.losses:
-            first = first[np.argsort(place_in_order[first])]
+            stays = view.keeps.rows
+            holds = np.array([stays[[lead, *companions.get(lead, ())]].any() for lead in leads], dtype=np.bool_)
+            first = first[np.lexsort((place_in_order[first], ~holds))]
             fits = room.fits(jobs.gpus, first)
             first, waits = first[fits], first[~fits]
         largest_first = first[np.lexsort((place_in_order[first], -jobs.gpus[first]))]
