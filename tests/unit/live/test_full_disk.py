@@ -350,13 +350,15 @@ def test_a_hidden_daemon_without_runner_and_guardian_ends_with_the_jobs(grouped:
     assert not glob_groups(grouped.mark)
 
 
-def test_without_control_groups_nothing_is_found_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_control_groups_nothing_is_found_or_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cgroups, "_mount", lambda: "")
+    monkeypatch.chdir(tmp_path)
     assert cgroups.make("a:j-1:1:0") == ""
     cgroups.enter("")
     assert cgroups.members("a:j-1:1:0") == cgroups.inside_home("a") == set()
     cgroups.remove("a:j-1:1:0")
     cgroups.remove_home("a")
+    assert list(tmp_path.iterdir()) == []
 
 
 def glob_groups(mark: str) -> list[str]:

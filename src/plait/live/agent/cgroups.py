@@ -53,6 +53,8 @@ def make(mark: str) -> str:
 
 def enter(folder: str) -> None:
     """Put this process, and all that it starts from now on, into the group; does nothing where that is refused."""
+    if not folder:
+        return
     with contextlib.suppress(OSError), open(os.path.join(folder, "cgroup.procs"), "w", encoding="ascii") as file:
         file.write("0")
 
