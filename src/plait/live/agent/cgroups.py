@@ -1,9 +1,10 @@
 """A control group for the processes of each attempt, where the machine lets us make one (cgroup v2).
 
-A process can change its session, its parent and its environment, but not its group without rights on the hierarchy.
-The runner makes the group below its own, the job's process enters it before it becomes the job, and whoever ends the
-attempt finds all of it there. Where no group can be made everything here finds nothing: processes are then known by
-descent, session and mark alone. No controller is switched on: limits and accounting stay as they are.
+A daemon that changes its session, its parent and its environment stays in its group. This is no wall: a job has the
+rights of its runner, so one that means to leave its group can. The runner makes the group below its own, the job's
+process enters it before it becomes the job, and whoever ends the attempt finds all of it there. Where no group can be
+made everything here finds nothing: processes are then known by descent, session and mark alone. No controller is
+switched on: limits and accounting stay as they are.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _folder(mark: str) -> str:
         return ""
     with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
         for line in file:
-            if line.startswith("0::/"):
+            if line.startswith("0::/") and "/.." not in line:  # not outside of what this namespace shows
                 return os.path.join(_mount(), line[4:].strip(), _PREFIX + mark.replace(":", "."))
     return ""
 
@@ -52,10 +53,13 @@ def make(mark: str) -> str:
 
 
 def enter(folder: str) -> None:
-    """Put this process, and all that it starts from now on, into the group; does nothing where that is refused."""
+    """Put this process, and all that it starts from now on, into the group; does nothing where that is refused.
+
+    `folder` is what `make` returned.
+    """
     if not folder:
         return
-    with contextlib.suppress(OSError), open(os.path.join(folder, "cgroup.procs"), "w", encoding="ascii") as file:
+    with contextlib.suppress(OSError), open(os.path.join(folder, "cgroup.procs"), "r+", encoding="ascii") as file:
         file.write("0")
 
 

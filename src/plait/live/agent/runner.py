@@ -6,8 +6,8 @@ It outlives the agent, and everything that must not depend on the agent's life i
 limit, rotation of the log, the exit code. It leads no user code: the job's process gets a session of its own and dies
 with the runner (PR_SET_PDEATHSIG); grandchildren that forked away come back to it when they are orphaned, because it is
 their subreaper, and are killed when the job's process has ended; where the machine allows it the job has a control
-group of its own (`cgroups`), which nobody leaves. Beside it a `guardian` ends the job if the runner
-itself is killed, and both end it when the `lease` of the node is over.
+group of its own (`cgroups`), in which daemons stay. Beside it a `guardian` ends the job if the runner itself is killed,
+and both end it when the `lease` of the node is over.
 
 Files in the folder of the process: `runner.json` is the claim (made by `link`, so that there is one runner whatever
 happened to the agent between two tries), `out.log` with `out.log.1` ... and `log.json` (see `logs`), `exit.json` at the
