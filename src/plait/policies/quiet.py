@@ -16,7 +16,7 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray
 from plait.core.goodput import Estimate
-from plait.core.jobs import Checkpoints
+from plait.core.jobs import Checkpoints, JobTable
 from plait.core.policy import View
 from plait.goodput.speedup import restart_factor
 from plait.policies.pools import Pool
@@ -33,6 +33,15 @@ def restart_cost_s(view: View, restart_s: float) -> FloatArray:
     return np.where(np.isnan(measured), restart_s, measured)
 
 
+def turn_s(jobs: JobTable, patience_s: float) -> FloatArray:
+    """(jobs,): seconds for which a job that is due runs before others that are due may stop it.
+
+    That is `patience_s`. For jobs that would lose as much by that stop it is longer at each start, or they would begin
+    at the same point for ever.
+    """
+    return patience_s * np.where(jobs.stop_loss_s >= patience_s, np.maximum(jobs.starts, 1.0), 1.0)
+
+
 def unchanged_until(view: View, due: BoolArray, guaranteed: BoolArray, patience_s: float, restart_s: float) -> float:
     """The first second at which time alone changes who is due, has just begun, may be stopped, or comes first.
 
@@ -43,7 +52,9 @@ def unchanged_until(view: View, due: BoolArray, guaranteed: BoolArray, patience_
     """
     jobs, now = view.jobs, view.now_s
     running, waits, first = jobs.running, ~jobs.running & guaranteed & ~due, [math.inf]
-    first += (now + patience_s - jobs.served_s[due & running]).tolist()
+    if (due & running & (jobs.checkpoints == int(Checkpoints.PERIODIC))).any():
+        return now  # what it would lose decides how long its turn is
+    first += (now + turn_s(jobs, patience_s) - jobs.served_s)[due & running].tolist()
     first += (now + patience_s - jobs.waiting_s[waits]).tolist()
     again = waits & (jobs.served_s > 0)
     first += (now + np.maximum(patience_s, jobs.served_s[again]) - jobs.idled_s[again]).tolist()

@@ -18,7 +18,7 @@ from plait.core.plan import NO_GROUPS, Plan
 from plait.core.policy import View
 from plait.goodput.fitness import FLOOR, HARMONIC, check, fitness
 from plait.policies.pools import CLOCK_S, Pool, pools, staying
-from plait.policies.quiet import at_worst, later, nobody_adapts, unchanged_until
+from plait.policies.quiet import at_worst, later, nobody_adapts, turn_s, unchanged_until
 from plait.policies.seats import Seats, groups_of, with_companions, with_staying
 from plait.policies.steps import Ladder
 
@@ -75,9 +75,10 @@ class InRounds:
 
     Nobody starves: a job (neither opportunistic nor of weight 0) that waited for `patience_s` is due, and so is one
     whose waits since it was last due add up to that and to more than it ran. Due jobs get their fewest GPUs before
-    anybody else does, whoever has waited longest first, and keep at least those until they have run for `patience_s`.
-    So a job that the nodes which are up can hold starts at the latest `patience_s` + `interval_s` after it began to
-    wait, and `patience_s` later for each time that due jobs before it fill the cluster.
+    anybody else does, whoever has waited longest first, and keep at least those until they have run for `patience_s`;
+    where a stop may lose all that work, at the n-th start for n times as long, or longer jobs would never end. So a
+    job that the nodes which are up can hold starts at the latest `patience_s` + `interval_s` after it began to wait,
+    and one such turn later for each time that due jobs before it fill the cluster.
 
     Nor is a start in vain: only for those who are due is a job stopped before it has run for as long as it took to
     start (twice `restart_s` in all).
@@ -156,7 +157,7 @@ class InRounds:
         guaranteed = (
             (jobs.job_class != int(JobClass.OPPORTUNISTIC)) & (jobs.weight > 0) & math.isfinite(self.patience_s)
         )
-        due = guaranteed & (jobs.promotions > 0) & (jobs.served_s < self.patience_s)
+        due = guaranteed & (jobs.promotions > 0) & (jobs.served_s < turn_s(jobs, self.patience_s))
         long = jobs.waiting_s >= self.patience_s - CLOCK_S
         often = ~jobs.running & (jobs.idled_s >= np.maximum(self.patience_s, jobs.served_s) - CLOCK_S)
         late = guaranteed & ~due & (long | often) & fresh

@@ -15,8 +15,7 @@ from adaptive_cases import fixed
 from plait.control.controller import Controller
 from plait.control.messages import Adjust, Command, Event, Launch, ReplanDue, Stop, to_json
 from plait.core.cluster import Cluster
-from plait.core.errors import SimulationError
-from plait.core.jobs import JobBatch, JobClass, JobSpec
+from plait.core.jobs import Checkpoints, JobBatch, JobClass, JobSpec
 from plait.core.preemption import RULES, PreemptionRule
 from plait.goodput import kinds, knapsack, positions, solver
 from plait.goodput import programs as programs_of
@@ -118,14 +117,27 @@ def test_random_runs_are_what_they_would_be_if_every_round_were_decided(
     every_asked = our_asked = 0
     for seed in SEEDS:
         case = drawn(seed)
-        try:
-            every = asked_each_round(policy, case, monkeypatch)
-        except SimulationError:
-            continue  # a job that finds no place waits for ever, asked or not
-        ours = run(policy, case)
+        every, ours = asked_each_round(policy, case, monkeypatch), run(policy, case)
         assert ours.commands == every.commands, seed
         every_asked, our_asked = every_asked + every.asked, our_asked + ours.asked
     assert our_asked < every_asked or "group" in policy  # groups may change in any round
+
+
+@pytest.mark.parametrize("saves", [Checkpoints.NEVER, Checkpoints.PERIODIC])
+@pytest.mark.parametrize("rule", ["may-lose-work", "freely"])
+@pytest.mark.parametrize("policy", ["pollux:patience_s=300", pytest.param("sia:patience_s=300", marks=needs_solver)])
+def test_jobs_that_lose_more_than_a_turn_end_although_others_are_due(
+    policy: str, rule: str, saves: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fills the cluster: turns of `patience_s` would begin them again for ever."""
+    specs = [replace(fixed(f"j{i}", 4, checkpoints=saves), iterations=1000.0) for i in range(2)]
+    world = replace(make_world("plait"), checkpoint_every_s=700.0)
+    case = {"jobs": JobBatch.of(specs), "cluster": Cluster.of(1, 4), "world": world, "rule": RULES[rule]}
+    every, ours = asked_each_round(policy, case, monkeypatch), run(policy, case)
+    assert ours.commands == every.commands
+    assert every.commands[-1][0] < 10 * 1000.0
+    if rule == "freely":
+        assert sum(said["type"] == "Stop" for _, said in every.commands) > 2, "they take turns"
 
 
 @pytest.mark.parametrize("policy", ["pollux", pytest.param("sia", marks=needs_solver)])
