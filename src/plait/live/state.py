@@ -394,8 +394,13 @@ class State:
 
     def node_rows(self) -> list[dict[str, Any]]:
         """Nodes as `from_json` reads them; their hardware is the controller's."""
-        names = ("id", "drained", "lost", "leaving", "suspect")
-        return [{name: getattr(n, name) for name in names} for n in self.nodes.values()]
+        return [
+            {
+                "id": n.id, "drained": n.drained, "lost": n.lost, "leaving": n.leaving,
+                "suspect": n.suspect and not (n.drained or n.leaving),  # of such the log does not say it
+            }
+            for n in self.nodes.values()
+        ]  # fmt: skip
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> State:

@@ -23,6 +23,14 @@ def where(cluster: Cluster, job: int) -> str:
     return next(node.info.id for node in cluster.nodes if job in node.jobs())
 
 
+def folded(cluster: Cluster) -> State:
+    """What the log says."""
+    state = State()
+    for row in cluster.store.entries():
+        state.apply(entry_from_json(json.loads(row.entry)))
+    return state
+
+
 def test_a_new_job_goes_elsewhere_than_to_a_half_free_silent_node(cluster: Cluster) -> None:
     (first,) = cluster.submit({})
     cluster.pass_s()
@@ -71,9 +79,7 @@ def test_the_log_and_a_restart_know_of_a_silent_node(cluster: Cluster) -> None:
     cluster.pass_s()
     silent = where(cluster, job)
     cluster.pass_s(5.0, silent=[silent])
-    state = State()
-    for row in cluster.store.entries():
-        state.apply(entry_from_json(json.loads(row.entry)))
+    state = folded(cluster)
     assert state.nodes[silent].suspect
     kept = State.from_json(json.loads(json.dumps(state.to_json())))
     assert kept.nodes[silent].suspect
@@ -99,6 +105,7 @@ def test_a_drained_node_that_is_silent_comes_back_drained(cluster: Cluster) -> N
     cluster.engine.drain("n0", cluster.now)
     cluster.pass_s(5.0, silent=["n0"])
     assert {n["id"]: n["state"] for n in cluster.engine.nodes(cluster.now)}["n0"] == "suspect"
+    assert folded(cluster).node_rows() == cluster.engine.state.node_rows(), "a snapshot has what the log says"
     cluster.pass_s(1.0)
     assert {n["id"]: n["state"] for n in cluster.engine.nodes(cluster.now)}["n0"] == "drained"
     jobs = cluster.submit({}, {}, {})
