@@ -73,17 +73,21 @@ def let_load_of_log(policy: str, allowed: Sequence[str], remembered: Mapping[str
     """Let this process import the module of a policy that a log names; `allowed` are those that the user named.
 
     `remembered`: options of the home's `plait up`, if the log is that of its own service. Raises `InputError` for any
-    other module: a log may come from anywhere, and runs nothing.
+    other module, and for what is no policy in one of these: a log may come from anywhere, and runs nothing else.
     """
+    from plait.policies.catalog import check_named
+
     module = module_of(policy)
     if module is None:
         return
     if module in allowed:
         if str(Path.cwd()) not in sys.path:
             sys.path.append(str(Path.cwd()))
+        check_named(policy, [module], Path.cwd())
         return
     if remembered is not None and module in remembered.get("allow-policy", ()):
         let_load(policy, remembered)
+        check_named(policy, [module], Path.cwd())
         return
     raise InputError(
         f"the log names policy {policy[:100]!r}, and a log runs nothing that you did not name; "

@@ -40,6 +40,16 @@ def test_replay_imports_what_the_user_named_alone(plait, simulated: Path, tmp_pa
     assert (tmp_path / "imported").exists()
 
 
+def test_replay_runs_only_policies_of_a_module_that_was_named(plait, simulated: Path, tmp_path: Path) -> None:
+    """And not what that module has from elsewhere."""
+    (tmp_path / "mine.py").write_text("from os import system\n")
+    simulated.write_text(simulated.read_text().replace("spy:Best", "mine:system:command=touch ran"))
+    refused = plait("replay", simulated, "--allow-policy", "mine")
+    assert refused.code == 2
+    assert "mine.system is no policy" in refused.err
+    assert not (tmp_path / "ran").exists()
+
+
 def test_fidelity_imports_nothing_that_a_saved_log_names(plait, tmp_path: Path) -> None:
     entry = {"type": "PolicySet", "at_s": 0.0, "policy": "os:system:command=touch ran", "may_lose_work": False}
     log = tmp_path / "events.json"
