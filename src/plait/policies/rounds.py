@@ -24,8 +24,8 @@ from plait.policies.steps import Ladder
 
 NO_MATES: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 
-#: A level is two rounds: that in which the plan was made, times this, plus the last one for which it stands.
-ROUNDS = 1 << 32
+#: A level is the round in which the plan was made, times this, plus for how many rounds more it stands.
+ROUNDS = 1 << 20
 
 #: Rounds that begin less than this before something changes look at it already, seconds: sums of times are rounded.
 MARGIN_S = 1e-3
@@ -34,7 +34,7 @@ MARGIN_S = 1e-3
 LOOK = 240
 
 #: The last round of a plan that time alone does not change.
-FOREVER = ROUNDS - 1
+FOREVER = 1 << 62
 
 
 class Sizes(NamedTuple):
@@ -178,7 +178,7 @@ class InRounds:
         return Plan(
             with_staying(view, groups),
             jobs.number[order],
-            np.full(len(order), now * ROUNDS + last),
+            np.full(len(order), now * ROUNDS + min(last - now, ROUNDS - 1)),
             jobs.number[late],
             _reasons(view, seated, (last + 1) * self.interval_s if last < FOREVER else math.inf),
             until_s,
@@ -191,9 +191,9 @@ class InRounds:
         A plan stands from the first instant of a round on, but for what happens at that very instant.
         """
         level = int(view.jobs.level.max())
-        made, last = divmod(level, ROUNDS) if level >= 0 else (-1, -1)
+        made, more = divmod(level, ROUNDS) if level >= 0 else (-1, 0)
         began = view.now_s <= now * self.interval_s + CLOCK_S
-        return not made <= now <= last or (made < now and began)
+        return not made <= now <= made + more or (made < now and began)
 
     def _all_stay(self, view: View, seated: list[Seated]) -> bool:
         """Whether everybody stays where they are, and nobody has another size to go to."""

@@ -13,7 +13,7 @@ import pytest
 from adaptive_cases import fixed
 
 from plait.control.controller import Controller
-from plait.control.messages import Adjust, Command, Event, Launch, ReplanDue, Stop, to_json
+from plait.control.messages import Adjust, Command, Event, JobSubmitted, Launch, ReplanDue, Stop, to_json
 from plait.core.cluster import Cluster
 from plait.core.jobs import Checkpoints, JobBatch, JobClass, JobSpec
 from plait.core.preemption import RULES, PreemptionRule
@@ -158,6 +158,17 @@ def test_a_trace_like_the_demo_takes_few_decisions_and_no_integer_program(
     assert ours.asked < 5 * len(jobs)
     assert tables.total() < 4 * ours.asked
     assert programs.total() == 0
+
+
+@pytest.mark.parametrize("interval_s", [0.001, 0.2, 60.0])
+def test_rounds_can_be_short_and_far_from_the_start(interval_s: float) -> None:
+    """As in a trace whose times are dates."""
+    begin_s, specs = 1.8e9, [fixed(f"j{i}", 2) for i in range(2)]
+    controller = Controller(make_policy(f"pollux:interval_s={interval_s:g}"), Cluster.of(1, 2))
+    controller.handle(JobSubmitted(begin_s, 0, JobBatch.of(specs)))
+    commands = [controller.handle(ReplanDue(begin_s + at_s)) for at_s in (0.0, 0.5, 100.0)]
+    assert [sum(isinstance(one, Launch) for one in some) for some in commands] == [1, 0, 0]
+    assert controller.plan.valid_until_s > begin_s + 100.0
 
 
 def counted(function: Any, counts: Counter[str]) -> Any:
