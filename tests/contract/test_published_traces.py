@@ -23,7 +23,8 @@ from plait.traces.load import load_jobs
 #: muri-l 17 and 120; those that choose sizes decide each minute of months, or more
 OFTEN = ("las", "2d-las", "themis", "gandiva", "muri-l", "pollux", "optimus", "sia", "pollux-ga")
 SLOW = {(trace, policy) for trace in ("trace1", "trace3") for policy in OFTEN}
-SLOW |= {("trace1", "muri-s"), ("trace1", "drf"), ("trace3", "sia:interval_s=86400")}
+SLOW |= {("trace1", policy) for policy in CATALOG if policy not in ("srsf", "tiresias-l")}
+SLOW |= {("trace3", policy) for policy in ("muri-s", "muri-l:quantum_s=7200", "sia:interval_s=86400")}
 #: the same policies, decided less often
 COARSE = {"las": "las:quantum_s=3600", "2d-las": "2d-las:quantum_s=3600", "themis": "themis:lease_s=14400"}
 COARSE |= {"gandiva": "gandiva:slice_s=21600", "muri-l": "muri-l:quantum_s=7200"}
