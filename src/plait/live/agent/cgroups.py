@@ -59,8 +59,12 @@ def enter(folder: str) -> None:
     """
     if not folder:
         return
-    with contextlib.suppress(OSError), open(os.path.join(folder, "cgroup.procs"), "r+", encoding="ascii") as file:
-        file.write("0")
+    with contextlib.suppress(OSError):
+        fd = os.open(os.path.join(folder, "cgroup.procs"), os.O_WRONLY)
+        try:
+            os.write(fd, b"0")
+        finally:
+            os.close(fd)
 
 
 def members(mark: str) -> set[int]:
