@@ -14,6 +14,7 @@ import numpy as np
 
 from plait.control.messages import JobFailed, JobFinished, LaunchFailed
 from plait.core.jobs import Phase
+from plait.live import stop_costs
 from plait.live.attempts import FAILED, REQUEUE, START, Attempt, JobRecord
 from plait.live.profiles import processes_per_gpu
 from plait.live.stop_costs import lost_work_s, why_lost
@@ -123,13 +124,14 @@ def _close(engine: Engine, job: JobRecord, attempt: Attempt, now: float) -> None
     steps = attempt.steps or 0.0
     ago = min((r.seen.ended_s_ago for r in attempt.ranks if r.seen), default=0.0)
     lead = attempt.lead
+    held_s, never = _served_s(engine, job, attempt), stop_costs.never_saved(engine, job)
     lost: dict[str, object] = {}
-    if outcome not in ("finished", "cancelled") and (lost_s := lost_work_s(attempt)) > 0:
+    if outcome not in ("finished", "cancelled") and (lost_s := lost_work_s(attempt, held_s, never)) > 0:
         lost = {"lost_work_s": lost_s, "why_lost": why_lost(attempt, outcome)}
     engine.do(
         {
             "type": "AttemptOver", "at_s": now, "job": job.number, "epoch": attempt.epoch, "outcome": outcome,
-            "held_s": attempt.held_s, "steps": steps, "ended_s": max(now - max(ago, 0.0), attempt.began_s),
+            "held_s": held_s, "steps": steps, "ended_s": max(now - max(ago, 0.0), attempt.began_s),
             "first_step_s": lead.first_step_s if lead else None, "last_step_s": lead.last_step_s if lead else None,
             **({"batch_size": lead.adaptive.batch_size} if lead and lead.adaptive else {}), **lost,
         }
@@ -149,6 +151,17 @@ def _close(engine: Engine, job: JobRecord, attempt: Attempt, now: float) -> None
             engine.do(_failed(engine, job, attempt, now))
         elif phase is Phase.RUNNING:
             engine.do(LaunchFailed(now, jobs, attempt.cause))
+
+
+def _served_s(engine: Engine, job: JobRecord, attempt: Attempt) -> float:
+    """Seconds an attempt had its GPUs, as far as anybody knows.
+
+    If its node never reported to this service, what an earlier one had reported to the controller.
+    """
+    controller = engine.state.controller
+    if controller is None or not job.admitted:
+        return attempt.held_s
+    return max(attempt.held_s, float(controller.books.columns["run_s"][job.number]) - job.held_s)
 
 
 def _failed(engine: Engine, job: JobRecord, attempt: Attempt, now: float) -> JobFailed:

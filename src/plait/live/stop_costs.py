@@ -69,14 +69,15 @@ def hear_stop_cost(engine: Engine, job: JobRecord, attempt: Attempt, now: float)
     state.touched.add(number)
 
 
-def lost_work_s(attempt: Attempt) -> float:
+def lost_work_s(attempt: Attempt, held_s: float, never: bool) -> float:
     """Seconds of work of an attempt that is over and that nobody will go on from; 0 for one that finished.
 
-    What came after its newest checkpoint; all of it, from its start on, for a job that has none.
+    What came after its newest checkpoint; all of it, from its start on, for a job that has none. `held_s`: how long it
+    had its GPUs; `never`: the job cannot go on from a checkpoint, as far as was heard before.
     """
     lead = attempt.lead
-    if lead is None:
-        return attempt.held_s
+    if lead is None:  # an earlier service heard of it, and what was saved since is not known
+        return held_s if never else 0.0
     if lead.checkpoint_age_s is None or lead.saves in ANEW:
         return max(attempt.held_s, 0.0)
     last_s, first_s = lead.last_step_s, lead.first_step_s
@@ -94,6 +95,14 @@ def why_lost(attempt: Attempt, outcome: str) -> str:
     if attempt.stop in ("drained", "leaving"):
         return "drained"
     return "node lost" if outcome == "lost" or attempt.stop == "lost" else "failed"
+
+
+def never_saved(engine: Engine, job: JobRecord) -> bool:
+    """Whether the job cannot go on from a checkpoint, as far as its processes have said."""
+    controller = engine.state.controller
+    if controller is None or not job.admitted:
+        return False
+    return int(controller.books.columns["checkpoints"][job.number]) == int(Checkpoints.NEVER)
 
 
 def kept(controller: Controller, number: int) -> bool:

@@ -118,6 +118,26 @@ def test_an_attached_job_becomes_preemptible_once_it_has_made_an_iteration(make:
     assert from_json(cost[0]).at_s > 1.0  # type: ignore[union-attr]
 
 
+def test_what_an_attempt_held_is_counted_though_its_node_never_reports_to_the_next_service(make: Make) -> None:
+    fleet = make("tiresias-l", {0: Program(steps=1, pace_s=60.0, plain=True)}, nodes=2)
+    submit(fleet, {})
+    fleet.pass_s(30.0)
+    (held,) = [node for node, agent in fleet.agents.items() if agent.running()]
+    known_s = float(fleet.engine.state.controller.books.columns["run_s"][0])  # type: ignore[union-attr]
+    assert known_s > 15.0
+    fleet.agents[held].kill()
+    fleet.restart()
+    fleet.engine.node_gone(held, "it was taken away", fleet.now_s)
+    fleet.pass_s(40.0)
+    row = fleet.store.job(0)
+    assert row is not None
+    first = row["attempts"][0]
+    assert first["outcome"] == "lost", first
+    assert first["lost_work_s"] == pytest.approx(known_s)
+    assert fleet.engine.state.record.lost_gpu_s == {"node lost": first["lost_work_s"]}
+    assert views.live_fields(fleet.engine, 0)["run_s"] > known_s + 5.0
+
+
 def test_an_operator_may_let_a_policy_stop_plain_jobs_and_the_loss_is_counted(make: Make) -> None:
     fleet = make("srsf", {0: PLAIN, 1: Program(steps=4, pace_s=0.5)})
     submit(fleet, {})
