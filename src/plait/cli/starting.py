@@ -7,6 +7,7 @@ import re
 import subprocess
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 from plait.cli import keeping
 from plait.cli.live import duration, note
@@ -28,6 +29,7 @@ from plait.cli.stopping import stop
 from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.core.words import counted
 from plait.live.backends.base import Backend, open_backend
+from plait.live.calling import read_service_file
 from plait.live.client import Client
 from plait.live.layout import Layout, make_private
 from plait.live.options import LEASE_SHARE, LOST_S, check_lease
@@ -122,7 +124,18 @@ def restart_service(layout: Layout) -> None:
     if others_ready(layout):  # one of them leads by now
         start_follower(layout, options, FIRST)
     else:
-        start_service(layout, options)
+        start_service(layout, _at_port_of_before(layout, options))
+
+
+def _at_port_of_before(layout: Layout, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a service that died, with the port it had, which others know (PLAIT_URL), if that is free."""
+    said = read_service_file(layout) or {}
+    try:
+        port = urlsplit(str(said.get("url", ""))).port
+        refuse_taken_port(port, options.get("host"))
+    except (ValueError, InputError):
+        return options
+    return options if options.get("port") or not port else {**options, "port": port}
 
 
 def _kept_again(layout: Layout, given: dict[str, Any], pid: int) -> Client:

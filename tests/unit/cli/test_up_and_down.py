@@ -140,6 +140,26 @@ def test_a_backend_of_another_package_may_be_of_before_and_strict_about_options(
     assert served == [{"backend": "foreign", "zone": "b", "round": 5.0, "most-gpus": 0}]
 
 
+def test_a_service_that_died_comes_back_at_its_port_unless_that_is_taken(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[dict[str, Any]] = []
+    monkeypatch.setattr(starting, "start_service", lambda layout, options: served.append(options))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        layout.service_file.write_text(f'{{"url": "http://127.0.0.1:{port}", "pid": 1, "start_time": -1}}')
+        starting.restart_service(layout)
+    starting.restart_service(layout)
+    remember(layout, {"port": 1})
+    starting.restart_service(layout)
+    layout.service_file.write_text('{"url": "http://["}')
+    remember(layout, {})
+    starting.restart_service(layout)
+    assert served == [{}, {"port": port}, {"port": 1}, {}]
+
+
 def test_up_ends_the_keeper_that_has_the_options_of_before_and_failing_starts_it_again(
     layout: Layout, nodes: Nodes, slow_keeper: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
