@@ -341,7 +341,7 @@ def _attempt_row(attempt: dict[str, Any], created_s: float) -> list[object]:
     return [
         attempt["epoch"], f"+{duration(max(0.0, began - created_s))}", duration(lasted), attempt.get("gpus"),
         batch_text(attempt), duration(attempt.get("lost_work_s") or None),
-        attempt["state"], attempt["exit_code"], attempt["reason"], ", ".join(attempt["nodes"]),
+        attempt["state"], attempt["exit_code"], brief(attempt["reason"] or ""), ", ".join(attempt["nodes"]),
     ]  # fmt: skip
 
 

@@ -95,7 +95,8 @@ def table(
         most_lines = 1
     else:
         chosen, widths = _fit(columns, widths, width)
-    grid = Table(box=None, pad_edge=False, header_style="bold")
+    named = any(column.name for column in columns)  # a list of names and values has no headings
+    grid = Table(box=None, pad_edge=False, header_style="bold", show_header=named)
     for i in chosen:
         column = columns[i]
         grid.add_column(

@@ -117,7 +117,10 @@ def explanation_lines(found: dict[str, Any]) -> list[str]:
     head = f"{found['id']} is {found['state']}"
     if found.get("position") is not None:
         head += f", place {found['position']} of {found.get('waiting')} in the queue"
-    lines = [head + (f": {found['summary']}" if found.get("summary") else "")]
+    summary = str(found.get("summary") or "")
+    if summary.startswith(f"{found['state']} "):  # "failed 4 times, last: ..."
+        head, summary = f"{found['id']} {summary}", ""
+    lines = [head + (f": {summary}" if summary else "")]
     decision = found.get("decision") or {}
     if decision.get("at_s") is not None:
         lines.append(f"  decided by {found.get('policy')} in entry {decision.get('seq')} of the log (plait events)")
@@ -195,20 +198,20 @@ def eta_lines(foreseen: Forecast, eta: Eta, left_s: float | None = None) -> list
     """Start and end as intervals, with what was assumed; `left_s`: what it has left at its pace now, if it runs."""
     lines = []
     if eta.start is not None:
-        lines.append(f"  starts in {_interval(eta.start)}")
+        lines.append(f"  starts {_interval(eta.start, foreseen.runs)}")
     pace = "" if left_s is None else f"; at its pace now in {duration(left_s)}"
-    lines.append(f"  ends in   {_interval(eta.end)}{pace}")
+    lines.append(f"  ends   {_interval(eta.end, foreseen.runs)}{pace}")
     lines += [f"  assumed: {text}" for text in foreseen.assumptions]
     return lines
 
 
-def _interval(interval: Interval) -> str:
+def _interval(interval: Interval, runs: int) -> str:
     low, high = (duration(max(0.0, v)) if math.isfinite(v) else None for v in (interval.low_s, interval.high_s))
     if low is None:
-        return "no run of the forecast"
+        return f"in none of {counted(runs, 'run')} of the forecast"
     if high is None:
-        return f"{low} or later; in some runs never"
-    return low if low == high else f"{low} to {high}"
+        return f"in {low} or later; in some runs never"
+    return f"in {low}" if low == high else f"in {low} to {high}"
 
 
 def _eta_json(found: Foreseen | None, eta: Eta | None) -> dict[str, Any] | None:

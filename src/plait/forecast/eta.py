@@ -22,6 +22,7 @@ from plait.control.messages import Command, Event, Launch
 from plait.core.arrays import FloatArray
 from plait.core.errors import PlaitError
 from plait.core.jobs import Phase
+from plait.core.words import counted
 from plait.forecast.continued import Continued
 from plait.forecast.drawn import PACE_NOISE, Drawn, draw
 from plait.live.track_record import ENOUGH, START_UP_S, Calibration, Said, TrackRecord
@@ -159,7 +160,7 @@ def calibrated(found: Forecast, record: TrackRecord) -> Forecast:
     if count >= ENOUGH:
         basis = f"what came of the last {count} forecasts on this cluster"
     else:
-        basis = f"what came of {count} forecasts on this cluster, and a prior until there are {ENOUGH}"
+        basis = f"what came of {counted(count, 'forecast')} on this cluster, and a prior until there are {ENOUGH}"
     text = f"intervals are as wide as four in five need, by {basis}"
     return replace(found, etas=etas, assumptions=(*found.assumptions, text))
 

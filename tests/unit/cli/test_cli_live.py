@@ -1,16 +1,19 @@
 """The commands that talk to a service, against one made of a dictionary."""
 
 import json
+import math
 import subprocess
 import sys
 
 import pytest
 from fake_service import TOKEN, Fake, serve
 
+from plait.cli.why import eta_lines
 from plait.control.messages import JobSubmitted, NodeJoined, ReplanDue
 from plait.core.cluster import Node
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec
+from plait.forecast.eta import Eta, Forecast, Interval
 from plait.live import calling
 from plait.live.client import Client, NotRunning, Refused, ServiceError
 from plait.live.jobfile import check, parse_bytes, read_jobs, schema
@@ -330,6 +333,28 @@ def test_explain_an_adaptive_job_that_has_ended_by_the_sizes_it_had(plait, fake)
     fake.answers["GET", "/v1/jobs/j-3/explain"] = ended
     lines = ["j-3 is finished", "  it had 1 GPU for 1 min 3 s (batch 64 in the end), 4 GPUs for 3.5 s"]
     assert plait("explain", "j-3").out.splitlines()[:2] == lines
+
+
+def test_explain_of_a_failed_job_says_once_that_it_failed(plait, fake):
+    ended = {"id": "j-3", "number": 3, "state": "failed", "summary": "failed 4 times, last: exit code 1"}
+    fake.answers["GET", "/v1/jobs/j-3/explain"] = ended
+    assert plait("explain", "j-3").out.splitlines()[0] == "j-3 failed 4 times, last: exit code 1"
+
+
+def test_explain_of_a_job_that_starts_in_no_run_says_of_how_many():
+    never = Interval.of([math.inf] * 10)
+    lines = eta_lines(Forecast(0.0, 10, {}, ()), Eta(never, never, 0.0))
+    assert lines == ["  starts in none of 10 runs of the forecast", "  ends   in none of 10 runs of the forecast"]
+
+
+def test_show_begins_with_the_job_and_quotes_the_last_line_of_each_attempt(plait, fake):
+    why = "its process ended with exit code 1; last lines of the log: Traceback | " + "line | " * 40 + "KeyError: 'a'"
+    attempt = {"epoch": 1, "started_s": 8.0, "ended_s": 20.0, "nodes": ["n0"], "state": "failed", "exit_code": 1,
+               "reason": why}  # fmt: skip
+    fake.answers["GET", "/v1/jobs/j-3"] = {**JOB, "attempts": [attempt], "places": []}
+    lines = plait("show", "j-3").out.splitlines()
+    assert lines[0].split() == ["id", "j-3"]
+    assert "its process ended with exit code 1: KeyError: 'a'" in lines[-1]
 
 
 AGAIN = {
