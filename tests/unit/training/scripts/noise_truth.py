@@ -1,9 +1,11 @@
-"""Gradient noise as a job measures it, beside the exact one; noise_truth.py MODEL OPTIMIZER frozen|moving STEPS.
+"""Gradient noise as a job measures it, beside the exact one; noise_truth.py MODEL OPTIMIZER frozen|moving STEPS [SEED].
 
-The exact one is of the gradients of single examples, of all of them, every so many steps, averaged as the job's
-statistics average. While weights are frozen they are divided as the optimizer itself divides, by its own averages of
-squares without bounds; while they move, what was never seen, or not for long, is bounded as the job bounds it (else
-single coordinates are the whole variance). Prints both.
+The exact one is of the gradients of single examples, of `SIZE` that come next, every so many steps, averaged as the
+job's statistics average. No example comes twice: of data that do, a pass has still to come to those that the model
+has not seen for longest, and their mean gradient is longer than that of all. While weights are frozen the gradients
+are divided as the optimizer itself divides, by its own averages of squares without bounds; while they move, what was
+never seen, or not for long, is bounded as the job bounds it (else single coordinates are the whole variance). Prints
+both.
 """
 
 from __future__ import annotations
@@ -57,11 +59,11 @@ class Transformer(nn.Module):
         return self.out((h + self.mlp(h)).mean(-2))
 
 
-def world_of(kind: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """A model and its data; labels are a rule with noise."""
-    random = torch.Generator().manual_seed(4)
+def world_of(kind: str, size: int = SIZE, seed: int = 0) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """A model and its data, in no order; labels are a rule with noise."""
+    random = torch.Generator().manual_seed(4 + seed)
     if kind == "mlp":
-        x = torch.randn(SIZE, 12, generator=random)
+        x = torch.randn(size, 12, generator=random)
         right = (x[:, :4] * 1.5 + x[:, 4:8]).argmax(1)
         model: nn.Module = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 4))
         with torch.no_grad():
@@ -69,11 +71,11 @@ def world_of(kind: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     else:
         words, length = (150, 5) if kind == "embedding" else (40, 6)
         chance = 1 / torch.arange(1.0, words + 1) ** (1.2 if kind == "embedding" else 0.8)
-        x = torch.multinomial(chance, SIZE * length, replacement=True, generator=random).view(SIZE, length)
+        x = torch.multinomial(chance, size * length, replacement=True, generator=random).view(size, length)
         right = (x % 4).mode(1).values
         model = Bag() if kind == "embedding" else Transformer()
-    wrong = torch.rand(SIZE, generator=random) < 0.3
-    return model, x, torch.where(wrong, torch.randint(4, (SIZE,), generator=random), right)
+    wrong = torch.rand(size, generator=random) < 0.3
+    return model, x, torch.where(wrong, torch.randint(4, (size,), generator=random), right)
 
 
 def optimizer_of(kind: str, model: nn.Module, rate: float) -> torch.optim.Optimizer:
@@ -109,7 +111,7 @@ def divisors(optimizer: torch.optim.Optimizer, model: nn.Module, bounded: Precon
 
 
 def exact(model: nn.Module, below: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> Estimate:
-    """|Pg|^2 and tr(P Sigma P)/M0 over all examples, for gradients divided by `below`."""
+    """|Pg|^2 and tr(P Sigma P)/M0 over these examples, for gradients divided by `below`."""
     parameters = {name: p.detach() for name, p in model.named_parameters()}
 
     def loss(weights, one, target):
@@ -123,7 +125,7 @@ def exact(model: nn.Module, below: dict[str, Any], x: torch.Tensor, y: torch.Ten
         mean = divided.mean(0)
         sqr += float(mean.square().sum())
         var += float((divided - mean).square().sum()) / (len(x) - 1)
-    return Estimate((sqr - var / len(x),), (var / BATCH,), float(EVERY))  # without replacement
+    return Estimate((sqr - var / len(x),), (var / BATCH,), float(EVERY))  # the mean of so many is longer by that
 
 
 def main() -> None:
@@ -132,12 +134,13 @@ def main() -> None:
     if world > 1:
         dist.init_process_group("gloo")
     plan.HALVES_EVERY = 1  # as good as more steps
-    torch.manual_seed(0)
-    model, x, y = world_of(kind)
+    seed = int(sys.argv[5]) if len(sys.argv) > 5 else 0  # of weights and of data
+    torch.manual_seed(seed)
+    model, x, y = world_of(kind, steps * BATCH + SIZE, seed)
     used = nn.parallel.DistributedDataParallel(model) if world > 1 else model
     optimizer = optimizer_of(name, model, 2e-4 if how == "moving" else 0.0)
     job = attach(model=model, optimizer=optimizer)
-    loader = AdaptiveDataLoader(TensorDataset(x, y), BATCH, shuffle=True, interval_s=1e9)
+    loader = AdaptiveDataLoader(TensorDataset(x, y), BATCH, shuffle=False, interval_s=1e9)
     adaptive = Adaptive(job, used, optimizer, loader)
     truth, made, begun = Statistics(), 0, False
     while made < steps:
@@ -151,7 +154,8 @@ def main() -> None:
                 adaptive.statistics.reset()
             if begun and loader.is_sync_pass and made % EVERY == 0:
                 bounded = adaptive._hooks.precondition if how == "moving" else None
-                truth.update(exact(model, divisors(optimizer, model, bounded), x, y))
+                ahead = slice(made * BATCH, made * BATCH + SIZE)
+                truth.update(exact(model, divisors(optimizer, model, bounded), x[ahead], y[ahead]))
             if made >= steps:
                 break
     found = adaptive.statistics
