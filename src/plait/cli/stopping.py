@@ -57,7 +57,12 @@ def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S) -> list
         said.append(f"still running: {', '.join(jobs)}; plait up takes them back, plait down --stop-jobs ends them")
     elif before:
         count = len({mark.split(":")[1] for mark in before.values()})
-        said.append(f"{count} job{'s' * (count != 1)} stopped; plait up goes on with {'them' if count != 1 else 'it'}")
+        what = (
+            "it, from its checkpoint if it has one"
+            if count == 1
+            else "them, from their checkpoints where they have any"
+        )
+        said.append(f"{count} job{'s' * (count != 1)} stopped; plait up starts {what}")
     return said
 
 

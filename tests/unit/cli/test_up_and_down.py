@@ -319,6 +319,22 @@ def test_down_says_that_it_ended_agents_that_had_no_service(
         child.wait()
 
 
+@pytest.mark.parametrize(
+    ("jobs", "says"),
+    [
+        (1, "1 job stopped; plait up starts it, from its checkpoint if it has one"),
+        (2, "2 jobs stopped; plait up starts them, from their checkpoints where they have any"),
+    ],
+)
+def test_down_promises_no_job_more_than_its_checkpoint(
+    jobs: int, says: str, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = {100 + n: f"home:j-{n}:1:0" for n in range(jobs)}
+    monkeypatch.setattr(stopping, "job_processes", lambda _: dict(marks))
+    monkeypatch.setattr(stopping, "kill_jobs", lambda _: marks.clear())
+    assert stopping.stop(layout, stop_jobs=True) == [says]
+
+
 def of_another_machine(layout: Layout, file: str, **more: object) -> Path:
     """What a process that lives on another machine says of itself, in a file of the home."""
     path = layout.home / file
