@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from plait import Cluster, load_jobs, make_world
+from plait.core.preemption import FREELY
 from plait.goodput.efficiency import efficiency
 from plait.goodput.jobs import GoodputJobs
 from plait.goodput.table import goodput_table
@@ -43,7 +44,8 @@ def muri(data: Path, rows: Path) -> None:
     results = []
     for name in ("Themis", "Tiresias", "SRTF", "SRSF", "Muri-L", "Muri-S"):
         policy, cluster = MURI_POLICIES[name], Cluster.parse(HARDWARE)
-        case = Case("trace3", jobs, policy, cluster, world, placement=PLACEMENT, labels={"policy": name})
+        labels = {"policy": name}
+        case = Case("trace3", jobs, policy, cluster, world, placement=PLACEMENT, rule=FREELY, labels=labels)
         results.append(run_case(case))
     (ASSETS / "muri-avg-jct.svg").write_text(policy_bars_svg(results), encoding="utf-8")
     bars = json.loads(rows.read_text(encoding="utf-8"))["bars"]
