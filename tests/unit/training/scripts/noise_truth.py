@@ -1,11 +1,11 @@
 """Gradient noise as a job measures it, beside the exact one; noise_truth.py MODEL OPTIMIZER frozen|moving STEPS [SEED].
 
-The exact one is of the gradients of single examples, of `SIZE` that come next, every so many steps, averaged as the
-job's statistics average. No example comes twice: of data that do, a pass has still to come to those that the model
-has not seen for longest, and their mean gradient is longer than that of all. While weights are frozen the gradients
-are divided as the optimizer itself divides, by its own averages of squares without bounds; while they move, what was
-never seen, or not for long, is bounded as the job bounds it (else single coordinates are the whole variance). Prints
-both.
+The exact one is of the gradients of single examples, every so many steps, averaged as the job's statistics average.
+While weights are frozen it is of all examples, and gradients are divided as the optimizer itself divides, by its own
+averages of squares without bounds. While weights move it is of `SIZE` examples that come next, and none comes twice:
+of data that do, a pass has still to come to those that the model has not seen for longest, and their mean gradient is
+longer than that of all. What was never seen, or not for long, is bounded as the job bounds it (else single
+coordinates are the whole variance). Prints both.
 """
 
 from __future__ import annotations
@@ -136,11 +136,12 @@ def main() -> None:
     plan.HALVES_EVERY = 1  # as good as more steps
     seed = int(sys.argv[5]) if len(sys.argv) > 5 else 0  # of weights and of data
     torch.manual_seed(seed)
-    model, x, y = world_of(kind, steps * BATCH + SIZE, seed)
+    fresh = how == "moving"
+    model, x, y = world_of(kind, steps * BATCH + SIZE if fresh else SIZE, seed)
     used = nn.parallel.DistributedDataParallel(model) if world > 1 else model
     optimizer = optimizer_of(name, model, 2e-4 if how == "moving" else 0.0)
     job = attach(model=model, optimizer=optimizer)
-    loader = AdaptiveDataLoader(TensorDataset(x, y), BATCH, shuffle=False, interval_s=1e9)
+    loader = AdaptiveDataLoader(TensorDataset(x, y), BATCH, shuffle=not fresh, interval_s=1e9)
     adaptive = Adaptive(job, used, optimizer, loader)
     truth, made, begun = Statistics(), 0, False
     while made < steps:
@@ -153,8 +154,8 @@ def main() -> None:
                 begun = True
                 adaptive.statistics.reset()
             if begun and loader.is_sync_pass and made % EVERY == 0:
-                bounded = adaptive._hooks.precondition if how == "moving" else None
-                ahead = slice(made * BATCH, made * BATCH + SIZE)
+                bounded = adaptive._hooks.precondition if fresh else None
+                ahead = slice(made * BATCH, made * BATCH + SIZE) if fresh else slice(None)
                 truth.update(exact(model, divisors(optimizer, model, bounded), x[ahead], y[ahead]))
             if made >= steps:
                 break
