@@ -27,7 +27,7 @@ import numpy as np
 
 from plait.core.cluster import Cluster
 from plait.core.goodput import Estimate
-from plait.core.jobs import JobSpec, JobTable, Phase
+from plait.core.jobs import Checkpoints, JobSpec, JobTable, Phase
 from plait.core.plan import NO_GROUPS, Gate, Groups
 from plait.core.policy import Policy, View
 from plait.core.resources import Resource
@@ -489,6 +489,9 @@ class Naive:
             "run_s": np.array([j.held_by(now) / 1e3 for j in jobs]),
             "pending_since_s": state("waits_since_s"),
             **{name: state(name) for name in REMEMBERED},
+            # all save when they are told to stop, which then loses less than anybody's patience
+            "checkpoints": np.full(len(jobs), int(Checkpoints.ON_STOP)),
+            **{name: np.zeros(len(jobs)) for name in ("saved_run_s", "restart_s")},
             "slot": np.array([self.last_slot.get(j.number, -1) for j in jobs], dtype=np.int64),
             "attained_base_gpu_s": state("promoted_at_service") / 1e3,
             "run_base_s": state("promoted_at_held") / 1e3,

@@ -330,4 +330,4 @@ def test_jobs_that_take_turns(policy: str) -> None:
             return choice
 
         agree(takers_of_turns(rng, cluster), cluster, make_policy(policy), counting, rules, changes)
-    assert shared > TURNS[policy], "hardly anybody shared"
+    assert shared > TURNS[policy] // ONE_IN, "hardly anybody shared"
