@@ -267,7 +267,7 @@ def test_the_log_is_turned_over_and_read_by_offsets(world: World) -> None:
 def test_a_log_is_followed_while_it_grows(world: World) -> None:
     world.service.want(world.run(1, sys.executable, "-S", "-c", "print('first'); input()"))
     world.service.want(world.python(2, "import time\nprint('first')\nwhile True: time.sleep(0.01)", gpus=[1]))
-    world.said(2, "first")
+    world.said(2, "first\n")
     reply = world.service.ask(2)
     assert (reply.text, reply.next, reply.size) == ("first\n", 6, 6)
     assert world.service.ask(2, offset=6).text == ""
