@@ -1,6 +1,6 @@
 """The command line: `plait`.
 
-Modules of commands import nothing but typer until a command runs, so that `--help` is immediate.
+A command is imported and built when it is asked for, and its module imports little until it runs: see `plait.cli.lazy`.
 
 Exit codes: 0 done; 1 unexpected; 2 the input or an option is wrong; 4 a plan or a simulation cannot be; 130 Ctrl-C.
 """

@@ -2,34 +2,68 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from plait.cli import (
-    admin,
-    catalog,
-    cluster,
-    demo,
-    doctor,
-    jobs,
-    ray,
-    reproduce,
-    run_here,
-    simulate,
-    sweep,
-    trace,
-    tune,
-    watch,
-    why,
-)
+from plait.cli.lazy import Entry
 from plait.cli.panels import ADMIN, ANSWERS, CLUSTER, JOBS, LIBRARY, SIMULATE, Panels
 
 HELP = "A scheduler for deep-learning clusters: runs jobs, explains itself, and simulates what would have been."
 
+#: Without arguments such a command prints its help; the rest of the line may be the user's command, options and all.
+BARE: dict[str, Any] = {"no_args_is_help": True}
+VERBATIM = BARE | {"context_settings": {"allow_interspersed_args": False}}
+
+#: The commands in the order of the help.
+ENTRIES = {
+    "submit": Entry(JOBS, "jobs:submit", "Submit a job: a command, or a file.", VERBATIM),
+    "ls": Entry(JOBS, "jobs:ls", "List jobs, newest first."),
+    "show": Entry(JOBS, "jobs:show", "Show everything about a job.", BARE),
+    "logs": Entry(JOBS, "jobs:logs", "Print what a job wrote in its newest attempt.", BARE),
+    "wait": Entry(JOBS, "jobs:wait", "Wait until jobs have ended.", BARE),
+    "cancel": Entry(JOBS, "jobs:cancel", "Take jobs back; what runs is stopped.", BARE),
+    "history": Entry(JOBS, "jobs:history", "List jobs that have ended: how they waited, ran and moved."),
+    "run": Entry(JOBS, "run_here:run", "Run a training script alone, with what a job gets.", VERBATIM),
+    "up": Entry(CLUSTER, "cluster:up", "Start the service and its nodes, here or on a cluster."),
+    "down": Entry(CLUSTER, "cluster:down", "Stop the service and its nodes."),
+    "status": Entry(CLUSTER, "watch:status", "Show the service: where it is, what decides, nodes, jobs."),
+    "top": Entry(CLUSTER, "watch:top", "Watch nodes and jobs; Ctrl-C leaves."),
+    "doctor": Entry(CLUSTER, "doctor:doctor", "Check the set-up and say what to fix."),
+    "demo": Entry(CLUSTER, "demo:demo", "Train four models apart, then interleaved, and compare."),
+    "nodes": Entry(CLUSTER, "watch:nodes", "List the nodes; drain, resume and forget them."),
+    "ray": Entry(CLUSTER, "ray:app", "A small Ray cluster here, to try plait up --backend ray."),
+    "explain": Entry(ANSWERS, "why:explain", "Say why a job waits, how it shares, and when it will end.", BARE),
+    "events": Entry(ANSWERS, "watch:events", "Print the event log: what happened and what was decided."),
+    "replay": Entry(ANSWERS, "admin:replay", "Derive every decision again from the event log, and compare."),
+    "fidelity": Entry(ANSWERS, "why:fidelity", "Simulate what was submitted, and compare completion times."),
+    "backup": Entry(ADMIN, "admin:backup", "Copy the store while the service runs.", BARE),
+    "restore": Entry(ADMIN, "admin:restore", "Put a copy of the store back; the service must be down.", BARE),
+    "policy": Entry(ADMIN, "catalog:policy", "The policy that decides: show, set, check one of your own."),
+    "token": Entry(ADMIN, "admin:token", "Tokens: who may use the service."),
+    "project": Entry(ADMIN, "admin:project", "Projects: quotas and shares."),
+    "simulate": Entry(
+        SIMULATE, "simulate:simulate", "Simulate traces under one or more policies and compare them.", BARE
+    ),
+    "sweep": Entry(SIMULATE, "sweep:sweep", "Run a grid of policies, loads, seeds and clusters.", BARE),
+    "tune": Entry(SIMULATE, "tune:tune", "Fit a policy to half of a trace, and judge it on the rest.", BARE),
+    "reproduce": Entry(SIMULATE, "reproduce:app", "Run a published evaluation again: ours beside the authors'."),
+    "policies": Entry(LIBRARY, "catalog:policies", "List policies, what they know, and their options."),
+    "cite": Entry(LIBRARY, "catalog:cite", "Print BibTeX of the work a policy comes from."),
+    "worlds": Entry(LIBRARY, "catalog:worlds", "List the worlds: what is true besides the policy."),
+    "trace": Entry(LIBRARY, "trace:app", "Convert, inspect and generate traces."),
+}
+
+
+class Plait(Panels):
+    """The commands of plait."""
+
+    entries = ENTRIES
+
+
 app = typer.Typer(
     name="plait",
-    cls=Panels,
+    cls=Plait,
     help=HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -38,9 +72,6 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 unexpected or (wait) a job failed, 2 wrong input, 4 plan or simulation error, "
     "130 interrupted.",
 )
-
-#: The rest of the line is the user's command, options and all.
-VERBATIM = {"allow_interspersed_args": False}
 
 
 def _version(wanted: bool) -> None:
@@ -58,43 +89,3 @@ def options(
     ] = False,
 ) -> None:
     """Options before the command."""
-
-
-app.command("submit", rich_help_panel=JOBS, no_args_is_help=True, context_settings=VERBATIM)(jobs.submit)
-app.command("ls", rich_help_panel=JOBS)(jobs.ls)
-app.command("show", rich_help_panel=JOBS, no_args_is_help=True)(jobs.show)
-app.command("logs", rich_help_panel=JOBS, no_args_is_help=True)(jobs.logs)
-app.command("wait", rich_help_panel=JOBS, no_args_is_help=True)(jobs.wait)
-app.command("cancel", rich_help_panel=JOBS, no_args_is_help=True)(jobs.cancel)
-app.command("history", rich_help_panel=JOBS)(jobs.history)
-app.command("run", rich_help_panel=JOBS, no_args_is_help=True, context_settings=VERBATIM)(run_here.run)
-
-app.command("up", rich_help_panel=CLUSTER)(cluster.up)
-app.command("down", rich_help_panel=CLUSTER)(cluster.down)
-app.command("status", rich_help_panel=CLUSTER)(watch.status)
-app.command("top", rich_help_panel=CLUSTER)(watch.top)
-app.add_typer(watch.nodes, name="nodes", rich_help_panel=CLUSTER)
-app.add_typer(ray.app, name="ray", rich_help_panel=CLUSTER)
-app.command("doctor", rich_help_panel=CLUSTER)(doctor.doctor)
-app.command("demo", rich_help_panel=CLUSTER)(demo.demo)
-
-app.command("explain", rich_help_panel=ANSWERS, no_args_is_help=True)(why.explain)
-app.command("events", rich_help_panel=ANSWERS)(watch.events)
-app.command("replay", rich_help_panel=ANSWERS)(admin.replay)
-app.command("fidelity", rich_help_panel=ANSWERS)(why.fidelity)
-
-app.add_typer(catalog.policy, name="policy", rich_help_panel=ADMIN)
-app.add_typer(admin.token, name="token", rich_help_panel=ADMIN)
-app.add_typer(admin.project, name="project", rich_help_panel=ADMIN)
-app.command("backup", rich_help_panel=ADMIN, no_args_is_help=True)(admin.backup)
-app.command("restore", rich_help_panel=ADMIN, no_args_is_help=True)(admin.restore)
-
-app.command("simulate", rich_help_panel=SIMULATE, no_args_is_help=True)(simulate.simulate)
-app.command("sweep", rich_help_panel=SIMULATE, no_args_is_help=True)(sweep.sweep)
-app.command("tune", rich_help_panel=SIMULATE, no_args_is_help=True)(tune.tune)
-app.add_typer(reproduce.app, name="reproduce", rich_help_panel=SIMULATE)
-
-app.command("policies", rich_help_panel=LIBRARY)(catalog.policies)
-app.command("cite", rich_help_panel=LIBRARY)(catalog.cite)
-app.command("worlds", rich_help_panel=LIBRARY)(catalog.worlds)
-app.add_typer(trace.app, name="trace", rich_help_panel=LIBRARY)

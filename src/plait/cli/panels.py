@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from typer.core import TyperGroup
+
+from plait.cli.lazy import Commands, Entry, as_they_are
 
 #: In the order of the help.
 JOBS, CLUSTER, ANSWERS, ADMIN, SIMULATE, LIBRARY = (
@@ -19,17 +22,32 @@ ORDER = (JOBS, CLUSTER, ANSWERS, ADMIN, SIMULATE, LIBRARY)
 
 
 class Panels(TyperGroup):
-    """A group whose help lists its commands under the headings of their panels."""
+    """A group whose help lists its commands under the headings of their panels, and builds none of them for it."""
+
+    #: The commands, by name.
+    entries: Mapping[str, Entry] = {}
+
+    def __init__(self, **settings: Any) -> None:
+        """Have the commands of the entries, whatever typer has found."""
+        super().__init__(**settings)
+        self.commands = Commands(self.entries)  # type: ignore[assignment]
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all commands."""
+        return list(self.entries)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options before the command."""
+        return as_they_are(super().get_params(ctx))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write one section a panel."""
-        shown = [(name, self.commands[name]) for name in self.list_commands(ctx) if not self.commands[name].hidden]
-        widest = max(len(name) for name, _ in shown)
+        widest = max(len(name) for name in self.entries)
         for panel in ORDER:
             rows = [
-                (name.ljust(widest), command.get_short_help_str(formatter.width - widest - 6))
-                for name, command in shown
-                if getattr(command, "rich_help_panel", None) == panel
+                (name.ljust(widest), entry.short_help(formatter.width - widest - 6))
+                for name, entry in self.entries.items()
+                if entry.panel == panel
             ]
             if rows:
                 with formatter.section(panel):

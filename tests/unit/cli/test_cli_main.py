@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 import plait as package
 from plait.cli import app
@@ -96,8 +97,60 @@ def test_public_names():
 
 
 def test_every_command_has_help(plait):
-    import typer
-
     names = list(typer.main.get_command(app.app).commands)
     for name in names:
         assert plait(name, "--help").code == 0
+
+
+def test_help_lines_of_the_list_are_those_of_the_commands():
+    for name, entry in app.ENTRIES.items():
+        command = typer.main.get_command(app.app).commands[name]
+        assert entry.line == command.get_short_help_str(1000), name
+        assert entry.short_help(20) == command.get_short_help_str(20), name
+        assert command.rich_help_panel == entry.panel
+
+
+def leaves(command, path):
+    """All commands below one that have none below them, with what is typed for them."""
+    below = getattr(command, "commands", {})
+    yield from (leaf for name in below for leaf in leaves(below[name], [*path, name]))
+    if not below:
+        yield path, command
+
+
+def test_defaults_and_texts_are_what_typer_would_make_of_them():
+    seen = 0
+    for path, command in leaves(typer.main.get_command(app.app), []):
+        context = command.make_context(path[-1], [], resilient_parsing=True)
+        for param in command.get_params(context):
+            quick, slow = param.process_value, param.process_value.args[1]
+            default = param.get_default(context)
+            if not param.required:
+                assert quick(context, default) == slow(context, default), (path, param.name)
+                assert type(quick(context, default)) is type(slow(context, default)), (path, param.name)
+                seen += 1
+            source = type(context.get_parameter_source(param.name))
+            context.set_parameter_source(param.name, source.COMMANDLINE)
+            for text in ("a b", "", "3"):
+                value = [text, text] if param.multiple or param.nargs == -1 else text
+                assert outcome(quick, context, value) == outcome(slow, context, value), (path, param.name)
+    assert seen > 200
+
+
+def outcome(process, context, value):
+    try:
+        return process(context, value)
+    except Exception as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("words", [["ls", "--home", "nowhere"], ["submit", "--help"], ["wait", "j-1"]])
+def test_a_short_command_loads_what_it_needs(words, tmp_path):
+    code = (
+        "import sys; from plait.cli import main\n"
+        f"try: main({words!r})\n"
+        "except SystemExit: print(sorted(m for m in ('numpy', 'pydantic', 'plait.cli.runs', 'plait.cli.doctor') "
+        "if m in sys.modules))"
+    )
+    done = python("-c", code, cwd=tmp_path, env={"PLAIT_HOME": str(tmp_path), "PATH": ""})
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr

@@ -1,0 +1,111 @@
+"""Commands that are imported and built only when they are asked for, and options that are parsed only if given.
+
+Typer builds every command of an application before it looks at the first word, and loads pydantic to check values that
+nobody gave: together half of the CPU time of a short command. Names and help lines are all that `plait --help` needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperArgument, TyperCommand, TyperOption
+
+
+class Entry(NamedTuple):
+    """Where a command is: the heading of the help it is listed under, `module:name` in this package, its help line.
+
+    The name is that of a function, or of a `typer.Typer` with commands of its own. `settings` are those of
+    `typer.Typer.command`.
+    """
+
+    panel: str
+    target: str
+    line: str
+    settings: Mapping[str, Any] = {}
+
+    def short_help(self, most: int) -> str:
+        """The help line in at most so many characters."""
+        return TyperCommand(None, help=self.line).get_short_help_str(most)
+
+
+class Commands(Mapping[str, Any]):
+    """The click commands of entries by name; each is imported and built when it is first looked up."""
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        """Know these entries."""
+        self.entries = entries
+        self._built: dict[str, Any] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        """All names."""
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.entries)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is such a command; builds nothing."""
+        return name in self.entries
+
+    def __getitem__(self, name: str) -> Any:
+        """The command."""
+        if name not in self._built:
+            self._built[name] = _build(name, self.entries[name])
+        return self._built[name]
+
+
+def _build(name: str, entry: Entry) -> Any:
+    module, _, attribute = entry.target.partition(":")
+    what = getattr(importlib.import_module(f"plait.cli.{module}"), attribute)
+    alone = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+    alone.callback()(_nothing)  # with it, it is a group also of one command
+    if isinstance(what, typer.Typer):
+        alone.add_typer(what, name=name, rich_help_panel=entry.panel, **entry.settings)
+    else:
+        alone.command(name, rich_help_panel=entry.panel, **entry.settings)(what)
+    group: Any = typer.main.get_command(alone)
+    command = group.commands[name]
+    parse_only_what_is_given(command)
+    return command
+
+
+def _nothing() -> None:
+    """Have no options."""
+
+
+def parse_only_what_is_given(command: Any) -> None:
+    """Let the parameters of a command, and of those below it, take defaults and plain texts as they are."""
+    params = command.get_params  # those of the command, and its --help
+    command.get_params = lambda ctx: as_they_are(params(ctx))
+    for below in getattr(command, "commands", {}).values():
+        parse_only_what_is_given(below)
+
+
+def as_they_are(params: list[Any]) -> list[Any]:
+    """The parameters, which convert no value any more that this would not change."""
+    for param in params:
+        if isinstance(param, (TyperArgument, TyperOption)) and "process_value" not in vars(param):
+            param.process_value = partial(_process, param, param.process_value)  # type: ignore[method-assign]
+    return params
+
+
+def _process(param: Any, checked: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
+    """Convert a value by typer, unless that cannot change it: pydantic would be loaded to say so."""
+    source = ctx.get_parameter_source(param.name)
+    if source is not None and source.name == "DEFAULT" and not param.required:
+        found = () if value is None and (param.multiple or param.nargs == -1) else value
+        return found if param.callback is None else param.callback(ctx, param, found)
+    # Versions of typer that have no descriptor load nothing either.
+    descriptor = getattr(param, "type_descriptor", None)
+    if descriptor is None or descriptor.parameter_info.parser is not None or param.callback is not None:
+        return checked(ctx, value)
+    if descriptor.annotation is str and isinstance(value, str):
+        return value
+    if descriptor.annotation == list[str] and isinstance(value, (list, tuple)) and value:
+        return list(value)
+    return checked(ctx, value)
