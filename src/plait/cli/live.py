@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -92,13 +93,18 @@ def progress(job: dict[str, Any]) -> str:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], nothing: str, most_lines: int = 3) -> None:
     """A table, or a sentence if there is nothing in it; for the marks of headings see `plait.cli.tables`."""
-    from plait.cli.console import console
-    from plait.cli.tables import table
+    from plait.cli.tables import piped, table
 
     lines = list(rows)
     if not lines:
         typer.echo(nothing)
         return
+    # These make rich draw for a terminal where there is none.
+    if not (sys.stdout.isatty() or any(os.environ.get(name) for name in ("FORCE_COLOR", "TTY_COMPATIBLE"))):
+        sys.stdout.writelines(line + "\n" for line in piped(columns, lines, most_lines))
+        return
+    from plait.cli.console import console
+
     printer = console()
     printer.print(table(columns, lines, printer.limit, most_lines), whole=True)
 

@@ -858,6 +858,17 @@ def test_the_help_has_panels_and_loads_nothing_heavy(plait):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_a_list_in_a_pipe_loads_neither_rich_nor_pydantic(fake, tmp_path):
+    fake.answers["GET", "/v1/jobs"] = [JOB, DONE]
+    code = (
+        "import sys; from plait.cli import main\n"
+        "try: main(['ls'])\n"
+        "except SystemExit: print(sorted(m for m in ('rich.console', 'pydantic', 'numpy') if m in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["job", "j-3", "j-2", "[]"]
+
+
 def test_reading_jobs_of_a_file(tmp_path):
     path = tmp_path / "jobs.json"
     path.write_text('[{"command": ["a"]}, {"command": ["b"], "gpu_memory": "3M"}]')

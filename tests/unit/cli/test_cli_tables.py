@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from plait.cli.jobs import JOB_COLUMNS, brief, job_row
-from plait.cli.tables import plain, plain_lines, table
+from plait.cli.tables import piped, plain, plain_lines, table
 
 WRITTEN = "\x1b[2J\x1b]0;title\x07" + "very long failure message " * 200 + "x" * 900 + "\nnext\x1b[31m"
 JOB = {
@@ -72,3 +72,18 @@ def test_a_brief_reason_has_the_line_that_says_what_went_wrong():
     reason = "its process ended with exit code 1; last lines of the log: Traceback | File x | ValueError: no"
     assert brief(reason) == "its process ended with exit code 1: ValueError: no"
     assert brief("out of memory") == "out of memory"
+
+
+@pytest.mark.parametrize("most_lines", [3, 1000])
+@pytest.mark.parametrize(
+    ("headings", "rows"),
+    [
+        (JOB_COLUMNS, [job_row(JOB), job_row({**JOB, "id": "j-2", "name": "größer 中文", "reason": "ρ " * 300})]),
+        (("", "~"), [("reason", "word " * 100 + "end"), ("id", "j-1"), ("", None)]),
+        (("job", ">gpus"), [("中文", 16), ("j-1 [bold]x[/]", 1)]),
+    ],
+)
+def test_a_pipe_gets_without_rich_what_rich_would_draw(headings, rows, most_lines):
+    out = io.StringIO()
+    Console(file=out, width=10_000, no_color=True).print(table(headings, rows, None, most_lines))
+    assert piped(headings, rows, most_lines) == [line.rstrip() for line in out.getvalue().splitlines()]
