@@ -62,11 +62,7 @@ def main() -> None:
     runs = 9
     bare = child_cpu_s([sys.executable, "-c", "import typer"], runs)
     figures = []
-    for words, goal in (
-        (["--help"], "goal < 0.3 s"),
-        (["simulate", "--help"], "goal < 0.3 s"),
-        (["policies"], "goal < 0.6 s"),
-    ):
+    for words, goal in ((["--help"], "goal < 0.3 s"), (["simulate", "--help"], "goal < 0.3 s"), (["policies"], "")):
         seconds = child_cpu_s([PLAIT, *words], runs)
         against = "python -c 'import typer'"
         figures.append(Figure(f"plait {' '.join(words)}", seconds, runs, bare / seconds, against, goal))

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from plait.cli.live import HomeOption, JsonFlag, client, print_json
+
+if TYPE_CHECKING:
+    from plait.policies.catalog import Row
 
 policy = typer.Typer(help="The policy that decides: show, set, check one of your own.", no_args_is_help=True)
 
 
 def policies(as_json: JsonFlag = False) -> None:
     """List policies, what they know, and their options."""
-    from plait.cli.listing import listed
+    from plait.policies.catalog import rows
 
-    known = listed()
+    known = rows()
     if as_json:
         import json
 
-        typer.echo(json.dumps(known, indent=1))
+        typer.echo(json.dumps([{"name": name, **_as_json(row)} for name, row in known.items()], indent=1))
         return
     from rich.markup import escape
     from rich.table import Table
@@ -28,20 +30,35 @@ def policies(as_json: JsonFlag = False) -> None:
     from plait.cli.console import console
 
     grid = Table("policy", "knows", "preempts", "what it does", "options", "needs")
-    for row in known:
-        said = (row["name"], row["knows"], row["preempts"], row["summary"], " ".join(row["options"]))
-        grid.add_row(*said, escape(needs(row["needs"])))
+    for name, row in known.items():
+        grid.add_row(name, row.knows, preempts(row), row.summary, " ".join(row.options), escape(needs(row)))
     console().print(grid)
-    options = {name: option for row in known for name, option in row["options"].items()}
+    options = {name: option for row in known.values() for name, option in row.options.items()}
     meanings = Table("option", "meaning", "takes", title="NAME:option=value,...", title_justify="left")
     for name, option in options.items():
-        meanings.add_row(name, option["meaning"], option["takes"])
+        meanings.add_row(name, option.help, option.takes)
     console().print(meanings)
 
 
-def needs(found: Mapping[str, str]) -> str:
+def _as_json(row: Row) -> dict[str, object]:
+    return {
+        "summary": row.summary,
+        "knows": row.knows,
+        "preempts": preempts(row),
+        "cites": list(row.cites),
+        "options": {name: {"meaning": option.help, "takes": option.takes} for name, option in row.options.items()},
+        "needs": dict(row.needs),
+    }
+
+
+def preempts(row: Row) -> str:
+    """Whether a policy takes GPUs from running jobs: yes, no, or unknown for policies of others that do not say."""
+    return "unknown" if row.preempts is None else "yes" if row.preempts else "no"
+
+
+def needs(row: Row) -> str:
     """The extras that a policy needs, and for what."""
-    return "; ".join(f"plait[{extra}]{' for ' * bool(what)}{what}" for what, extra in found.items())
+    return "; ".join(f"plait[{extra}]{' for ' * bool(what)}{what}" for what, extra in row.needs.items())
 
 
 #: What is said of a policy beside its name, where an operator let it.
