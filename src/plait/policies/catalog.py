@@ -12,8 +12,8 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
-from importlib.metadata import entry_points
+from functools import cache, partial
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -345,9 +345,15 @@ CATALOG: dict[str, Row] = dict(
 def rows() -> dict[str, Row]:
     """The catalog and what installed packages add to it."""
     found = dict(CATALOG)
-    for entry in entry_points(group="plait.policies"):
+    for entry in _installed():
         found.setdefault(entry.name, entry.load())
     return found
+
+
+@cache
+def _installed() -> tuple[EntryPoint, ...]:
+    """What installed packages say: read once, since that opens a file of every package."""
+    return tuple(entry_points(group="plait.policies"))
 
 
 def make_policy(text: str) -> Policy:
