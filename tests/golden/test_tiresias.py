@@ -1,7 +1,8 @@
 """Published and derived values for Tiresias and its baselines, to every digit that is known.
 
 Toys and index values need nothing; the traces are read from `PLAIT_DATA` or `../shared/data` and skipped,
-saying so, when they are not there. All runs: no overheads, decisions at every event, GPUs counted.
+saying so, when they are not there. All runs: no overheads, decisions at every event, GPUs counted. Of the longest trace
+and of promotion a few by default, all with `PLAIT_SLOW=1`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from plait.traces.formats import read_trace
 from plait.traces.load import load_jobs
 
 DATA = Path(os.environ.get("PLAIT_DATA", Path(__file__).parents[3] / "shared" / "data"))
+slow = pytest.mark.skipif(not os.environ.get("PLAIT_SLOW"), reason="takes a minute in all; set PLAIT_SLOW=1")
 K3 = "thresholds=3250/7200,placement=counting"
 
 
@@ -282,7 +284,11 @@ def test_trace3_gittins_with_its_own_sizes(tmp_path: Path) -> None:
     agrees(ours, (342525.938, 4262.0, 1194372.9, 1371260.7, 8171961, 1961))
 
 
-@pytest.mark.parametrize(("policy", "published"), TRACE1)
+@pytest.mark.parametrize(
+    ("policy", "published"),
+    # one that never preempts, one that knows durations, one that does not
+    [pytest.param(*row, marks=[] if i in (0, 3, 6) else [slow, pytest.mark.slow]) for i, row in enumerate(TRACE1)],
+)
 def test_trace1_on_64_gpus(policy: str, published: tuple[float, ...]) -> None:
     agrees(figures(run(trace("muri/trace1.csv"), "8x8", make_policy(policy))), published)
 
@@ -290,8 +296,8 @@ def test_trace1_on_64_gpus(policy: str, published: tuple[float, ...]) -> None:
 @pytest.mark.parametrize(
     ("options", "mean", "preemptions", "promotions"),
     [
-        ("thresholds=3250/7200,knob=8", 369_778, 7_060, 1_918),
-        ("thresholds=3250/7200,knob=1,floor_s=600", 338_746, 12_202, 3_873),
+        pytest.param("thresholds=3250/7200,knob=8", 369_778, 7_060, 1_918, marks=slow),
+        pytest.param("thresholds=3250/7200,knob=1,floor_s=600", 338_746, 12_202, 3_873, marks=slow),
         ("thresholds=57600,knob=8", 304_999, 4_207, 1_150),
     ],
 )

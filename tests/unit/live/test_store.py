@@ -19,7 +19,7 @@ from plait.forecast.replayed import replay, stored_rows
 from plait.live.engine import Engine
 from plait.live.layout import Layout
 from plait.live.store import Entry, Store, StoreError, Token, schema
-from plait.live.store.migrate import migrate, version
+from plait.live.store.migrate import migrate, upgrade, version
 from plait.live.store.store import restore_backup
 
 
@@ -120,18 +120,44 @@ def test_tokens(url: str) -> None:
 
 
 def test_migrations_make_the_tables_of_the_models_and_take_them_away(url: str) -> None:
+    """Step by step they are those that an empty database gets at once, to the names of indexes and constraints."""
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
-    store = Store.open(url)
-    with store._engine.connect() as connection:
+    def tables(connection: sa.Connection) -> dict[str, object]:
         assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
+        look = sa.inspect(connection)
+        return {
+            name: (
+                [{**column, "type": repr(column["type"])} for column in look.get_columns(name)],
+                look.get_pk_constraint(name), look.get_indexes(name), look.get_unique_constraints(name),
+            )
+            for name in sorted(look.get_table_names())
+        }  # fmt: skip
+
+    store = Store.open(url)
     with store._engine.begin() as connection:
+        at_once = tables(connection)
+        assert set(at_once) == {"alembic_version", *schema.metadata.tables}
         assert version(connection) == schema.HEAD
-        migrate(connection, "base")
+        upgrade(connection, "base")
         assert sa.inspect(connection).get_table_names() == ["alembic_version"]
+        assert version(connection) is None
         migrate(connection)
+        assert version(connection) == schema.HEAD
+        assert tables(connection) == at_once
     assert list(store.entries()) == []
+    store.close()
+
+
+def test_tables_of_any_earlier_version_are_brought_to_this_one(url: str) -> None:
+    store = Store.open(url)
+    with store._engine.begin() as connection:
+        for before in ("0001", "0004"):
+            upgrade(connection, "base")
+            upgrade(connection, before)
+            migrate(connection)
+            assert version(connection) == schema.HEAD
     store.close()
 
 
