@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from plait.cli.live import HomeOption, JsonFlag, client, print_json
+from plait.core.words import counted
 
 if TYPE_CHECKING:
     from plait.policies.catalog import Row
@@ -108,7 +109,7 @@ def check(
 ) -> None:
     """Run the contract suite on a policy.
 
-    Prints one line a contract; the exit code is 4 if one is broken.
+    Prints one line a contract, and a reason for which several are broken once; the exit code is 4 if one is broken.
     """
     from plait.cli.runs import import_from_here
     from plait.core.errors import PlanError
@@ -118,13 +119,19 @@ def check(
     make_policy(name)
     from plait.sim.contract import check_policy
 
-    broken = total = 0
-    for contract, ok, detail in check_policy(lambda: make_policy(name), seed=seed):
+    total, broken = 0, dict[str, list[str]]()  # contracts by the reason for which they are broken
+    for contract, ok, detail, reason in check_policy(lambda: make_policy(name), seed=seed):
         total += 1
-        broken += not ok
-        typer.echo(f"{'ok    ' if ok else 'BROKEN'} {contract}" + (f": {detail}" if detail else ""))
+        if not ok:
+            broken.setdefault(reason, []).append(contract)
+        if ok or len(broken[reason]) == 1:
+            typer.echo(f"{'ok    ' if ok else 'BROKEN'} {contract}" + (f": {detail}" if detail else ""))
+    for reason, (_, *others) in broken.items():
+        if others:
+            typer.echo(f"BROKEN {', '.join(others)}: {counted(len(others), 'contract')} more, all by: {reason}")
     if broken:
-        raise PlanError(f"{name} breaks {broken} of {total} contracts")
+        count = sum(map(len, broken.values()))
+        raise PlanError(f"{name} breaks {count} of {total} contracts")
     typer.echo(f"{name} keeps all {total} contracts")
 
 

@@ -48,11 +48,12 @@ COSTLY = replace(
 
 
 class CheckResult(NamedTuple):
-    """One promise: kept or not, and if not how to see it."""
+    """One promise: kept or not, and if not how to see it; `reason` is what went wrong, without when and where."""
 
     name: str
     ok: bool
     detail: str
+    reason: str = ""
 
 
 class BrokenPromise(PlaitError):
@@ -92,8 +93,8 @@ def check_policy(make: Make, *, seed: int = 0, only: Sequence[str] | None = None
         try:
             contract.check(make, seed)
         except Exception as error:
-            said = str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
-            yield CheckResult(contract.name, False, f"{said} (seed {seed})")
+            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+            yield CheckResult(contract.name, False, f"{_said(error)} (seed {seed})", _said(cause))
         else:
             yield CheckResult(contract.name, True, "")
 
@@ -260,7 +261,7 @@ def play(
         drive(watch, watch.backend, watch)  # type: ignore[arg-type]
         refuse_silence(watch.played.controller)
     except Exception as error:
-        at_s = watch.backend.now / 1000
+        at_s = watch.backend.now / 1000 + 0.0  # never -0.0
         where = f"workload {workload.name}, seed {workload.seed}, round {workload.world.round_s} s, at {at_s} s"
         raise BrokenPromise(f"{where}: {_said(error)}") from error
     return watch.played

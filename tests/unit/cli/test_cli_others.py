@@ -182,3 +182,18 @@ def test_no_summary_is_cut_at_80_columns(plait, monkeypatch):
             (line,) = [line for line in shown.splitlines() if line.split()[:1] == [name] and line.startswith("  ")]
             assert line.split(None, 1)[1] == below.get_short_help_str(limit=1000), (path, name)
             assert len(line) <= 80
+
+
+def test_a_reason_for_which_many_contracts_break_is_said_once(plait, tmp_path):
+    (tmp_path / "bad.py").write_text(
+        "class Bad:\n    def decide(self, view):\n        raise ValueError('no such thing')\n"
+    )
+    answer = plait("policy", "check", "bad:Bad")
+    assert answer.code == 4
+    broken = [line for line in answer.out.splitlines() if line.startswith("BROKEN")]
+    assert len(broken) == 2
+    assert "at 0.0 s: ValueError: no such thing" in broken[0]
+    assert broken[1].startswith("BROKEN repeats, pure, ")
+    assert broken[1].endswith(": 11 contracts more, all by: ValueError: no such thing")
+    assert "-0.0" not in answer.out
+    assert "breaks 12 of 13 contracts" in answer.err
