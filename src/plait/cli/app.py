@@ -7,13 +7,13 @@ from typing import Annotated, Any
 import typer
 
 from plait.cli.lazy import Entry
-from plait.cli.panels import ADMIN, ANSWERS, CLUSTER, JOBS, LIBRARY, SIMULATE, Panels
+from plait.cli.panels import ADMIN, ANSWERS, CLUSTER, JOBS, LIBRARY, SIMULATE, Panels, Verbatim
 
 HELP = "A scheduler for deep-learning clusters: runs jobs, explains itself, and simulates what would have been."
 
 #: Without arguments such a command prints its help; the rest of the line may be the user's command, options and all.
 BARE: dict[str, Any] = {"no_args_is_help": True}
-VERBATIM = BARE | {"context_settings": {"allow_interspersed_args": False}}
+VERBATIM = BARE | {"cls": Verbatim, "context_settings": {"allow_interspersed_args": False}}
 
 #: The commands in the order of the help.
 ENTRIES = {

@@ -38,6 +38,7 @@ JOB_COLUMNS = ("job", "?name", "?user", "state", "?>gpus", "?progress", "?>age",
 
 
 def submit(
+    context: typer.Context,
     command: CommandArgument = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="A job, or several, as YAML, TOML or JSON.")] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", "-g", help="Processes, one a GPU; all at once or none.")] = None,
@@ -86,7 +87,8 @@ def submit(
     """
     import os
 
-    from plait.cli.submission import Asked, batch_bounds, requests_of, runs_here
+    from plait.cli.panels import TYPED
+    from plait.cli.submission import Asked, batch_bounds, misplaced, requests_of, runs_here
     from plait.live.jobfile import schema_text
 
     if show_schema:
@@ -106,6 +108,8 @@ def submit(
     ready = requests_of(asked, os.environ, here=runs_here(home, os.environ))
     with client(home) as service:
         answers = service.submit(ready)
+    if strays := misplaced(command or (), context.meta.get(TYPED, ())):
+        note(strays)
     _tell(answers, as_json)
     if wait:
         _wait([answer["id"] for answer in answers], None, home)

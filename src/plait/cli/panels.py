@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from plait.cli.lazy import Commands, Entry, as_they_are
 
+#: Where a context keeps the words after the name of a command.
+TYPED = "plait.typed"
 #: In the order of the help.
 JOBS, CLUSTER, ANSWERS, ADMIN, SIMULATE, LIBRARY = (
     "Jobs",
@@ -19,6 +21,15 @@ JOBS, CLUSTER, ANSWERS, ADMIN, SIMULATE, LIBRARY = (
     "Catalogs and traces",
 )
 ORDER = (JOBS, CLUSTER, ANSWERS, ADMIN, SIMULATE, LIBRARY)
+
+
+class Verbatim(TyperCommand):
+    """A command whose last argument is a command of the user, options and all; its context keeps what was typed."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options before the user's command."""
+        ctx.meta[TYPED] = tuple(args)
+        return super().parse_args(ctx, args)
 
 
 class Panels(TyperGroup):

@@ -133,6 +133,34 @@ def _variables(pairs: Sequence[str], environ: Mapping[str, str]) -> dict[str, st
     return out
 
 
+#: Options of `plait submit` that training scripts hardly have, and whether a value follows.
+_OWN = {
+    "-g": True, "--gpus": True, "--min-gpus": True, "--max-gpus": True, "--gpu-memory": True, "--cpus": True,
+    "--retries": True, "--deadline": True, "--class": True, "--priority": True, "--project": True, "--conda": True,
+    "--container": True, "--node-env": False, "--export-all": False, "--wait-for-nodes": False, "--merge": False,
+}  # fmt: skip
+
+
+def misplaced(command: Sequence[str], typed: Sequence[str]) -> str:
+    """That words of the user's command look like options of `plait submit`; empty if none do, or after a `--`.
+
+    `typed` are all words after `plait submit`.
+
+    >>> misplaced(["python", "x.py", "-g", "2"], ["python", "x.py", "-g", "2"])
+    '-g 2 went to python x.py; options of plait submit come before the command'
+    """
+    before = typed[: len(typed) - len(command)]
+    if list(before[-1:]) == ["--"]:
+        return ""
+    found = [i for i, word in enumerate(command) if i and word.partition("=")[0] in _OWN]
+    if not found:
+        return ""
+    words = [" ".join(command[i : i + 1 + ("=" not in command[i] and _OWN[command[i]])]) for i in found]
+    return (
+        f"{', '.join(words)} went to {' '.join(command[: found[0]])}; options of plait submit come before the command"
+    )
+
+
 def batch_bounds(initial: int | None, most: int | None, local: str | None, accumulation: bool) -> dict[str, Any]:
     """What the options say of the bounds of the batch; `InputError` for a range that is none."""
     bounds: list[int | None] = [None, None]

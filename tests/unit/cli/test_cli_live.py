@@ -72,6 +72,15 @@ def test_submit_sends_the_command_as_it_is_written(plait, fake, tmp_path):
     ]
 
 
+def test_submit_tells_where_its_options_went(plait, fake):
+    fake.answers["POST", "/v1/jobs"] = {"id": "j-1", "number": 1}
+    answer = plait("submit", "train", "x.py", "-g", "2")
+    assert (answer.code, answer.out) == (0, "j-1\n")
+    assert "plait: -g 2 went to train x.py; options of plait submit come before the command\n" in answer.err
+    assert "went to" not in plait("submit", "--", "train", "x.py", "-g", "2").err
+    assert [body["command"] for body in fake.bodies] == [["train", "x.py", "-g", "2"]] * 2
+
+
 def test_submit_passes_on_what_the_policy_ignores(plait, fake):
     remark = "policy drf ignores priorities; policies that order by them: fifo"
     fake.answers["POST", "/v1/jobs"] = {"id": "j-1", "number": 1, "remarks": [remark]}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plait.cli.environment import conda_prefix, of_submitter
-from plait.cli.submission import Asked, check_runnable, requests_of, runs_here
+from plait.cli.submission import Asked, check_runnable, misplaced, requests_of, runs_here
 from plait.core.errors import InputError
 
 
@@ -145,3 +145,20 @@ def test_jobs_of_another_machines_service_are_not_looked_for_here(tmp_path):
     assert runs_here(str(tmp_path), {})
     (tmp_path / "up.json").write_text('{"backend": "slurm"}')
     assert not runs_here(str(tmp_path), {})
+
+
+@pytest.mark.parametrize(
+    ("typed", "command", "strays"),
+    [
+        ("python x.py -g 2", 4, "-g 2"),
+        ("-g 1 python x.py --gpus=2 --lr 3 --merge", 6, "--gpus=2, --merge"),
+        ("python x.py --priority", 3, "--priority"),
+        ("python x.py --batch-size 2 --model m -n 4", 8, ""),  # a script has these itself
+        ("-g 2 -- python x.py -g 2", 4, ""),
+        ("-g 2", 0, ""),
+    ],
+)
+def test_words_after_the_command_that_look_like_options_of_submit_are_told(typed, command, strays):
+    words = typed.split()
+    said = misplaced(words[len(words) - command :], words)
+    assert said == (strays and f"{strays} went to python x.py; options of plait submit come before the command")
