@@ -142,7 +142,7 @@ def test_a_day_in_the_life_of_a_cluster(plait, tmp_path):
     plait("cancel", long)
     assert f"{long} cancelled" in plait("wait", long, code=1)
     plait("wait", wide)
-    assert "Launch" in plait("events")
+    assert "  ->  start j-" in plait("events")
 
     # without a keeper `plait up` starts another, which mends what is broken
     keeping.stop(plait.layout, keeper.NAME)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from plait.cli.event_words import in_words
 from plait.cli.jobs import JOB_COLUMNS, job_row, print_jobs
 from plait.cli.live import HomeOption, JsonFlag, client, duration, note, number, print_json, print_table, seconds
 from plait.cli.tables import plain
@@ -314,62 +315,6 @@ def _print_steps(steps: list[dict[str, Any]], as_json: bool) -> None:
             typer.echo(json.dumps(step, ensure_ascii=False))
             continue
         event, commands = step["event"], step.get("commands") or []
-        caused = "; ".join(_describe(c) for c in commands)
-        said = plain(_describe(event) + (f"  ->  {caused}" if caused else ""))
+        caused = "; ".join(in_words(c) for c in commands)
+        said = plain(in_words(event) + (f"  ->  {caused}" if caused else ""))
         typer.echo(f"{step['seq']:>6}  {step['at_s']:>10.2f} s  {said}")
-
-
-def _describe(message: dict[str, Any]) -> str:
-    """One event or command in a few words."""
-    kind = str(message.get("type"))
-    if kind == "JobSubmitted":
-        return f"{kind} " + ", ".join(str(job.get("id")) for job in message["jobs"])
-    if kind == "Requested":
-        numbers = range(message["first"], message["first"] + len(message["requests"]))
-        return f"{kind} {', '.join(f'j-{number}' for number in numbers)} by {message['owner']}"
-    if kind == "StopCostReported":
-        each = zip(message["jobs"], message["checkpoints"], message["restart_s"], strict=True)
-        return f"{kind} " + ", ".join(f"j-{job} {_stop_cost(saves, cost_s)}" for job, saves, cost_s in each)
-    if kind in ("Launch", "Adjust"):
-        groups = []
-        for group in message["groups"]:
-            names = "+".join(f"j-{m['job'] if isinstance(m, dict) else m}" for m in group["jobs"])
-            gate = f" by {group['gate']}" if group.get("gate") else ""
-            groups.append(f"{names} on GPU {','.join(map(str, group['gpus']))}{gate}")
-        return f"{kind} {'; '.join(groups)}"
-    if "job" in message:
-        return f"{kind} {_about_job(message)}"
-    jobs = message.get("jobs")
-    about = ", ".join(f"j-{job}" for job in jobs) if isinstance(jobs, list) else ""
-    node = message.get("node")
-    if node is not None:
-        about = str(node.get("id") if isinstance(node, dict) else node)
-    if kind == "NodeSuspected":
-        return f"{kind} {node} ({'not heard of lately' if message['suspect'] else 'heard of again'})"
-    reason = message.get("reason") or ", ".join(message.get("reasons") or ())
-    return " ".join(part for part in (kind, about, f"({reason})" if reason else "") if part)
-
-
-def _stop_cost(saves: int, restart_s: float | None) -> str:
-    """What a stop would cost a job, by `plait.core.jobs.Checkpoints`."""
-    if not saves:
-        return "cannot go on from a checkpoint"
-    return "goes on from a checkpoint" + ("" if restart_s is None else f"; a restart takes {duration(restart_s)}")
-
-
-def _about_job(note: dict[str, Any]) -> str:
-    """What a note of the service says of one job: which attempt, where or which process, and how it went."""
-    words = [f"j-{note['job']}"]
-    if "epoch" in note:
-        words.append(f"attempt {note['epoch']}")
-    if note["type"] == "AttemptBegan":
-        words.append("on " + ", ".join(f"{node} GPU {gpu}" for node, gpu in note["ranks"]))
-    if "rank" in note:
-        words.append(f"rank {note['rank']}")
-    if note.get("exit_code") is not None:
-        words.append(f"exit code {note['exit_code']}")
-    if note.get("cost_s") is not None:
-        words.append(f"cost {duration(note['cost_s'])}")
-    if note.get("lost_work_s"):
-        words.append(f"lost {duration(note['lost_work_s'])} of work")
-    return " ".join(words + [f"({note[name]})" for name in ("why", "outcome", "reason") if note.get(name)])

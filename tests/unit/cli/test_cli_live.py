@@ -4,12 +4,14 @@ import json
 import math
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 from fake_service import TOKEN, Fake, serve
 
+from plait.cli.event_words import _WORDS, in_words
 from plait.cli.why import eta_lines
-from plait.control.messages import JobSubmitted, NodeJoined, ReplanDue
+from plait.control.messages import Command, Event, JobSubmitted, NodeJoined, ReplanDue
 from plait.core.cluster import Node
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec
@@ -585,8 +587,8 @@ def test_events_in_words(plait, fake):
     ][int(query["after"]) :]
     lines = plait("events").out.splitlines()
     assert [line.split()[0] for line in lines] == ["1", "3"]
-    assert "NodeJoined n0" in lines[0]
-    assert "Launch j-0+j-1 on GPU 0 by tokens" in lines[1]
+    assert lines[0].endswith(" s  node n0 joined")
+    assert lines[1].endswith("  ->  start j-0 with j-1 on GPU 0, taking turns by tokens")
     assert len(plait("events", "--all").out.splitlines()) == 3
     assert json.loads(plait("events", "--last", 1, "--json").out)["seq"] == 3
 
@@ -607,15 +609,21 @@ def test_events_of_a_job_in_words(plait, fake):
     fake.answers["GET", "/v1/jobs/j-3/events"] = {"events": [*steps, progress]}
     lines = [line.split(" s  ")[1] for line in plait("events", "j-3").out.splitlines()]
     assert lines == [
-        "AttemptBegan j-3 attempt 2 on n0 GPU 0, n1 GPU 1",
-        "StopAsked j-3 attempt 2 (moved)",
-        "RankEnded j-3 attempt 2 rank 1 exit code -9 (it was killed)",
-        "AttemptOver j-3 attempt 2 (preempted)",
-        "Restarted j-3 attempt 3 cost 1 min 27 s",
+        "j-3 started on n0 GPU 0, n1 GPU 1 (attempt 2)",
+        "j-3 was told to stop: moved (attempt 2)",
+        "process 1 of j-3 ended with exit code -9: it was killed (attempt 2)",
+        "j-3 left its GPUs: preempted (attempt 2)",
+        "j-3 runs again; its restart took 1 min 27 s (attempt 3)",
     ]
     assert len(plait("events", "j-3", "--last", 1).out.splitlines()) == 1
     assert len(plait("events", "j-3", "--all").out.splitlines()) == 6
     assert len(json.loads(plait("events", "j-3", "--json").out)) == 6
+
+
+def test_every_entry_and_command_has_words():
+    kinds = {kind.__name__ for kind in (*get_args(Event), *get_args(Command))} | set(State()._notes)
+    assert kinds - set(_WORDS) == set()
+    assert in_words({"type": "Later", "jobs": [3]}) == "Later j-3"
 
 
 def test_explain_says_why_what_would_help_and_when(plait, fake):
@@ -723,8 +731,8 @@ def test_what_stops_cost_is_said_by_explain_show_status_and_events(plait, fake):
     fake.answers["GET", "/v1/jobs/j-3/events"] = {"events": steps}
     lines = [line.split(" s  ")[1] for line in plait("events", "j-3").out.splitlines()]
     assert lines == [
-        "StopCostReported j-3 goes on from a checkpoint; a restart takes 4.2 s",
-        "AttemptOver j-3 attempt 2 lost 30.0 s of work (preempted)",
+        "j-3 goes on from a checkpoint; a restart takes 4.2 s",
+        "j-3 left its GPUs: preempted, 30.0 s of work lost (attempt 2)",
     ]
 
 

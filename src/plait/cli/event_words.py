@@ -1,0 +1,139 @@
+"""Entries of the event log in words: what happened, and what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from plait.cli.live import duration
+
+Message = Mapping[str, Any]
+
+
+def in_words(message: Message) -> str:
+    """One event or command as a short sentence; the name of its type where there are no words for that.
+
+    >>> in_words({"type": "NodeJoined", "node": {"id": "n0"}}), in_words({"type": "JobFinished", "jobs": [3, 4]})
+    ('node n0 joined', 'j-3, j-4 finished')
+    """
+    kind = str(message.get("type"))
+    words = _WORDS.get(kind)
+    return f"{kind} {_jobs(message)}".strip() if words is None else words(message)
+
+
+def _jobs(message: Message) -> str:
+    """The jobs that a message names, by their names."""
+    jobs = message.get("jobs", [message["job"]] if "job" in message else [])
+    return ", ".join(str(job.get("id")) if isinstance(job, Mapping) else f"j-{job}" for job in jobs)
+
+
+def _because(message: Message) -> str:
+    reason = message.get("reason") or ", ".join(message.get("reasons") or ())
+    return f": {reason}" if reason else ""
+
+
+def _requested(message: Message) -> str:
+    numbers = range(message["first"], message["first"] + len(message["requests"]))
+    return f"{message['owner']} submitted {', '.join(f'j-{number}' for number in numbers)}"
+
+
+def _groups(message: Message) -> str:
+    """Who runs on which GPUs, counted over the cluster."""
+    said = []
+    for group in message["groups"]:
+        names = [f"j-{m['job'] if isinstance(m, Mapping) else m}" for m in group["jobs"]]
+        turns = f", taking turns by {group['gate']}" if group.get("gate") else ""
+        gpus = group["gpus"]
+        said.append(f"{' with '.join(names)} on GPU{'s' * (len(gpus) > 1)} {','.join(map(str, gpus))}{turns}")
+    return "; ".join(said)
+
+
+def _stop(message: Message) -> str:
+    how = " to memory" if message.get("suspend") else " after a checkpoint" if message.get("checkpoint", True) else ""
+    return f"stop {_jobs(message)}{how}"
+
+
+def _stop_costs(message: Message) -> str:
+    each = zip(message["jobs"], message["checkpoints"], message["restart_s"], strict=True)
+    return ", ".join(f"j-{job} {_stop_cost(saves, cost_s)}" for job, saves, cost_s in each)
+
+
+def _stop_cost(saves: int, restart_s: float | None) -> str:
+    """What a stop would cost a job, by `plait.core.jobs.Checkpoints`."""
+    if not saves:
+        return "cannot go on from a checkpoint"
+    return "goes on from a checkpoint" + ("" if restart_s is None else f"; a restart takes {duration(restart_s)}")
+
+
+def _attempt(message: Message) -> str:
+    """Which attempt, where it is not the first."""
+    return f" (attempt {message['epoch']})" if message.get("epoch", 1) != 1 else ""
+
+
+def _began(message: Message) -> str:
+    where = ", ".join(f"{node} GPU {gpu}" for node, gpu in message["ranks"])
+    return f"{_jobs(message)} started on {where}{_attempt(message)}"
+
+
+def _rank_ended(message: Message) -> str:
+    code = message.get("exit_code")
+    how = "" if code is None else f" with exit code {code}"
+    return f"process {message['rank']} of {_jobs(message)} ended{how}{_because(message)}{_attempt(message)}"
+
+
+def _over(message: Message) -> str:
+    lost = f", {duration(message['lost_work_s'])} of work lost" if message.get("lost_work_s") else ""
+    outcome = str(message.get("outcome") or "it ended")
+    return f"{_jobs(message)} left its GPUs: {outcome}{_because(message)}{lost}{_attempt(message)}"
+
+
+def _suspected(message: Message) -> str:
+    return f"node {message['node']} was {'not heard of lately' if message['suspect'] else 'heard of again'}"
+
+
+def _told(text: str) -> Callable[[Message], str]:
+    """Words with a place for the jobs, for the node and for the reason."""
+
+    def words(message: Message) -> str:
+        node = message.get("node")
+        name = node.get("id") if isinstance(node, Mapping) else node
+        return text.format(jobs=_jobs(message), node=name, because=_because(message))
+
+    return words
+
+
+_WORDS: Mapping[str, Callable[[Message], str]] = {
+    "Requested": _requested,
+    "JobSubmitted": _told("{jobs} joined the queue"),
+    "JobFinished": _told("{jobs} finished"),
+    "JobFailed": lambda m: f"{_jobs(m)} failed{_because(m)}" + ("; it is tried again" if m.get("again") else ""),
+    "JobCancelled": _told("{jobs} was cancelled"),
+    "CancelAsked": _told("{jobs} is to be cancelled"),
+    "LaunchFailed": _told("{jobs} could not start{because}"),
+    "AttemptBegan": _began,
+    "StopAsked": lambda m: f"{_jobs(m)} was told to stop" + (f": {m['why']}" if m.get("why") else "") + _attempt(m),
+    "RankEnded": _rank_ended,
+    "AttemptOver": _over,
+    "Restarted": lambda m: f"{_jobs(m)} runs again; its restart took {duration(m.get('cost_s'))}{_attempt(m)}",
+    "ProgressReported": _told("{jobs} made progress"),
+    "GoodputReported": _told("{jobs} reported goodput"),
+    "JobProfiled": _told("the stages of {jobs} were measured"),
+    "Learnt": lambda m: "a measurement was kept for later jobs" + (f", from {_jobs(m)}" if "job" in m else ""),
+    "StopCostReported": _stop_costs,
+    "JobKept": _told("how long {jobs} keeps its GPUs was set"),
+    "Foreseen": _told("a forecast for {jobs} was kept"),
+    "NodeJoined": _told("node {node} joined"),
+    "NodeLost": _told("node {node} was lost"),
+    "NodeSuspected": _suspected,
+    "NodeDrained": lambda m: f"node {m['node']} takes " + ("no new work" if m.get("drained", True) else "work again"),
+    "NodeLeaving": lambda m: f"node {m['node']} " + ("is about to leave" if m.get("leaving", True) else "stays"),
+    "NodeForgotten": _told("node {node} was taken off the list"),
+    "PolicySet": lambda m: f"policy {m.get('policy')} decides from now on",
+    "ProjectSet": lambda m: f"project {m.get('name')} was set",
+    "ReplanDue": lambda m: "a decision was due",
+    "Launch": lambda m: f"start {_groups(m)}",
+    "Adjust": lambda m: f"change {_groups(m)}",
+    "Stop": _stop,
+    "Refuse": _told("refuse {jobs}{because}"),
+    "Wake": lambda m: f"decide again at {m['at_s']:.2f} s",
+}
