@@ -73,7 +73,8 @@ def _waiting(engine: Engine, job: JobRecord, now: float) -> dict[str, Any]:
     out["position"] = 1 + int(((ranks < rank) | ((ranks == rank) & (waiting < job.number))).sum())
     out["waiting"] = len(waiting)
     out["waited_s"] = now - float(columns["pending_since_s"][job.number])
-    out["blockers"] = _blockers(engine, controller, job)
+    if views.too_large(engine, controller, job) is None:  # else it would wait if nobody were ahead of it, too
+        out["blockers"] = _blockers(engine, controller, job)
     return out
 
 

@@ -56,7 +56,7 @@ def waiting_reason(engine: Engine, job: JobRecord) -> str:
         return "no node has joined yet"
     if not job.admitted:
         return f"does not fit the nodes there are; more may join until {engine.options.settle_s:.0f} s after the last"
-    reason = _too_large(engine, controller, job) or controller.plan.reasons.get(job.number)
+    reason = too_large(engine, controller, job) or controller.plan.reasons.get(job.number)
     if reason:
         return f"{reason}{_silent(engine)}"
     if not engine.ready:
@@ -73,7 +73,7 @@ def _silent(engine: Engine) -> str:
     return f" (nothing new starts on {', '.join(names)}, which {has} not been heard of lately)"
 
 
-def _too_large(engine: Engine, controller: Controller, job: JobRecord) -> str | None:
+def too_large(engine: Engine, controller: Controller, job: JobRecord) -> str | None:
     """That a waiting job needs more than the nodes have that are there now, if so."""
     columns, most = controller.books.columns, engine.room(job.request)
     needs, up = int(columns["min_gpus"][job.number]), controller.cluster.gpus_up

@@ -49,6 +49,17 @@ def test_small_jobs_behind_a_wide_one_need_not_wait_for_nodes_to_settle(cluster:
     assert c.engine.status(c.now)["gpus"]["wanted"] == 5  # by which the backend asks for nodes
 
 
+def test_explain_of_a_job_that_no_node_has_room_for_names_nobody_ahead(cluster: Make) -> None:
+    c = cluster((2,), policy="fifo-backfill", most_gpus=4)
+    small, wide, next_one = c.submit({"gpus": 2}, {"gpus": 4}, {"gpus": 2})
+    c.pass_s(2.0)
+    assert c.state(small) == "running"
+    why = c.engine.explain(wide, c.now)
+    assert why["summary"] == "waits for more nodes: needs 4 GPUs; the nodes that are there have 2"
+    assert why["blockers"] == []
+    assert [blocker["number"] for blocker in c.engine.explain(next_one, c.now)["blockers"]] == [small]
+
+
 def test_a_job_that_wants_more_memory_than_nodes_have_waits_with_the_reason(cluster: Make) -> None:
     c = cluster((), most_gpus=4)
     node = Node(c, "n0", 2)
