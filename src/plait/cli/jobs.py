@@ -220,6 +220,8 @@ def show(job: JobArgument, home: HomeOption = None, as_json: JsonFlag = False) -
             rows += stop_rows(value, found.get("state"), begun=bool(found.get("attempts")))
         elif key == "age_s":
             rows.append(("age", duration(_age_s(found))))
+        elif key == "attained_gpu_s":
+            rows.append(("attained service", f"{value:,.1f} GPU-seconds"))
         elif key in _POINTS:
             rows.append((key.removesuffix("_s"), f"{duration(_ago_s(found, value))} ago"))
         else:

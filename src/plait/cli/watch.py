@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plait.cli.event_words import in_words
-from plait.cli.jobs import JOB_COLUMNS, job_row, print_jobs
+from plait.cli.jobs import JOB_COLUMNS, job_row, print_jobs, stop_text
 from plait.cli.live import HomeOption, JsonFlag, client, duration, note, number, print_json, print_table, seconds
 from plait.cli.tables import plain
 
@@ -63,17 +63,17 @@ def lost_text(found: Mapping[str, Any] | None) -> str:
     """Work that was thrown away since the cluster began, by the reason, and what restarts took; empty for none.
 
     >>> lost_text({"work_gpu_s": {"preempted": 30.0, "failed": 12.0}, "restarts_gpu_s": 8.0})
-    '42.0 s of work on a GPU (30.0 s preempted, 12.0 s failed), and 8.0 s in restarts'
+    '42.0 GPU-seconds of work (30.0 preempted, 12.0 failed), and 8.0 GPU-seconds in restarts'
     """
     if not found:
         return ""
     by, restarts_s = dict(found["work_gpu_s"]), float(found["restarts_gpu_s"])
     parts = []
     if by:
-        each = ", ".join(f"{duration(gpu_s)} {why}" for why, gpu_s in sorted(by.items(), key=lambda one: -one[1]))
-        parts.append(f"{duration(sum(by.values()))} of work on a GPU ({each})")
+        each = ", ".join(f"{gpu_s:,.1f} {why}" for why, gpu_s in sorted(by.items(), key=lambda one: -one[1]))
+        parts.append(f"{sum(by.values()):,.1f} GPU-seconds of work ({each})")
     if restarts_s > 0:
-        parts.append(f"{duration(restarts_s)} in restarts")
+        parts.append(f"{restarts_s:,.1f} GPU-seconds in restarts")
     return ", and ".join(parts)
 
 
@@ -172,11 +172,27 @@ def drain(
     """
     within_s = None if wait is None else seconds(wait)
     with client(home or context.obj) as service:
+        moved = {job: _stop_said(service, job) for n in service.nodes() if n["id"] == node for job in n["jobs"]}
         service.drain(node)
+        if moved:
+            typer.echo(f"{node} stops {', '.join(moved)} now; each starts elsewhere as soon as there is room:")
+        for job, said in moved.items():
+            typer.echo(f"  {job} {said}")
         if within_s is not None:
             _await_empty(service, node, within_s)
     state = "is draining" if within_s is None else "has no jobs any more"
     typer.echo(f"{node} {state}; give it work again with: plait nodes resume {node}")
+
+
+def _stop_said(service: Client, job: str) -> str:
+    """What a stop costs a job that has not been told to yet."""
+    from plait.core.errors import PlaitError
+
+    try:
+        stops = service.job(job).get("stops")
+    except PlaitError:  # it has just ended, or is another user's
+        return "is stopped"
+    return stop_text({**stops, "kept": False}) if stops else "is stopped"
 
 
 def _await_empty(service: Client, node: str, within_s: float) -> None:

@@ -298,6 +298,7 @@ def test_show_tells_how_long_ago_things_were_and_an_age_that_ends_with_the_job(p
     for line in ("created 1 min 40 s ago", "started 1 min 37 s ago", "ended 1 min 10 s ago", "age 30.0 s"):
         assert line in shown
     assert "iterations done 1,235" in shown
+    assert "attained service 40.0 GPU-seconds" in shown
     assert "1 +0.0 s 30.1 s 4 1,024 12.5 s finished 0 - n7" in shown
 
 
@@ -491,10 +492,18 @@ def test_drain_waits_until_the_node_is_empty(plait, fake, monkeypatch):
     other = {"id": "n1", "jobs": ["j-9"]}
     fake.answers |= {
         ("POST", "/v1/nodes/n0/drain"): {},
-        ("GET", "/v1/nodes"): [(200, [{"id": "n0", "jobs": jobs}, other]) for jobs in (["j-1"], ["j-1"], [])],
+        ("GET", "/v1/nodes"): [
+            (200, [{"id": "n0", "jobs": jobs}, other]) for jobs in (["j-1", "j-9"], ["j-1"], ["j-1"], [])
+        ],
+        ("GET", "/v1/jobs/j-1"): {"id": "j-1", "stops": {"resumable": True, "stop_costs_s": 4.2}},
     }
-    assert plait("nodes", "drain", "n0", "--wait", "60s").out.startswith("n0 has no jobs any more")
-    assert fake.paths().count("GET /v1/nodes") == 3
+    assert plait("nodes", "drain", "n0", "--wait", "60s").out.splitlines() == [
+        "n0 stops j-1, j-9 now; each starts elsewhere as soon as there is room:",
+        "  j-1 goes on from a checkpoint after about 4.2 s",
+        "  j-9 is stopped",
+        "n0 has no jobs any more; give it work again with: plait nodes resume n0",
+    ]
+    assert fake.paths().count("GET /v1/nodes") == 4
     fake.answers["POST", "/v1/nodes/n1/drain"] = {}
     late = plait("nodes", "drain", "n1", "--wait", "0.01s")
     assert late.code == 2
@@ -505,6 +514,7 @@ def test_cancel_and_administration(plait, fake):
     fake.answers |= {
         ("DELETE", "/v1/jobs/j-3"): {"state": "cancelled"},
         ("POST", "/v1/nodes/n0/drain"): {},
+        ("GET", "/v1/nodes"): [{"id": "n0", "jobs": []}],
         ("POST", "/v1/nodes/n0/resume"): {},
         ("GET", "/v1/policy"): {"policy": "muri-l"},
         ("PUT", "/v1/policy"): {"policy": "srsf"},
@@ -724,7 +734,7 @@ def test_what_stops_cost_is_said_by_explain_show_status_and_events(plait, fake):
     }  # fmt: skip
     told = plait("status").out
     assert "may stop jobs that cannot go on from a checkpoint" in told
-    assert "lost      30.0 s of work on a GPU (30.0 s preempted), and 10.0 s in restarts\n" in told
+    assert "lost      30.0 GPU-seconds of work (30.0 preempted), and 10.0 GPU-seconds in restarts\n" in told
     cost = {"type": "StopCostReported", "jobs": [3], "checkpoints": [2], "restart_s": [4.2]}
     over = {"type": "AttemptOver", "job": 3, "epoch": 2, "outcome": "preempted", "lost_work_s": 30.0}
     steps = [{"seq": i, "at_s": 9.0, "event": event, "commands": []} for i, event in enumerate((cost, over))]
