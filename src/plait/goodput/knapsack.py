@@ -57,14 +57,15 @@ def knapsack(gain: FloatArray, gpus: IntArray, total: int) -> IntArray:
     The fewest GPUs among equals. NaN and -inf mark what cannot be. Raises `InputError` if nothing fits.
     """
     jobs, columns = gain.shape
-    if columns != len(gpus) or columns == 0 or (np.diff(gpus) < 0).any() or gpus[0] < 0:
+    if columns != len(gpus) or columns == 0 or gpus[0] < 0 or (gpus[1:] < gpus[:-1]).any():
         raise InputError(
             f"a knapsack needs one rising GPU count for each of its {columns} columns (got {gpus.tolist()})"
         )
-    allowed, usable = prune(np.asarray(gain, dtype=np.float64), gpus, total)
-    compiled = HAVE_NUMBA and (has_machine_code(fill_table) or _pays(int(usable.sum()), total))
+    sizes = np.array(gpus, dtype=np.int64)  # of one layout, for which the table is compiled
+    gain = np.ascontiguousarray(gain, dtype=np.float64)
+    compiled = HAVE_NUMBA and (has_machine_code(fill_table) or _pays(int((gain > -np.inf).sum()), total))
     chosen = np.zeros(jobs, dtype=np.int64)
-    if total < 0 or not (fill_table if compiled else plain_table)(allowed, usable, gpus, total, chosen):
+    if total < 0 or not (fill_table if compiled else plain_table)(gain, sizes, total, chosen):
         raise InputError(
             f"no choice of configurations for {jobs} jobs fits in {total} GPUs; "
             "every job needs a configuration of 0 GPUs, or pinned jobs have to fit"
@@ -79,16 +80,8 @@ def _pays(choices: int, total: int) -> bool:
     return _seen > OFTEN or choices * (max(total, 0) + 1) > WORTH_COMPILING
 
 
-def prune(gain: FloatArray, gpus: IntArray, total: int) -> tuple[FloatArray, IntArray]:
-    """Gains (J, C) without NaN, and usable (J, C) 0 or 1: drops what is too large, and what gains nothing over less."""
-    clean = np.where(np.isnan(gain) | (gpus > total), -np.inf, gain)
-    before = np.full_like(clean, -np.inf)
-    before[:, 1:] = np.maximum.accumulate(clean, axis=1)[:, :-1]
-    return clean, (clean > before).astype(np.int64)
-
-
 @kernel
-def fill_table(gain: FloatArray, usable: IntArray, gpus: IntArray, total: int, chosen: IntArray) -> bool:
+def fill_table(gain: FloatArray, gpus: IntArray, total: int, chosen: IntArray) -> bool:
     """Fill `chosen`; False if nothing fits.
 
     best[g], rest[g]: the largest sum with exactly g GPUs among the jobs so far, and what rounding took from it.
@@ -103,11 +96,13 @@ def fill_table(gain: FloatArray, usable: IntArray, gpus: IntArray, total: int, c
         fresh = np.full(total + 1, -np.inf)
         under = np.zeros(total + 1)
         largest = 0
+        before = -np.inf
         for c in range(columns):
-            if usable[j, c] == 0:
-                continue
             size = gpus[c]
             more = gain[j, c]
+            if size > total or not more > before:  # NaN, or no more than fewer GPUs gain
+                continue
+            before = more
             largest = size
             for g in range(size, min(reach + size, total) + 1):
                 old = best[g - size]
@@ -136,15 +131,18 @@ def fill_table(gain: FloatArray, usable: IntArray, gpus: IntArray, total: int, c
     return True
 
 
-def plain_table(gain: FloatArray, usable: IntArray, gpus: IntArray, total: int, chosen: IntArray) -> bool:
+def plain_table(gain: FloatArray, gpus: IntArray, total: int, chosen: IntArray) -> bool:
     """`fill_table` with whole rows of the table at a time, for where there is no machine code; same results."""
     taken = np.zeros((len(gain), total + 1), dtype=np.int32)
     best, rest = np.full(total + 1, -np.inf), np.zeros(total + 1)
     best[0] = 0.0
     for j in range(len(gain)):
         fresh, under = np.full(total + 1, -np.inf), np.zeros(total + 1)
-        for c in np.flatnonzero(usable[j]):
-            size, more = int(gpus[c]), gain[j, c]
+        before = -np.inf
+        for c, (size, more) in enumerate(zip(gpus.tolist(), gain[j].tolist(), strict=True)):
+            if size > total or not more > before:
+                continue
+            before = more
             old = best[: total + 1 - size]
             with np.errstate(invalid="ignore"):  # what cannot be reached is -inf, and its rounding NaN
                 wide = old + more

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plait.core.errors import InputError
 from plait.core.jit import plain
 from plait.goodput.fitness import fitness, terms
-from plait.goodput.knapsack import best_sizes, fill_table, knapsack, plain_table, prune
+from plait.goodput.knapsack import best_sizes, fill_table, knapsack, plain_table
 from plait.goodput.ladder import ladder
 
 P = [-10.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0]
@@ -47,14 +47,24 @@ def test_nothing_is_better_and_no_equal_takes_fewer(seed, jobs, nodes, p, capped
 def test_the_kernel_and_the_plain_table_agree(seed, jobs, nodes, p):
     gpus = ladder(4, nodes)[:, 1]
     gain = terms(speedups(seed, jobs, gpus), p)
-    gain, usable = prune(gain, gpus, 4 * nodes)
     chosen = [np.zeros(jobs, dtype=np.int64) for _ in range(3)]
     fits = [
-        table(gain, usable, gpus, 4 * nodes, out)
+        table(gain, np.array(gpus), 4 * nodes, out)
         for table, out in zip((fill_table, plain(fill_table), plain_table), chosen, strict=True)
     ]
     assert fits == [True] * 3
     assert chosen[0].tolist() == chosen[1].tolist() == chosen[2].tolist()
+
+
+@pytest.mark.skipif(not hasattr(fill_table, "overloads"), reason="needs the compiler: the extra sim")
+def test_the_table_is_compiled_for_one_layout_of_its_arguments():
+    gpus = ladder(4, 3)[:, 1]
+    gain = terms(speedups(0, 3, gpus))
+    fill_table(gain, np.array(gpus), 12, np.zeros(3, dtype=np.int64))
+    known = len(fill_table.overloads)
+    knapsack(gain, gpus, 12)
+    knapsack(np.asfortranarray(gain), gpus.astype(np.int32), 12)
+    assert len(fill_table.overloads) == known
 
 
 def test_equal_choices_take_the_fewest_gpus():

@@ -53,5 +53,5 @@ def _warm_up_fit() -> None:
 
     one, seconds = np.array([1]), np.array([0.1])
     fit(Profile(nodes=one, gpus=one, local=one, grad_s=seconds, step_s=seconds))
-    choices = np.array([[0, 1]])
-    fill_table(choices * 1.0, choices, choices[0], 1, np.zeros(1, dtype=np.int64))
+    knapsack_of_one = np.array([[0.0, 1.0]]), np.array([0, 1])
+    fill_table(*knapsack_of_one, 1, np.zeros(1, dtype=np.int64))
