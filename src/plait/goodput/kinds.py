@@ -120,6 +120,7 @@ def best_configurations(
 
 def best_of_one_kind(
     goodput: FloatArray,
+    column: IntArray,
     gpus: IntArray,
     total: int,
     p: float = POWER,
@@ -128,19 +129,23 @@ def best_of_one_kind(
     weights: FloatArray | None = None,
     stay: BoolArray | None = None,
 ) -> IntArray:
-    """`best_configurations` where there is one kind of GPU, `total` of them: a knapsack, (J,) columns or -1.
+    """`best_configurations` where each job has one, of one kind of GPU, of which there are `total`: a knapsack.
 
-    `gpus` (C,) rises, and each job has one column at most that is not NaN, worth 1 or less. Of choices that differ by
-    less than the gap of the program that with most jobs of `stay` (J,) is taken, of those one with the fewest GPUs, and
-    of those earlier rows come first. Raises `InputError` as `best_configurations` does.
+    `gpus` (C,) is what a column takes, rising, the first 0 for nothing. Each job may have its `column` (J,), worth
+    `goodput` (J,), at most 1, or nothing; what it gets comes back, (J,). Of choices that differ by less than the gap of
+    the program that with most jobs of `stay` (J,) is taken, of those one with the fewest GPUs, and of those earlier
+    rows come first. Raises `InputError` as `best_configurations` does.
     """
     _check_power(p)
     jobs = len(goodput)
     share = _shares(jobs, weights)
-    gain = np.concatenate([-penalty * share[:, None], _gain(goodput, p, share)], axis=1)
+    worth = _gain(goodput[:, None], p, share)[:, 0]
     if stay is not None:
-        gain[stay, 1:] += GAP / (jobs + 1)
-    return knapsack(gain, np.concatenate([[0], gpus]), total) - 1
+        worth[stay] += GAP / (jobs + 1)
+    gain = np.full((jobs, len(gpus)), -np.inf)
+    gain[np.arange(jobs), column] = worth
+    gain[:, 0] = -penalty * share
+    return knapsack(gain, gpus, total)
 
 
 def _check_power(p: float) -> None:
@@ -176,10 +181,11 @@ def _shares(jobs: int, weights: npt.ArrayLike | None) -> FloatArray:
 
 def _gain(goodput: FloatArray, p: float, share: FloatArray) -> FloatArray:
     """sign(p) G^p, or log G, never more than `MOST` either way, times the share; -inf where G is not positive."""
-    known = np.where(goodput > 0, goodput, 1.0)
+    able = goodput > 0
+    known = np.where(able, goodput, 1.0)
     with np.errstate(over="ignore"):
         gain = np.log(known) if p == 0 else np.sign(p) * known**p
-    return np.where(goodput > 0, np.clip(gain, -MOST, MOST) * share[:, None], -np.inf)
+    return np.where(able, np.clip(gain, -MOST, MOST) * share[:, None], -np.inf)
 
 
 def _in_units(cost: FloatArray) -> FloatArray:

@@ -7,6 +7,8 @@ the jobs, and the best choice is a knapsack. `every_size` is what the integer pr
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from plait.core.arrays import IntArray
@@ -24,6 +26,11 @@ def ladder(gpus_per_node: int, nodes: int, most: int | None = None) -> IntArray:
     >>> ladder(6, 2)[:, 1].tolist()
     [0, 1, 2, 6, 12]
     """
+    return _ladder(gpus_per_node, nodes, most).copy()
+
+
+@lru_cache(256)
+def _ladder(gpus_per_node: int, nodes: int, most: int | None) -> IntArray:
     _check(gpus_per_node, nodes)
     parts = [1 << i for i in range(gpus_per_node.bit_length()) if gpus_per_node % (1 << i) == 0]
     sizes = [(0, 0)] + [(1, k) for k in parts if nodes and k < gpus_per_node]
@@ -40,6 +47,11 @@ def every_size(gpus_per_node: int, nodes: int, most: int | None = None) -> IntAr
     >>> every_size(2, 2).tolist()
     [[0, 0], [1, 1], [1, 2], [2, 2], [2, 3], [2, 4]]
     """
+    return _every_size(gpus_per_node, nodes, most).copy()
+
+
+@lru_cache(256)
+def _every_size(gpus_per_node: int, nodes: int, most: int | None) -> IntArray:
     _check(gpus_per_node, nodes)
     most = nodes * gpus_per_node if most is None else min(most, nodes * gpus_per_node)
     one = [(1, k) for k in range(1, min(gpus_per_node, most) + 1)]

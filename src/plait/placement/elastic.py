@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from plait.core.arrays import BoolArray, IntArray
+from plait.core.arrays import NO_JOBS, BoolArray, IntArray
 from plait.core.errors import InputError
 
 
@@ -62,10 +62,13 @@ def place(
     )
     needed = np.searchsorted(np.cumsum(np.sort(capacity)[::-1]), sizes) + 1
     parts = (running > 0).sum(axis=1)
-    unchanged = (running.sum(axis=1) == sizes) & (sizes > 0)
+    same = running.sum(axis=1) == sizes
+    unchanged = same & (sizes > 0)
     apart = unchanged & (parts > needed) & ~fixed & ~still
-    tidy = (parts == 1) | (((running == 0) | (running == capacity)).all(axis=1))
     fresh = partial(_Board, sizes, running, capacity, loose, fixed)
+    if same.all() and not apart.any() and fresh().all_can(np.flatnonzero(sizes)):
+        return Placed(running.copy(), NO_JOBS, NO_JOBS)
+    tidy = (parts == 1) | (((running == 0) | (running == capacity)).all(axis=1))
     board, missing = _gathered(fresh, apart & ~loose, needed)
     for kept in (np.flatnonzero(fixed | tidy), np.flatnonzero(fixed)):
         if not missing:
@@ -121,7 +124,7 @@ class _Board:
         """Leave those of `jobs` where they are whose size is unchanged, if they can stay; who is still to be placed."""
         unchanged = (self.running.sum(axis=1) == self.sizes) & (self.sizes > 0)
         able = jobs[unchanged[jobs]]
-        if self._all_can(able):
+        if self.all_can(able):
             rows = self.running[able]
             self.gpus[able] = rows
             self.free -= rows.sum(axis=0)
@@ -135,7 +138,7 @@ class _Board:
                 self._put(job, at, row[at])
         return np.flatnonzero((self.sizes > 0) & ~self.gpus.any(axis=1)).tolist()
 
-    def _all_can(self, jobs: IntArray) -> bool:
+    def all_can(self, jobs: IntArray) -> bool:
         """Whether these jobs, none of which is on the board, can all stay where they run."""
         rows = self.running[jobs]
         spread = rows[(rows > 0).sum(axis=1) > 1] > 0
@@ -165,17 +168,14 @@ class _Board:
             if size > self.capacity.max(initial=0):
                 if self._scatter(job, size) is not None:
                     return
-            elif (self.free >= size).any():
-                self._put(job, *self._best_fit(size))
+            elif self._fits_best(job, size):
                 return
 
     def gather(self, job: int, nodes: int) -> None:
         """Bring a job with GPUs together on at most `nodes` nodes if they have room besides what it holds there."""
         size, row = int(self.sizes[job]), self.gpus[job].copy()
         self._clear(job)
-        if (self.free >= size).any():
-            self._put(job, *self._best_fit(size))
-        else:
+        if not self._fits_best(job, size):
             self._scatter(job, size)
         if not 0 < (self.gpus[job] > 0).sum() <= nodes:
             self._clear(job)
@@ -183,8 +183,7 @@ class _Board:
             self._put(job, at, row[at])
 
     def _one_node(self, job: int, size: int) -> list[int] | None:
-        if (self.free >= size).any():
-            self._put(job, *self._best_fit(size))
+        if self._fits_best(job, size):
             return []
         best: tuple[tuple[int, int], int, list[int]] | None = None
         for node in np.argsort(-self.free, kind="stable").tolist():
@@ -260,9 +259,15 @@ class _Board:
         self._put(job, at, share)
         return []
 
-    def _best_fit(self, size: int) -> tuple[IntArray, IntArray]:
+    def _fits_best(self, job: int, size: int) -> bool:
+        """Put a job on the node where it leaves least free, if there is room on any."""
         fits = np.flatnonzero(self.free >= size)
-        return fits[[self.free[fits].argmin()]], np.array([size])
+        if not len(fits):
+            return False
+        node = fits[self.free[fits].argmin()]
+        self.gpus[job, node] = size
+        self.free[node] -= size
+        return True
 
     def _movable(self) -> BoolArray:
         movable: BoolArray = ~self.pinned & ((self.gpus > 0).sum(axis=1) == 1)

@@ -45,7 +45,9 @@ class Optimus(InRounds):
         known = work[~np.isnan(work)]
         work = np.where(np.isnan(work), known.mean() if len(known) else 1.0, work)
         speed = pool.goodput(-(-gpus // pool.per_node), gpus)
-        rate = np.where(pool.adapts[:, None], speed / pool.jobs.initial[:, None], self._rates(pool, view, gpus))
+        rate = self._rates(pool, view, gpus)
+        if pool.jobs is not None:
+            rate = np.where(pool.adapts[:, None], speed / pool.jobs.initial[:, None], rate)
         with np.errstate(divide="ignore"):
             return np.where(rate > 0, work[:, None] / rate, np.inf)
 

@@ -18,7 +18,7 @@ from plait.policies.cluster_size import cluster_size
 from plait.policies.exact import MOST_NODES, best_of_all
 from plait.policies.pools import Pool
 from plait.policies.quiet import at_worst
-from plait.policies.rounds import ByFitness, Seated, Sizes
+from plait.policies.rounds import ByFitness, Chosen, Seated, Sizes
 from plait.policies.steps import Ladder, every_speedup, guaranteed, patterns_apply
 
 #: Up to how many GPUs, and how many pairs of job and size, `exact=auto` looks for the best of all sizes.
@@ -96,7 +96,7 @@ class Pollux(ByFitness):
         As if sizes were all that counts, and not where they find a place: the best of those is a bound.
         """
         some = np.flatnonzero(pool.weights > 0)
-        configs, speedup = every_speedup(pool)
+        configs, speedup = every_speedup(pool, only_used=True)
         here = column_of(configs, *pool.running)[some]
         worth = after_restart(speedup[some], pool.kept[some], here)
         worth[np.isin(some, guaranteed(pool, pool.least)), 0] = np.nan
@@ -111,19 +111,20 @@ class Pollux(ByFitness):
         served = due >= (np.cumsum(pool.least[pool.due]) <= pool.total).sum() and fresh >= pool.fresh.sum()
         return not served or float(most) * (1 + ROUNDING) > (1 + GAIN) * reached
 
-    def again(self, pool: Pool, one: Seated, ladder: Ladder, steps: IntArray) -> bool:
+    def again(self, pool: Pool, one: Seated, chosen: Chosen) -> bool:
         """Whether the same steps are the best, and neither a move nor the program gains more even without restarts."""
         found = one.found
         if found is None:
             return False
-        if (pool.kept != one.pool.kept).any() and (self._best_steps(pool, ladder) != steps).any():
+        restarts = (pool.kept != one.pool.kept).any()
+        if restarts and (self._best_steps(pool, chosen.ladder) != chosen.steps).any():
             return False
         free = at_worst(pool, np.zeros(len(pool.rows), dtype=bool))
         if (found.matrix != pool.held).any() and self._merit(free, found.matrix) > self._merit(free, pool.held):
             return False
         if not self._asks_program(pool):
             return True
-        return not self._may_gain(free, self._merit(one.pool, ladder.placed(one.pool, steps)))
+        return not self._may_gain(free, self._merit(one.pool, chosen.placed))
 
     def _best_steps(self, pool: Pool, steps: Ladder) -> IntArray:
         """(J,): the step of each job."""
@@ -134,7 +135,8 @@ class Pollux(ByFitness):
     def _best_of_ladder(self, pool: Pool) -> Sizes:
         steps = Ladder.of(pool)
         column = self._best_steps(pool, steps)
-        return Sizes(steps.placed(pool, column), "the best of a ladder (dynamic programming)", (steps, column))
+        placed = steps.placed(pool, column)
+        return Sizes(placed, "the best of a ladder (dynamic programming)", Chosen(steps, column, placed))
 
     def _asks_program(self, pool: Pool) -> bool:
         """Whether an integer program is asked about this pool."""

@@ -7,6 +7,7 @@ largest of its shares of a node's GPUs, cores and memory. Who fits by charge the
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -59,35 +60,63 @@ class Pool:
     """(J,): jobs that started so recently that only those who are due may stop them."""
     kept: FloatArray
     """(J,): what is left of a speed-up when the job has to restart."""
-    jobs: GoodputJobs
-    """(J,): what they estimate of themselves."""
+    jobs: GoodputJobs | None
+    """(J,): what they estimate of themselves; None where nobody adapts."""
 
     def some(self, which: BoolArray) -> Pool:
         """The same nodes with only these of the jobs."""
-        of_jobs = ("rows", "per_gpu", "held", "least", "most", "limit", "weights", "due", "fresh", "kept", "jobs")
-        return replace(self, **{name: getattr(self, name)[which] for name in of_jobs})
+        of_jobs = ("rows", "per_gpu", "held", "least", "most", "limit", "weights", "due", "fresh", "kept")
+        jobs = None if self.jobs is None else self.jobs[which]
+        return replace(self, **{name: getattr(self, name)[which] for name in of_jobs}, jobs=jobs)
 
-    @property
+    def with_kept(self, kept: FloatArray) -> Pool:
+        """The same pool where a restart leaves `kept` (J,) of each speed-up."""
+        pool = copy(self)  # what has been worked out does not depend on it, and stays
+        object.__setattr__(pool, "kept", kept)
+        return pool
+
+    @cached_property
     def total(self) -> int:
         """GPUs that are up."""
         return int(self.capacity.sum())
 
-    @property
+    @cached_property
     def per_node(self) -> int:
         """GPUs of the largest node; at least 1."""
         return max(1, int(self.capacity.max(initial=0)))
 
     @cached_property
+    def alike(self) -> bool:
+        """Whether all nodes that are up have as many GPUs; so too if none is up."""
+        up = self.capacity[self.capacity > 0]
+        return not len(up) or bool((up == up[0]).all())
+
+    @cached_property
+    def demanding(self) -> bool:
+        """Whether GPUs of any job take cores or memory along."""
+        return bool(self.per_gpu.any())
+
+    @cached_property
     def share(self) -> FloatArray:
         """(J,): how many GPUs one GPU of the job is charged as, at least 1, by the node with most room for each."""
         up = self.capacity > 0
-        if not self.per_gpu.any() or not up.any():
+        if not self.demanding or not up.any():
             return np.ones(len(self.rows))
         room = (self.spare[up] / self.capacity[up][:, None]).max(axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
             parts = np.where(self.per_gpu > 0, self.per_gpu / room, 0.0)
         out: FloatArray = np.maximum(parts.max(axis=1), 1.0)
         return out
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether every job is charged the GPUs that it has."""
+        return not self.demanding or bool((self.share == 1.0).all())
+
+    @cached_property
+    def rigid(self) -> bool:
+        """Whether every job has one size for good."""
+        return bool((self.least == self.limit).all())
 
     @cached_property
     def running(self) -> tuple[IntArray, IntArray]:
@@ -101,18 +130,18 @@ class Pool:
         """
         shape = np.broadcast_shapes(nodes.shape, gpus.shape, (len(self.rows), 1))
         many = np.broadcast_to(gpus, shape)
-        adapts = self.adapts
-        if not adapts.any():
-            return many.astype(np.float64)
         out = many.astype(np.float64)
-        some = np.flatnonzero(adapts)
-        apart = np.broadcast_to(nodes, shape)
-        out[some] = best_batch(self.jobs[some], apart[some], many[some]).goodput
+        some = np.flatnonzero(self.adapts)
+        if self.jobs is not None and len(some):
+            apart = np.broadcast_to(nodes, shape)
+            out[some] = best_batch(self.jobs[some], apart[some], many[some]).goodput
         return out
 
     @cached_property
     def adapts(self) -> BoolArray:
         """(J,): jobs with a fit, of which more is known than that they use their GPUs."""
+        if self.jobs is None:
+            return np.zeros(len(self.rows), dtype=bool)
         able: BoolArray = self.jobs.fitted & (self.least <= self.jobs.most_gpus)
         return able
 
@@ -133,11 +162,20 @@ class Pool:
         return np.where((matrix == self.held).all(axis=1), speedup, speedup * self.kept)
 
 
+def nobody_adapts(view: View) -> bool:
+    """Whether no job adapts its batch: else what jobs say of themselves may change sizes in any round."""
+    return not np.count_nonzero(view.jobs.batch_size)
+
+
 def staying(view: View) -> BoolArray:
     """(jobs,): whether each job is to go on where it runs: those that are kept, and whoever shares their GPUs."""
     known, kept, slot = view.jobs.__dict__, view.keeps, view.jobs.slot
     if known.get("_staying_for") is not kept:  # asked for often
-        flags = (slot >= 0) & np.isin(slot, slot[kept.rows]) if kept.any else kept.rows
+        flags = kept.rows
+        if kept.any and not view.running.single:
+            groups = np.zeros(len(view.running) + 1, dtype=bool)  # one flag a group, and one for who is in none
+            groups[slot[kept.rows]] = True
+            flags = groups[slot]
         known["_staying_for"], known["_staying"] = kept, flags
     stays: BoolArray = known["_staying"]
     return stays
@@ -162,7 +200,7 @@ def pools(
     kind_of = _kinds(view, held, order) if kinds is None else kinds
     columns = _Columns(view, restart_s, np.zeros(len(order), dtype=bool) if everybody else staying(view), held)
     for kind in range(len(cluster.kinds)):
-        rows = order[(kind_of[order] == kind) & ~columns.stays[order]]
+        rows = order[((kind_of == kind) & ~columns.stays)[order]]
         if len(rows):
             yield columns.pool(rows, kind, held, due)
 
@@ -187,9 +225,11 @@ def held_gpus(view: View) -> IntArray:
         rows = rows[np.unique(slots[rows], return_index=True)[1]]
     owner = np.full(len(running), -1, dtype=np.int64)
     owner[slots[rows]] = rows
-    of_gpu = np.repeat(owner, running.gpu_count())
-    mine = of_gpu >= 0
-    np.add.at(held, (of_gpu[mine], cluster.gpu_node[running.gpus[mine]]), 1)
+    of_gpu, node = owner.repeat(running.gpu_count()), cluster.gpu_node[running.gpus]
+    if len(rows) < len(running):  # of a group whose jobs have all ended nobody has the GPUs
+        mine = of_gpu >= 0
+        of_gpu, node = of_gpu[mine], node[mine]
+    np.add.at(held, (of_gpu, node), 1)
     return held
 
 
@@ -199,28 +239,35 @@ class _Columns:
     def __init__(self, view: View, restart_s: float, stays: BoolArray, held: IntArray) -> None:
         jobs = view.jobs
         self.stays = stays
-        known = jobs.goodput
         self.view = view
-        self.per_gpu = np.broadcast_to(demands(jobs), (len(jobs), 2))
+        asked = demands(jobs)
+        self.demanding = bool(asked.any())
+        self.per_gpu = asked if self.demanding else np.zeros((len(jobs), 2))
         self.taken: IntArray = held[stays].sum(axis=0)
         self.taken_along = np.zeros((len(view.cluster.nodes), 2))
-        if stays.any() and self.per_gpu.any():
+        if stays.any() and self.demanding:
             for row in np.flatnonzero(stays).tolist():  # whoever shares GPUs takes its own part of cores and memory
                 slot = int(jobs.slot[row])
                 gpus = view.running.gpus[view.running.first_gpu[slot] : view.running.first_gpu[slot + 1]]
                 np.add.at(self.taken_along, view.cluster.gpu_node[gpus], self.per_gpu[row])
-        self.jobs = goodput_jobs(jobs)
-        measured = known[:, Estimate.RESTART_S]
+        measured = jobs.goodput[:, Estimate.RESTART_S]
         delta = np.where(np.isnan(measured), restart_s, measured)
         self.fresh = jobs.running & (view.now_s - jobs.last_start_s < 2 * delta - CLOCK_S)
         self.kept = restart_factor(jobs.age_s, np.maximum(jobs.starts - 1, 0), delta, ran=jobs.starts > 0)
         guest = (jobs.job_class == int(JobClass.OPPORTUNISTIC)) | stays
         self.weights = np.where(guest, 0.0, np.maximum(jobs.weight, 0.0))
-        adapts = jobs.batch_size > 0
-        self.limit = np.where(adapts, np.minimum(jobs.max_gpus, self.jobs.most_gpus), jobs.max_gpus)
-        self.limit = np.maximum(self.limit, jobs.min_gpus)
-        profiled = np.nan_to_num(known[:, Estimate.PROFILED_GPUS], nan=0.0).astype(np.int64)
-        cap = replica_cap(profiled, self.jobs.most, self.jobs.least_local)
+        self.most = self.limit = np.maximum(jobs.max_gpus, jobs.min_gpus)
+        self.jobs = None if nobody_adapts(view) else goodput_jobs(jobs)
+        if self.jobs is not None:
+            self._limit_by_batch(self.jobs)
+
+    def _limit_by_batch(self, known: GoodputJobs) -> None:
+        """Let jobs that adapt have what their batch allows, and twice what they have explored."""
+        jobs, adapts = self.view.jobs, self.view.jobs.batch_size > 0
+        able = np.maximum(np.minimum(jobs.max_gpus, known.most_gpus), jobs.min_gpus)
+        self.limit = np.where(adapts, able, self.limit)
+        profiled = np.nan_to_num(jobs.goodput[:, Estimate.PROFILED_GPUS], nan=0.0).astype(np.int64)
+        cap = replica_cap(profiled, known.most, known.least_local)
         self.most = np.where(adapts, np.clip(cap, jobs.min_gpus, self.limit), self.limit)
 
     def pool(self, rows: IntArray, kind: int, held: IntArray, due: BoolArray) -> Pool:
@@ -231,12 +278,13 @@ class _Columns:
         spare = cluster.node_spare[nodes] - self.taken_along[nodes]
         least, line = jobs.min_gpus[rows], due[rows]
         line &= capacity.sum() >= least
-        for j in np.flatnonzero(line & self.per_gpu[rows].any(axis=1)).tolist():
-            line[j] = room(capacity, spare, self.per_gpu[rows[j]]).sum() >= least[j]
+        if self.demanding:
+            for j in np.flatnonzero(line & self.per_gpu[rows].any(axis=1)).tolist():
+                line[j] = room(capacity, spare, self.per_gpu[rows[j]]).sum() >= least[j]
         return Pool(
-            rows, nodes, capacity, spare, self.per_gpu[rows], held[np.ix_(rows, nodes)], least, self.most[rows],
+            rows, nodes, capacity, spare, self.per_gpu[rows], held[rows[:, None], nodes], least, self.most[rows],
             self.limit[rows], self.weights[rows], line, (self.fresh & (self.weights > 0))[rows], self.kept[rows],
-            self.jobs[rows],
+            None if self.jobs is None else self.jobs[rows],
         )  # fmt: skip
 
 
@@ -290,6 +338,8 @@ def _able(view: View) -> IntArray:
 
 def room(free: IntArray, spare: FloatArray, per_gpu: FloatArray) -> IntArray:
     """(N,): GPUs of a job that fit on each node beside what is there; `per_gpu` (2,) is what one takes along."""
+    if not per_gpu.any():
+        return np.maximum(free, 0)
     fits = free.astype(np.float64)
     for resource in np.flatnonzero(per_gpu > 0):
         fits = np.minimum(fits, (spare[:, resource] + 1e-6) / per_gpu[resource])

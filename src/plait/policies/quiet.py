@@ -10,7 +10,6 @@ grows towards 1. So a policy makes sure that it would choose the same if that we
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -20,11 +19,6 @@ from plait.core.jobs import Checkpoints, JobTable
 from plait.core.policy import View
 from plait.goodput.speedup import restart_factor
 from plait.policies.pools import Pool
-
-
-def nobody_adapts(view: View) -> bool:
-    """Whether no job adapts its batch: else what jobs say of themselves may change sizes in any round."""
-    return not bool((view.jobs.batch_size > 0).any())
 
 
 def restart_cost_s(view: View, restart_s: float) -> FloatArray:
@@ -39,7 +33,10 @@ def turn_s(jobs: JobTable, patience_s: float) -> FloatArray:
     That is `patience_s`. For jobs that would lose as much by that stop it is longer at each start, or they would begin
     at the same point for ever.
     """
-    return patience_s * np.where(jobs.stop_loss_s >= patience_s, np.maximum(jobs.starts, 1.0), 1.0)
+    lose = jobs.stop_loss_s >= patience_s
+    if not lose.any():
+        return np.full(len(jobs), patience_s)
+    return patience_s * np.where(lose, np.maximum(jobs.starts, 1.0), 1.0)
 
 
 def unchanged_until(view: View, due: BoolArray, guaranteed: BoolArray, patience_s: float, restart_s: float) -> float:
@@ -92,9 +89,9 @@ def later(view: View, pool: Pool, at_s: float, restart_s: float) -> Pool:
     jobs, rows = view.jobs, pool.rows
     restarts, ran = np.maximum(jobs.starts[rows] - 1, 0), jobs.starts[rows] > 0
     delta = restart_cost_s(view, restart_s)[rows]
-    return replace(pool, kept=restart_factor(at_s - jobs.submit_s[rows], restarts, delta, ran=ran))
+    return pool.with_kept(restart_factor(at_s - jobs.submit_s[rows], restarts, delta, ran=ran))
 
 
 def at_worst(pool: Pool, chosen: BoolArray) -> Pool:
     """The pool in which a restart costs the jobs (J,) that were not chosen nothing: the most that waiting can bring."""
-    return replace(pool, kept=np.where(chosen, pool.kept, 1.0))
+    return pool.with_kept(np.where(chosen, pool.kept, 1.0))

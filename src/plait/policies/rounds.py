@@ -17,8 +17,8 @@ from plait.core.jobs import JobClass
 from plait.core.plan import NO_GROUPS, Plan
 from plait.core.policy import View
 from plait.goodput.fitness import FLOOR, HARMONIC, check, fitness
-from plait.policies.pools import CLOCK_S, Pool, pools, staying
-from plait.policies.quiet import at_worst, later, nobody_adapts, turn_s, unchanged_until
+from plait.policies.pools import CLOCK_S, Pool, nobody_adapts, pools, staying
+from plait.policies.quiet import at_worst, later, turn_s, unchanged_until
 from plait.policies.seats import Seats, groups_of, with_companions, with_staying
 from plait.policies.steps import Ladder
 
@@ -37,15 +37,23 @@ LOOK = 240
 FOREVER = 1 << 62
 
 
+class Chosen(NamedTuple):
+    """Steps (J,) of a ladder, and the GPUs (J, N) that were found for them."""
+
+    ladder: Ladder
+    steps: IntArray
+    placed: IntArray
+
+
 class Sizes(NamedTuple):
     """An allocation of one pool, GPUs (J, N), and how it was found: completes "sizes are ...".
 
-    `chosen`: the ladder and the step of each job on it, (J,), where that is what was chosen.
+    `chosen`: how, where steps of a ladder were chosen; `matrix` may give to those who wait what these leave.
     """
 
     matrix: IntArray
     method: str
-    chosen: tuple[Ladder, IntArray] | None = None
+    chosen: Chosen | None = None
 
 
 class Seated(NamedTuple):
@@ -123,11 +131,11 @@ class InRounds:
         """Which to apply: what `allocate` found, or what runs now with free GPUs for those who wait."""
         return found
 
-    def again(self, pool: Pool, one: Seated, ladder: Ladder, steps: IntArray) -> bool:
+    def again(self, pool: Pool, one: Seated, chosen: Chosen) -> bool:
         """Whether a round that left everybody of a pool where they are, as `one` says, would do so again.
 
-        `pool` is that of `one` at a later time: jobs all have one size, and only `kept` is another. `ladder` and
-        `steps` (J,) are what was chosen.
+        `pool` is that of `one` at a later time: jobs all have one size, and only `kept` is another. `chosen` is what
+        was found then.
         """
         return False
 
@@ -158,13 +166,15 @@ class InRounds:
             (jobs.job_class != int(JobClass.OPPORTUNISTIC)) & (jobs.weight > 0) & math.isfinite(self.patience_s)
         )
         due = guaranteed & (jobs.promotions > 0) & (jobs.served_s < turn_s(jobs, self.patience_s))
-        long = jobs.waiting_s >= self.patience_s - CLOCK_S
-        often = ~jobs.running & (jobs.idled_s >= np.maximum(self.patience_s, jobs.served_s) - CLOCK_S)
-        late = guaranteed & ~due & (long | often) & fresh
+        late = np.zeros(len(jobs), dtype=bool)
+        if fresh:
+            long = jobs.waiting_s >= self.patience_s - CLOCK_S
+            often = ~jobs.running & (jobs.idled_s >= np.maximum(self.patience_s, jobs.served_s) - CLOCK_S)
+            late = guaranteed & ~due & (long | often)
         seated = self.anew(view, due | late) if fresh else self.between(view, due)
         groups = groups_of(view, [(one.pool, one.sizes.matrix) for one in seated])
         order = np.concatenate([np.flatnonzero(staying(view)), *(one.pool.rows for one in seated)])
-        fixed = all((one.pool.least == one.pool.limit).all() for one in seated)
+        fixed = all(one.pool.rigid for one in seated)
         settled = fixed and len(groups) == len(jobs) and not view.keeps.any
         last = now
         if fresh and not settled and not late.any() and self._all_stay(view, seated):
@@ -198,7 +208,7 @@ class InRounds:
     def _all_stay(self, view: View, seated: list[Seated]) -> bool:
         """Whether everybody stays where they are, and nobody has another size to go to."""
         return nobody_adapts(view) and all(
-            (pool.least == pool.limit).all() and (sizes.matrix == pool.held).all() for pool, sizes, *_ in seated
+            pool.rigid and (sizes.matrix == pool.held).all() for pool, sizes, *_ in seated
         )
 
     def _last_round(self, view: View, seated: list[Seated], now: int, due: BoolArray, guaranteed: BoolArray) -> int:
@@ -208,11 +218,11 @@ class InRounds:
         for one in seated:
             if last <= now or one.found is None or one.found.chosen is None:
                 return now
-            ladder, steps = one.found.chosen
-            if self.again(at_worst(one.pool, steps > 0), one, ladder, steps):
+            chosen = one.found.chosen
+            if self.again(at_worst(one.pool, chosen.steps > 0), one, chosen):
                 continue
             for at in range(now + 1, min(last, now + LOOK) + 1):
-                if not self.again(later(view, one.pool, at * self.interval_s, self.restart_s), one, ladder, steps):
+                if not self.again(later(view, one.pool, at * self.interval_s, self.restart_s), one, chosen):
                     last = at - 1
                     break
             else:

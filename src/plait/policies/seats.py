@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 
 import numpy as np
 
-from plait.core.arrays import BoolArray, IntArray
+from plait.core.arrays import NO_JOBS, BoolArray, IntArray
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.policy import View
 from plait.policies.pools import Pool, room, staying
@@ -24,7 +25,7 @@ class Seats:
         self.matrix = matrix.copy()
         self.free: IntArray = pool.capacity - matrix.sum(axis=0)
         self.spare = pool.spare.copy()
-        if pool.per_gpu.any():
+        if pool.demanding:
             for j in np.flatnonzero(matrix.any(axis=1)).tolist():
                 asked = self.matrix[j][:, None] * pool.per_gpu[j]
                 if (asked > self.spare + 1e-6).any():
@@ -40,17 +41,16 @@ class Seats:
         Those who are due take their fewest GPUs from whoever has them, then fresh ones from whoever is neither; jobs of
         weight 0 come last, share what is left, and give way to all.
         """
+        pool, waits, first = self.pool, self._waiting(), self.pool.weights > 0
+        entitled = waits & (pool.due | pool.fresh)
+        if not (entitled.any() or (waits.any() and (self.free.any() or self.matrix[~first].any()))):
+            return self.matrix
         most = self._fair() if want is None else np.where(want > 0, want, self._fair())
-        first = self.pool.weights > 0
-        has: IntArray = self.pool.held.sum(axis=1)
-        for j in np.flatnonzero(self.pool.due).tolist():
-            behind = (has == 0) & (np.arange(len(has)) > j)
-            if not self.matrix[j].any() and not self._displace(j, int(most[j]), ~self.pool.due | behind):
-                break  # nobody overtakes in the line of those who are due
-        for j in np.flatnonzero(self.pool.fresh & ~self.matrix.any(axis=1)).tolist():
-            self._displace(j, int(most[j]), ~(self.pool.due | self.pool.fresh))
+        if entitled.any():
+            self._seat_entitled(most)
+            waits = self._waiting()
         displaces = bool(self.matrix[~first].any())
-        for j in np.flatnonzero(first & ~self.matrix.any(axis=1)).tolist():
+        for j in np.flatnonzero(first & waits).tolist():
             room_left = self.free.any()
             if not (room_left or displaces):
                 break
@@ -61,8 +61,26 @@ class Seats:
         for j in guests.tolist():
             if not self.free.any():
                 break
-            self._seat(j, min(max(each, int(self.pool.least[j])), int(self.pool.most[j])))
+            self._seat(j, min(max(each, int(pool.least[j])), int(pool.most[j])))
         return self.matrix
+
+    def _seat_entitled(self, most: IntArray) -> None:
+        """Seat those who are due, then fresh ones, where others are if need be."""
+        pool = self.pool
+        idle: BoolArray = pool.running[1] == 0
+        for j in np.flatnonzero(pool.due).tolist():
+            if self.matrix[j].any():
+                continue
+            behind: BoolArray = idle & (np.arange(len(idle)) > j)
+            if not self._displace(j, int(most[j]), ~pool.due | behind):
+                break  # nobody overtakes in the line of those who are due
+        for j in np.flatnonzero(pool.fresh & self._waiting()).tolist():
+            self._displace(j, int(most[j]), ~(pool.due | pool.fresh))
+
+    def _waiting(self) -> BoolArray:
+        """(J,): jobs without GPUs."""
+        waits: BoolArray = self.matrix.sum(axis=1) == 0
+        return waits
 
     def _fair(self) -> IntArray:
         """What each job may have before the next round: as much as the rest of the jobs could have too."""
@@ -75,10 +93,10 @@ class Seats:
         """Seat a job where `others` (J,) are, if need be; those of them who are not in its way stay."""
         if self._back(j) or (self.free.any() and self._seat(j, most)):
             return True
-        if self.free.sum() + self.matrix[others].sum() < self.pool.least[j]:
-            return False
         guests = np.flatnonzero(others & self.matrix.any(axis=1))
-        before = self.matrix[guests].copy()
+        before = self.matrix[guests]
+        if self.free.sum() + before.sum() < self.pool.least[j]:
+            return False
         free, spare = self.free.copy(), self.spare.copy()
         self._leave(guests)
         if not (self._back(j) or self._seat(j, int(self.pool.least[j]))):
@@ -91,6 +109,10 @@ class Seats:
                 self._take(guest, row)
         return True
 
+    def _room(self, j: int) -> IntArray:
+        """(N,): GPUs of a job that fit on each node beside what is there."""
+        return room(self.free, self.spare, self.pool.per_gpu[j]) if self.pool.demanding else np.maximum(self.free, 0)
+
     def _back(self, j: int) -> bool:
         """Leave a job where it runs, if it does and nobody else is there."""
         row = self.pool.held[j]
@@ -101,12 +123,15 @@ class Seats:
 
     def _fits(self, j: int, row: IntArray) -> bool:
         """Whether a job finds room for these GPUs, and meets no other that spans nodes."""
-        return bool((row <= room(self.free, self.spare, self.pool.per_gpu[j])).all()) and not self._meets(row)
+        return bool((row <= self._room(j)).all()) and not self._meets(row)
 
     def _meets(self, row: IntArray) -> bool:
         """Whether these GPUs span nodes on one of which there is a job that spans nodes."""
+        at = np.flatnonzero(row)
+        if len(at) <= 1:
+            return False
         spread = (self.matrix > 0).sum(axis=1) > 1
-        return bool((row > 0).sum() > 1 and self.matrix[spread][:, row > 0].any())
+        return bool(self.matrix[spread][:, at].any())
 
     def _seat(self, j: int, most: int) -> bool:
         """Halve what a job wants until there is room, but for no less than it needs."""
@@ -126,13 +151,14 @@ class Seats:
     def _find(self, j: int, size: int) -> IntArray | None:
         """On one node, best fit; a job that no node can hold on as few as there are, none with another such job."""
         pool = self.pool
-        fits = room(self.free, self.spare, pool.per_gpu[j])
-        row = np.zeros(len(fits), dtype=np.int64)
+        fits = self._room(j)
         able = np.flatnonzero(fits >= size)
         if len(able):
+            row = np.zeros(len(fits), dtype=np.int64)
             row[able[fits[able].argmin()]] = size
             return row
-        if size <= room(pool.capacity, pool.spare, pool.per_gpu[j]).max(initial=0) and not pool.due[j]:
+        largest = room(pool.capacity, pool.spare, pool.per_gpu[j]).max(initial=0)
+        if size <= largest and not pool.due[j]:
             return None
         spread = (self.matrix > 0).sum(axis=1) > 1
         fits[(self.matrix[spread] > 0).any(axis=0)] = 0
@@ -140,6 +166,7 @@ class Seats:
             return None
         order = np.argsort(-fits, kind="stable")
         count = int(np.searchsorted(np.cumsum(fits[order]), size)) + 1
+        row = np.zeros(len(fits), dtype=np.int64)
         row[order[:count]] = fits[order[:count]]
         row[order[count - 1]] -= row.sum() - size
         return row
@@ -147,49 +174,51 @@ class Seats:
     def _take(self, j: int, row: IntArray) -> None:
         self.matrix[j] = row
         self.free -= row
-        self.spare -= row[:, None] * self.pool.per_gpu[j]
+        if self.pool.demanding:
+            self.spare -= row[:, None] * self.pool.per_gpu[j]
 
     def _leave(self, rows: IntArray) -> None:
         self.free += self.matrix[rows].sum(axis=0)
-        self.spare += self.matrix[rows].T @ self.pool.per_gpu[rows]
+        if self.pool.demanding:
+            self.spare += self.matrix[rows].T @ self.pool.per_gpu[rows]
         self.matrix[rows] = 0
 
     def _return(self, rows: IntArray, gpus: IntArray) -> None:
         self.matrix[rows] = gpus
         self.free -= gpus.sum(axis=0)
-        self.spare -= gpus.T @ self.pool.per_gpu[rows]
+        if self.pool.demanding:
+            self.spare -= gpus.T @ self.pool.per_gpu[rows]
 
 
 def groups_of(view: View, seated: Iterable[tuple[Pool, IntArray]]) -> Groups:
     """Name the GPUs of allocations: who has as many of each node as before keeps the very same."""
-    cluster, jobs, running = view.cluster, view.jobs, view.running
-    taken = np.zeros(cluster.gpus, dtype=bool)
-    for slot in set(jobs.slot[staying(view)].tolist()):
-        taken[running.gpus[running.first_gpu[slot] : running.first_gpu[slot + 1]]] = True
-    gpus: dict[int, IntArray] = {}
-    others: list[tuple[int, IntArray, IntArray]] = []
+    cluster, running, slot = view.cluster, view.running, view.jobs.slot
+    same: list[IntArray] = []
+    others: list[tuple[int, Pool, IntArray]] = []
     for pool, matrix in seated:
-        same = (matrix == pool.held).all(axis=1)
-        for j in np.flatnonzero(matrix.any(axis=1)).tolist():
-            row = int(pool.rows[j])
-            if same[j]:
-                slot = int(jobs.slot[row])
-                gpus[row] = running.gpus[running.first_gpu[slot] : running.first_gpu[slot + 1]]
-                taken[gpus[row]] = True
-            else:
-                others.append((row, pool.nodes, matrix[j]))
-    for row, nodes, count in others:
-        parts = []
-        for at in np.flatnonzero(count).tolist():
-            first = int(cluster.first_gpu[nodes[at]])
-            free = np.flatnonzero(~taken[first : int(cluster.first_gpu[nodes[at] + 1])])
-            parts.append(first + free[: count[at]])
-        gpus[row] = np.concatenate(parts)
-        taken[gpus[row]] = True
-    rows = np.array(sorted(gpus), dtype=np.int64)
-    lists = [gpus[row] for row in rows.tolist()]
-    first_gpu = np.concatenate([[0], np.cumsum([len(one) for one in lists])]).astype(np.int64)
-    return Groups(jobs.number[rows], np.concatenate(lists) if lists else rows, first_gpu)
+        stays, runs = (matrix == pool.held).all(axis=1), matrix.any(axis=1)
+        same.append(pool.rows[stays & runs])
+        others += [(int(pool.rows[j]), pool, matrix[j]) for j in np.flatnonzero(runs & ~stays).tolist()]
+    rows = np.sort(np.concatenate([*same, NO_JOBS]))
+    kept = running[slot[rows]]
+    if not others:
+        return Groups(view.jobs.number[rows], kept.gpus, kept.first_gpu)
+    taken = np.zeros(cluster.gpus, dtype=bool)
+    taken[running[np.unique(slot[staying(view)])].gpus] = True
+    taken[kept.gpus] = True
+    same_gpus, first_same = kept.gpus.tolist(), kept.first_gpu.tolist()
+    gpus = {row: same_gpus[first_same[i] : first_same[i + 1]] for i, row in enumerate(rows.tolist())}
+    for row, pool, count in others:
+        gpus[row] = []
+        for at in count.nonzero()[0].tolist():
+            first, end = cluster.first_gpu[pool.nodes[at] : pool.nodes[at] + 2].tolist()
+            free = (~taken[first:end]).nonzero()[0][: count[at]] + first
+            taken[free] = True
+            gpus[row] += free.tolist()
+    named = sorted(gpus)
+    flat = [gpu for row in named for gpu in gpus[row]]
+    first_gpu = list(accumulate((len(gpus[row]) for row in named), initial=0))
+    return Groups(view.jobs.number[named], np.array(flat, dtype=np.int64), np.array(first_gpu, dtype=np.int64))
 
 
 def with_companions(view: View, groups: Groups, mates: Mapping[int, tuple[int, ...]], turns: IntArray) -> Groups:

@@ -15,9 +15,8 @@ from plait.goodput.kinds import MOST_POWER, PENALTY, POWER, best_configurations,
 from plait.goodput.solver import HAVE_HIGHS
 from plait.placement.packing import allowed_kinds
 from plait.policies.exact import MOST_NODES
-from plait.policies.pools import Pool, every_pool, pools
-from plait.policies.quiet import nobody_adapts
-from plait.policies.rounds import InRounds, Seated, Sizes
+from plait.policies.pools import Pool, every_pool, nobody_adapts, pools
+from plait.policies.rounds import Chosen, InRounds, Seated, Sizes
 from plait.policies.seats import Seats
 from plait.policies.steps import Ladder
 
@@ -54,7 +53,7 @@ class Sia(InRounds):
         """Choose among all kinds at once, then place kind by kind."""
         if len(view.cluster.kinds) == 1 and nobody_adapts(view):
             found = list(pools(view, due=due, restart_s=self.restart_s))
-            if all((pool.least == pool.limit).all() for pool in found):
+            if all(pool.rigid for pool in found):
                 return [self._of_one_kind(pool) for pool in found]
         kinds, step = self._chosen(view, due)
         out = []
@@ -67,30 +66,28 @@ class Sia(InRounds):
         """Who runs of jobs that have one size each: a knapsack; of equal choices that in which most go on running."""
         ladder = Ladder.of(pool)
         step = self._who_runs(pool, ladder)
-        filled = _filled(pool, ladder.placed(pool, step))
-        sizes = Sizes(filled, "the best that fit (dynamic programming)", (ladder, step))
+        placed = ladder.placed(pool, step)
+        chosen = Chosen(ladder, step, placed)
+        sizes = Sizes(_filled(pool, placed), "the best that fit (dynamic programming)", chosen)
         return Seated(pool, sizes, found=sizes)
 
-    def again(self, pool: Pool, one: Seated, ladder: Ladder, steps: IntArray) -> bool:
+    def again(self, pool: Pool, one: Seated, chosen: Chosen) -> bool:
         """Whether the same jobs are to run."""
-        return bool((pool.kept == one.pool.kept).all() or (self._who_runs(pool, ladder) == steps).all())
+        same = (pool.kept == one.pool.kept).all()
+        return bool(same or (self._who_runs(pool, chosen.ladder) == chosen.steps).all())
 
     def _who_runs(self, pool: Pool, ladder: Ladder) -> IntArray:
         """(J,): the step of each job that has one size, 0 for nothing."""
-        steps = np.arange(1, len(ladder.configs))
-        running = ladder.running[:, None] == steps
-        goodput = relative(np.where(ladder.gpus[:, 1:] > 0, ladder.gpus[:, 1:], np.nan))
-        goodput = np.where(running, goodput, goodput * pool.kept[:, None])
-        stays = running.any(axis=1)
+        stays = ladder.running > 0
+        steps, worth = ladder.first, np.where(stays, 1.0, pool.kept)
         some = np.flatnonzero(pool.weights > 0)
         some = some[np.argsort(~stays[some], kind="stable")]
         out = np.zeros(len(pool.rows), dtype=np.int64)
         if len(some):
-            column = best_of_one_kind(
-                goodput[some], ladder.configs[1:, 1], pool.total, self.p, penalty=self.penalty,
+            out[some] = best_of_one_kind(
+                worth[some], steps[some], ladder.configs[:, 1], pool.total, self.p, penalty=self.penalty,
                 weights=pool.weights[some], stay=stays[some],
             )  # fmt: skip
-            out[some] = column + 1
         return out
 
     def _chosen(self, view: View, due: BoolArray) -> tuple[IntArray, IntArray]:
@@ -135,17 +132,9 @@ class Sia(InRounds):
 def _filled(pool: Pool, matrix: IntArray) -> IntArray:
     """The allocation with free GPUs for those who wait; as it is now if nobody gains by moving."""
     filled = Seats(pool, matrix).fill(matrix.sum(axis=1))
-    return pool.held if all((some(filled) == some(pool.held)).all() for some in (_gpus, _nodes)) else filled
-
-
-def _gpus(matrix: IntArray) -> IntArray:
-    gpus: IntArray = matrix.sum(axis=1)
-    return gpus
-
-
-def _nodes(matrix: IntArray) -> IntArray:
-    nodes: IntArray = (matrix > 0).sum(axis=1)
-    return nodes
+    nodes, gpus = pool.running
+    same = (filled.sum(axis=1) == gpus).all() and ((filled > 0).sum(axis=1) == nodes).all()
+    return pool.held if same else filled
 
 
 def _spread_out(kind: IntArray, allowed: BoolArray, free: IntArray, every: list[Pool]) -> None:

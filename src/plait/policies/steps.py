@@ -15,8 +15,7 @@ from plait.policies.pools import Pool
 
 def patterns_apply(pool: Pool) -> bool:
     """Whether nodes are alike and no job takes more than its share of their cores and memory, as the program needs."""
-    up = pool.capacity[pool.capacity > 0]
-    return bool(len(up) and (up == up[0]).all() and (pool.share == 1.0).all())
+    return pool.total > 0 and pool.alike and pool.plain
 
 
 def guaranteed(pool: Pool, charge: IntArray) -> IntArray:
@@ -32,11 +31,17 @@ def guaranteed(pool: Pool, charge: IntArray) -> IntArray:
     return np.concatenate([due, fresh])
 
 
-def every_speedup(pool: Pool) -> tuple[IntArray, FloatArray]:
-    """All configurations (C, 2), nothing first, and the speed-ups of each job (J, C); NaN where it cannot run."""
+def every_speedup(pool: Pool, *, only_used: bool = False) -> tuple[IntArray, FloatArray]:
+    """All configurations (C, 2), nothing first, and the speed-ups of each job (J, C); NaN where it cannot run.
+
+    `only_used` leaves out those on which no job can run.
+    """
     nodes = int((pool.capacity > 0).sum())
     configs = every_size(pool.per_node, nodes, int(pool.most.max(initial=1)))
     fits = (configs[:, 1] >= pool.least[:, None]) & (configs[:, 1] <= pool.most[:, None])
+    if only_used:
+        used = fits.any(axis=0) | (configs[:, 1] == 0)
+        configs, fits = configs[used], fits[:, used]
     speedup = pool.goodput(configs[:, 0], np.where(fits, configs[:, 1], 0)) / pool.base[:, None]
     speedup[~fits] = np.nan
     speedup[:, 0] = 0.0
@@ -66,19 +71,8 @@ class Ladder(NamedTuple):
         needed = int(np.ceil((pool.most * share).max(initial=1.0) - 1e-9))
         needed = -(-needed // per_node) * per_node if needed > per_node else per_node
         configs = ladder(per_node, pool.total // per_node, needed)
-        nodes, charge = configs.T
-        within = np.floor(charge / share[:, None] + 1e-9).astype(np.int64)
-        whole = nodes * np.floor(per_node / share + 1e-9).astype(np.int64)[:, None]
-        gpus = np.where(charge >= per_node, whole, within)
-        least, most = pool.least[:, None], _within_reach(pool, gpus)[:, None]
-        fits = (gpus >= least) & (gpus <= most)
-        between = ~fits.any(axis=1) & (gpus >= least).any(axis=1)
-        first = (gpus >= least).argmax(axis=1)
-        rows = np.flatnonzero(between)
-        fits[rows, first[rows]] = True
-        gpus = np.where(fits, np.minimum(gpus, most), 0)
-        gpus[:, 0] = 0
-        running = _running(pool, nodes, gpus)
+        gpus = _only_size(pool, configs[:, 1]) if pool.plain and pool.rigid else _every_size(pool, configs)
+        running = _running(pool, configs[:, 0], gpus)
         return cls(configs, gpus, running, _charged(pool, configs, running))
 
     def worth(self, pool: Pool) -> FloatArray:
@@ -89,27 +83,34 @@ class Ladder(NamedTuple):
         worth[:, 0] = 0.0
         return worth
 
+    @property
+    def first(self) -> IntArray:
+        """(J,): the lowest step on which each job runs; 0 if on none."""
+        steps: IntArray = (self.gpus > 0).argmax(axis=1)
+        return steps
+
     def must(self, pool: Pool) -> IntArray:
         """Rows of jobs that get GPUs whatever it costs."""
-        return guaranteed(pool, self.configs[(self.gpus > 0).argmax(axis=1), 1])
+        return guaranteed(pool, self.configs[self.first, 1])
 
     def placed(self, pool: Pool, column: IntArray) -> IntArray:
         """The allocation (J, N) in which every job is on its step; jobs that find no place have no GPUs."""
         sizes = self.configs[column, 1]
-        mixed = np.full(len(sizes), len(np.unique(pool.capacity[pool.capacity > 0])) > 1)
+        mixed = np.full(len(sizes), not pool.alike)
         found = place(sizes, self.held, pool.capacity, spread=mixed)
         return _home(pool, self._gpus(pool, column, found.gpus))
 
     def _gpus(self, pool: Pool, column: IntArray, charges: IntArray) -> IntArray:
         """GPUs (J, N) of jobs on these steps that were put where `charges` (J, N) says."""
-        out = np.zeros_like(charges)
         same: BoolArray = (charges == self.held).all(axis=1) & (column == self.running)
-        out[same] = pool.held[same]
-        plain = pool.share == 1.0
+        out = np.where(same[:, None], pool.held, 0)
+        placed = ~same & charges.any(axis=1)
+        if not placed.any():
+            return out
         wanted = self.gpus[np.arange(len(column)), column]
-        exact = ~same & plain & (charges.sum(axis=1) == wanted)
+        exact = placed & (pool.share == 1.0) & (charges.sum(axis=1) == wanted)
         out[exact] = charges[exact]
-        for j in np.flatnonzero(~same & ~exact & charges.any(axis=1)).tolist():
+        for j in np.flatnonzero(placed & ~exact).tolist():
             left = int(wanted[j])
             for node in np.argsort(-charges[j], kind="stable").tolist():
                 out[j, node] = min(left, int(charges[j, node] / pool.share[j] + 1e-9))
@@ -117,6 +118,33 @@ class Ladder(NamedTuple):
             if left:
                 out[j] = 0
         return out
+
+
+def _only_size(pool: Pool, charge: IntArray) -> IntArray:
+    """(J, C): as `_every_size`, for jobs that have one size each and are charged the GPUs that they have."""
+    step = charge.searchsorted(pool.least)
+    fits = (step < len(charge)).nonzero()[0]
+    gpus = np.zeros((len(step), len(charge)), dtype=np.int64)
+    gpus[fits, step[fits]] = pool.least[fits]
+    return gpus
+
+
+def _every_size(pool: Pool, configs: IntArray) -> IntArray:
+    """(J, C): GPUs that each job gets on each step; 0 where it does not run."""
+    nodes, charge = configs.T
+    per_node, share = pool.per_node, pool.share
+    within = np.floor(charge / share[:, None] + 1e-9).astype(np.int64)
+    whole = nodes * np.floor(per_node / share + 1e-9).astype(np.int64)[:, None]
+    gpus = np.where(charge >= per_node, whole, within)
+    least, most = pool.least[:, None], _within_reach(pool, gpus)[:, None]
+    fits = (gpus >= least) & (gpus <= most)
+    between = ~fits.any(axis=1) & (gpus >= least).any(axis=1)
+    first = (gpus >= least).argmax(axis=1)
+    rows = np.flatnonzero(between)
+    fits[rows, first[rows]] = True
+    gpus = np.where(fits, np.minimum(gpus, most), 0)
+    gpus[:, 0] = 0
+    return gpus
 
 
 def _within_reach(pool: Pool, gpus: IntArray) -> IntArray:
@@ -132,9 +160,12 @@ def _within_reach(pool: Pool, gpus: IntArray) -> IntArray:
 
 def _home(pool: Pool, matrix: IntArray) -> IntArray:
     """The allocation with one-node jobs back where they are that were moved for a charge, not for GPUs."""
+    changed = (matrix != pool.held).any(axis=1)
+    if not changed.any():
+        return matrix
     free = pool.capacity - matrix.sum(axis=0)
-    single = ((pool.held > 0).sum(axis=1) == 1) & ((matrix > 0).sum(axis=1) == 1) & ~pool.per_gpu.any(axis=1)
-    moved = single & (matrix.sum(axis=1) == pool.held.sum(axis=1)) & (matrix != pool.held).any(axis=1)
+    single = (pool.running[0] == 1) & ((matrix > 0).sum(axis=1) == 1) & ~pool.per_gpu.any(axis=1)
+    moved = single & (matrix.sum(axis=1) == pool.running[1]) & changed
     for j in np.flatnonzero(moved).tolist():
         if (pool.held[j] <= free).all():
             free += matrix[j] - pool.held[j]
@@ -146,15 +177,17 @@ def _running(pool: Pool, nodes: IntArray, gpus: IntArray) -> IntArray:
     """(J,): the step on which each job is, told by its GPUs and by whether they are on several nodes."""
     spread, held = pool.running
     same = (gpus == held[:, None]) & ((nodes > 1) == (spread > 1)[:, None]) & (gpus > 0)
-    return np.where(same.any(axis=1), same.argmax(axis=1), -1)
+    at = same.argmax(axis=1)
+    return np.where(same[np.arange(len(at)), at], at, -1)
 
 
 def _charged(pool: Pool, configs: IntArray, running: IntArray) -> IntArray:
     """(J, N): what each job is charged where it runs; as much as its step is, if that can be."""
-    charge = np.minimum(np.ceil(pool.held * pool.share[:, None] - 1e-9).astype(np.int64), pool.capacity)
-    due = np.where(running >= 0, configs[running, 1], 0)
-    single = (pool.held > 0).sum(axis=1) == 1
-    for j in np.flatnonzero((running >= 0) & (charge.sum(axis=1) != due)).tolist():
+    asked = pool.held if pool.plain else np.ceil(pool.held * pool.share[:, None] - 1e-9).astype(np.int64)
+    charge = np.minimum(asked, pool.capacity)
+    due = configs[running, 1]
+    single = pool.running[0] == 1
+    for j in ((running >= 0) & (charge.sum(axis=1) != due)).nonzero()[0].tolist():
         at = pool.held[j] > 0
         charge[j, at] = np.minimum(due[j], pool.capacity[at]) if single[j] else pool.capacity[at]
     return charge

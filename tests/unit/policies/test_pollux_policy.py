@@ -12,6 +12,7 @@ from plait.control.messages import JobFinished, JobSubmitted, NodeLost, Progress
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobClass
 from plait.goodput.fitness import fitness
+from plait.policies import steps
 from plait.policies.catalog import make_policy
 from plait.policies.pollux import Pollux
 from plait.policies.pools import pools
@@ -45,6 +46,18 @@ def test_sizes_are_the_best_of_all_on_the_ladder(p: float, alike: bool) -> None:
     )
     assert float(fitness(pool.worth(pool.held), p)) == pytest.approx(best)
     assert (len(set(sizes(c).values())) == 1) == alike
+
+
+@pytest.mark.parametrize("cluster", ["1x4", "3x4", "2x6", "2x4,1x8"])
+def test_the_ladder_of_jobs_of_one_size_is_that_of_others(cluster: str) -> None:
+    c = controlled(Pollux(exact=False), cluster, [fixed(f"j{i}", n) for i, n in enumerate([1, 3, 2, 4, 7, 1, 12, 5])])
+    view = c.view()  # of jobs that the cluster can hold
+    (pool,) = pools(view, due=np.zeros(len(view.jobs), dtype=bool), restart_s=30.0)
+    assert pool.rigid
+    assert pool.plain
+    ladder = Ladder.of(pool)
+    assert ladder.gpus.tolist() == steps._every_size(pool, ladder.configs).tolist()
+    assert {1, 3} < set(ladder.gpus.max(axis=1).tolist())
 
 
 def test_between_rounds_nobody_moves_and_newcomers_take_what_is_free() -> None:
