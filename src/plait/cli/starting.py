@@ -6,6 +6,7 @@ import importlib.util
 import re
 import subprocess
 import time
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -177,9 +178,21 @@ def _await_nodes(service: Client, layout: Layout, process: subprocess.Popen[byte
             log = file_of(layout, FIRST, "log")
             raise InputError(f"the service stopped: {last_line(log)}; all of it: {log}")
         if time.monotonic() > until:
-            logs = layout.home / "nodes" / "*" / "agent.log"
-            raise InputError(f"{there} of {counted(wanted, 'node')} joined in {PATIENCE_S:g} s; look at {logs}")
+            why = _held(ready, sizes or {}) or f"look at {layout.home / 'nodes' / '*' / 'agent.log'}"
+            raise InputError(f"{there} of {counted(wanted, 'node')} joined in {PATIENCE_S:g} s; {why}")
         time.sleep(LOOK_S)
+
+
+def _held(nodes: list[dict[str, Any]], sizes: Mapping[str, int]) -> str:
+    """Which jobs of before keep nodes at another size than they were started with, and the next command, if any do."""
+    held = [n for n in nodes if n.get("jobs") and sizes.get(n["id"], n["gpus"]) != n["gpus"]]
+    if not held:
+        return ""
+    each = [f"{', '.join(n['jobs'])} run on {n['id']} with {counted(n['gpus'], 'slot')}" for n in held]
+    return (
+        f"{'; '.join(each)}, and it cannot have {sizes[held[0]['id']]} before they have ended. "
+        f"Start it as it was with: plait up --gpus-per-node {held[0]['gpus']}"
+    )
 
 
 def _sizes(backend: Backend) -> dict[str, int] | None:

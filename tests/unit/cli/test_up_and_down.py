@@ -428,6 +428,26 @@ def test_up_with_fewer_slots_waits_for_their_agents_and_says_what_is_there(
     assert any("taken away: n1" in line and "plait nodes forget n1 --home /h" in line for line in said)
 
 
+def test_up_with_another_number_of_slots_names_the_jobs_that_hold_the_node(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starting, "LOOK_S", 0.0)
+    monkeypatch.setattr(starting, "PATIENCE_S", 0.0)
+    backend: Any = SimpleNamespace(
+        name="local", expected=lambda: 1, list_nodes=lambda: [SimpleNamespace(name="n0", gpus=2)]
+    )
+    process: Any = SimpleNamespace(poll=lambda: None)
+    service: Any = Answers([_node("n0", 8, jobs=["j-1", "j-4"])])
+    with pytest.raises(InputError) as refused:
+        starting._await_nodes(service, layout, process, backend)
+    assert str(refused.value) == (
+        "0 of 1 node joined in 0 s; j-1, j-4 run on n0 with 8 slots, and it cannot have 2 before they have ended. "
+        "Start it as it was with: plait up --gpus-per-node 8"
+    )
+    with pytest.raises(InputError, match=r"0 of 1 node joined in 0 s; look at .*agent\.log"):
+        starting._await_nodes(Answers([]), layout, process, backend)  # type: ignore[arg-type]
+
+
 def test_nothing_is_said_of_nodes_where_none_was_taken_away(layout: Layout) -> None:
     service: Any = Answers([_node("n0", 2)])
     assert not any("taken away" in line for line in starting.welcome(service, layout, None, 1.0))
