@@ -110,7 +110,9 @@ def _title(rows: Sequence[Comparison]) -> str:
 
 def _caption(rows: Sequence[Comparison], starred: bool) -> str:
     seeds = max((row.runs for row in rows), default=0)
-    notes = (["* best"] if starred else []) + ([f"means over {seeds} seeds"] if seeds > 1 else [])
+    several = [name for name in ("trace", "world", "cluster") if len({getattr(row, name) for row in rows}) > 1]
+    marked = f"* best of its {' and '.join(several)}" if several else "* best"
+    notes = ([marked] if starred else []) + ([f"means over {seeds} seeds"] if seeds > 1 else [])
     if baselines(rows) != list(range(len(rows))):
         notes.append("in brackets: the change from the first cluster")
     open_jobs = sum(row.figures["unfinished"].mean > 0 for row in rows if "unfinished" in row.figures)

@@ -42,6 +42,11 @@ def test_columns_without_a_value_are_left_out_and_nothing_is_best_where_nothing_
     text = text_of(comparison_table([alone, elsewhere]))
     assert "* best" not in text, "other clusters do not compete"
     assert "in brackets: the change from the first cluster" in text
+    two = [make("fifo"), make("shared", company=2)]
+    for run in two:
+        run.summary["cluster"] = "8x8"
+    text = text_of(comparison_table([make("fifo"), make("shared", company=2), *two]))
+    assert "* best of its cluster" in text
 
 
 def test_names_with_markup_are_shown_as_they_are(make):
