@@ -13,7 +13,7 @@ import typer
 from plait.cli.adapting import batch_text, gpus_cell, pace_text
 from plait.cli.adapting import rows as adaptive_rows
 from plait.cli.live import HomeOption, JsonFlag, client, duration, note, print_json, print_table, progress
-from plait.cli.patience import LOOK_S, awaited, patiently, while_it_is_started
+from plait.cli.patience import LOOK_S, awaited, last_state, patiently, while_it_is_started
 from plait.cli.tables import plain, plain_lines
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The name it got when it was submitted, e.g. j-12.")]
@@ -375,9 +375,16 @@ def logs(
             patience = while_it_is_started(home) if follow else lambda: False
             offset = max(0, int(awaited(lambda: service.logs(job, rank=rank, limit=1), patience)["size"]) - tail)
         if follow:
+            from plait.live.client import NotRunning
+
             patience, said = while_it_is_started(home), lambda text: note(f"{job}: {text}")
-            for text in service.follow(job, rank=rank, offset=offset, notice=said, waits=patience):
-                typer.echo(shown(text), nl=False)
+            try:
+                for text in service.follow(job, rank=rank, offset=offset, notice=said, waits=patience):
+                    typer.echo(shown(text), nl=False)
+            except NotRunning:
+                if not service.answered:
+                    raise
+                _without_service(job, home)
             return
         while True:
             part = service.logs(job, rank=rank, offset=offset)
@@ -388,6 +395,19 @@ def logs(
             offset = int(part.get("next", part["offset"] + len(text.encode())))
             if offset >= int(part["size"]):
                 return
+
+
+def _without_service(job: str, home: str | None) -> None:
+    """Say how a job ended whose log was followed until the service was gone; exit code 1 for one that goes on."""
+    from plait.live.client import FINAL
+
+    state = last_state(job, home)
+    if state in FINAL:
+        note(f"{job} has {state}" if state != "cancelled" else f"{job} was cancelled")
+        return
+    known = f", and {job} had not ended" if state else ""
+    note(f"the service does not answer any more{known}; go on with: plait up, then plait logs -f {job}")
+    raise typer.Exit(1)
 
 
 def _between_attempts(found: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -51,6 +52,24 @@ def while_it_is_started(home: str | None) -> Callable[[], bool]:
         return now < until
 
     return waits
+
+
+def last_state(job: str, home: str | None) -> str | None:
+    """The state of a job in the store of a service that was stopped; None where that is not on this machine."""
+    import contextlib
+    import sqlite3
+
+    from plait.live.layout import Layout, job_number
+
+    path = Layout.at(home).database
+    if os.environ.get("PLAIT_URL") or not path.exists():
+        return None
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            found = database.execute("SELECT state FROM jobs WHERE number = ?", (job_number(job),)).fetchone()
+    except sqlite3.Error:
+        return None
+    return None if found is None else str(found[0])
 
 
 def awaited(ask: Callable[[], Mapping[str, Any]], waits: Callable[[], bool]) -> Mapping[str, Any]:

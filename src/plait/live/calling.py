@@ -63,6 +63,8 @@ class Caller:
         if httpx is None:
             raise MissingExtra("httpx", "live", "talking to the service")
         self.url, self._home = url.rstrip("/"), home
+        #: Whether it has begun to send a log.
+        self.answered = False
         #: The file that says where the leader is, if that is where the URL came from.
         self._found_in: Layout | None = None
         try:

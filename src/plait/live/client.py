@@ -136,6 +136,7 @@ class Client(Caller):
                         if self._follows(answer, heard):
                             continue
                         self._refuse(answer)
+                    self.answered = True
                     for kind, data in sent_events(answer.iter_lines()):
                         failed, heard = 0, time.monotonic()
                         if kind == "end":

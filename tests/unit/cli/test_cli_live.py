@@ -1,11 +1,14 @@
 """The commands that talk to a service, against one made of a dictionary."""
 
+import contextlib
 import json
 import math
+import sqlite3
 import subprocess
 import sys
 from typing import get_args
 
+import httpx
 import pytest
 from fake_service import TOKEN, Fake, serve
 
@@ -628,6 +631,53 @@ def test_events_of_a_job_in_words(plait, fake):
     assert len(plait("events", "j-3", "--last", 1).out.splitlines()) == 1
     assert len(plait("events", "j-3", "--all").out.splitlines()) == 6
     assert len(json.loads(plait("events", "j-3", "--json").out)) == 6
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "said"),
+    [
+        ("finished", 0, "plait: j-3 has finished\n"),
+        ("failed", 0, "plait: j-3 has failed\n"),
+        ("cancelled", 0, "plait: j-3 was cancelled\n"),
+        ("waiting", 1, "and j-3 had not ended; go on with: plait up, then plait logs -f j-3\n"),
+        (None, 1, "does not answer any more; go on with: plait up, then plait logs -f j-3\n"),
+    ],
+)
+def test_a_log_that_is_followed_until_the_service_stops(plait, monkeypatch, tmp_path, state, code, said):
+    monkeypatch.setenv("PLAIT_HOME", str(tmp_path))
+    if state is not None:
+        with contextlib.closing(sqlite3.connect(tmp_path / "plait.db")) as database:
+            database.execute("CREATE TABLE jobs (number INTEGER, state TEXT)")
+            database.execute("INSERT INTO jobs VALUES (3, ?)", (state,))
+            database.commit()
+
+    def stops(request):
+        if "logs" not in request.url.path or stops.asked:
+            raise httpx.ConnectError("nobody is there", request=request)
+        stops.asked = True
+        return httpx.Response(200, text='data: {"text": "one\\n", "next": 4}\n\n')
+
+    stops.asked = False
+    monkeypatch.setattr(calling, "PAUSES_S", (0.0, 0.0))
+    made = Client("http://a:1", "x", transport=httpx.MockTransport(stops))
+    monkeypatch.setattr("plait.cli.jobs.client", lambda home: made)
+    answer = plait("logs", "-f", "j-3")
+    assert (answer.code, answer.out) == (code, "one\n")
+    assert answer.err.endswith(said)
+
+
+def test_a_log_of_a_service_that_never_answered_is_an_error(plait, monkeypatch, tmp_path):
+    monkeypatch.setenv("PLAIT_HOME", str(tmp_path))
+
+    def nobody(request):
+        raise httpx.ConnectError("nobody is there", request=request)
+
+    monkeypatch.setattr(calling, "PAUSES_S", (0.0, 0.0))
+    made = Client("http://a:1", "x", transport=httpx.MockTransport(nobody))
+    monkeypatch.setattr("plait.cli.jobs.client", lambda home: made)
+    answer = plait("logs", "-f", "j-3")
+    assert answer.code == 2
+    assert "start it with: plait up" in answer.err
 
 
 def test_every_entry_and_command_has_words():
