@@ -26,13 +26,13 @@ TOKEN = "enrolment-token"
 REFUSAL = Path(__file__).parents[1] / "golden" / "wire" / "refusal_v1.json"
 
 
-def until(true: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
-    """Wait for something to become true; its value."""
+def until(true: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S, look_s: float = 0.02) -> Any:
+    """Wait for something to become true; its value. Whoever asks a service looks less often: answers cost time."""
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:
         if value := true():
             return value
-        time.sleep(0.005)
+        time.sleep(look_s)
     raise AssertionError(f"waited {deadline_s:g} s in vain for: {what}")
 
 

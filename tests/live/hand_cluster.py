@@ -20,6 +20,7 @@ from plait.live.layout import Layout, make_private
 
 JOB = Path(__file__).parent / "scripts" / "chaos_job.py"
 WAIT_S = 60.0
+LOOK_S = 0.15
 #: Iterations of a training.
 STEPS = 36
 
@@ -54,7 +55,7 @@ class HandCluster:
         make_private(self.home)
         words = ("plait.live.service", "--round", "0.2", "--policy", "fifo", *options)
         self.service = self._spawn(self.home / "service.log", sources, *words)
-        until(self.layout.service_file.exists, f"service.json; {self.home / 'service.log'}", WAIT_S)
+        until(self.layout.service_file.exists, f"service.json; {self.home / 'service.log'}", WAIT_S, LOOK_S)
 
     def end_service(self) -> None:
         assert self.service is not None
@@ -80,7 +81,7 @@ class HandCluster:
             return {node["id"]: node["state"] for node in client.nodes()}
 
     def node_is(self, node: str, state: str) -> None:
-        until(lambda: self.states().get(node) == state, f"{node} {state}", WAIT_S)
+        until(lambda: self.states().get(node) == state, f"{node} {state}", WAIT_S, LOOK_S)
 
     def train(
         self, out: Path, seed: int, pause_s: float, *, gpus: int = 1, env: Mapping[str, str] | None = None
@@ -103,7 +104,7 @@ class HandCluster:
             assert found["state"] not in ("failed", "cancelled"), found
             return found if found["iterations_done"] >= steps else None
 
-        return dict(until(far, f"{job} at step {steps:g}", WAIT_S))
+        return dict(until(far, f"{job} at step {steps:g}", WAIT_S, LOOK_S))
 
     def finishes(self, job: str) -> dict[str, Any]:
         def over() -> dict[str, Any] | None:
@@ -111,7 +112,7 @@ class HandCluster:
             assert found["state"] not in ("failed", "cancelled"), found
             return found if found["state"] == "finished" else None
 
-        return dict(until(over, f"the end of {job}", WAIT_S))
+        return dict(until(over, f"the end of {job}", WAIT_S, LOOK_S))
 
     def log_of(self, job: str, epoch: int, rank: int = 0) -> str:
         return (self.layout.rank(int(job[2:]), epoch, rank) / "out.log").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ag
 from plait.cli import keeper, keeping  # noqa: E402
 from plait.cli.services import service_process  # noqa: E402
 from plait.cli.stopping import job_processes  # noqa: E402
+from plait.core.errors import PlaitError  # noqa: E402
+from plait.live.client import Client  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
 
 PLAIT = (sys.executable, "-c", "import sys; sys.argv[0] = 'plait'; from plait.cli import main; main()")
@@ -61,18 +64,23 @@ class Shell:
         return json.loads(self("show", job, "--json"))
 
     def until(self, job: str, *states: str) -> dict:
-        until = time.monotonic() + 30
-        while (found := self.job(job))["state"] not in states:
-            assert time.monotonic() < until, found
+        """The job in one of these states; asked without a process of its own each time."""
+        until = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(PlaitError), Client.at(str(self.home)) as client:  # the service may just begin
+                found = client.job(job)
+                if found["state"] in states:
+                    return self.job(job)
+                assert time.monotonic() < until, found
+            assert time.monotonic() < until, f"no service answers about {job}"
             time.sleep(0.1)
-        return found
 
     def comes(self, what: Callable[[], bool]) -> None:
         """Wait for something to come true."""
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while not what():
             assert time.monotonic() < until, "it does not come"
-            time.sleep(0.1)
+            time.sleep(0.2)
 
 
 @pytest.fixture

@@ -131,7 +131,7 @@ def until(met: Callable[[], Any], what: str) -> None:
     end = time.monotonic() + PATIENCE_S
     while not met():
         assert time.monotonic() < end, f"not within {PATIENCE_S:g} s: {what}"
-        time.sleep(0.02)
+        time.sleep(0.1)
 
 
 def ask(url: str, method: str, path: str, body: Any = None, token: str = "") -> tuple[int, dict[str, Any]]:
