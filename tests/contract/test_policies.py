@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,11 @@ import pytest
 from plait.core.jobs import JobTable
 from plait.core.plan import Group, Member, Plan
 from plait.core.policy import Policy, View
+from plait.goodput import batch
+from plait.goodput.jobs import COLUMNS, GoodputJobs
 from plait.placement import Scheme, place
 from plait.policies.catalog import CATALOG, make_policy
+from plait.sim import adaptive
 from plait.sim.contract import CONTRACTS, check_policy
 
 VARIANTS = (
@@ -59,6 +63,30 @@ CASES = [(policy, contract) for policy in CATALOG for contract in NAMES] + [
 ]
 PLACEMENTS = [s.name.lower().replace("_", "-") for s in Scheme] + ["skew"]
 PLACED = [f"{name}:placement={place}" for name in ("fifo", "srsf", "2d-las", "drf") for place in PLACEMENTS]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def remembered() -> Iterator[None]:
+    """Simulated jobs choose their batch once for equal arguments: all policies meet the same jobs, several times each.
+
+    What they choose depends on these arguments alone and is tested in tests/unit/goodput; here it would take half of
+    the time.
+    """
+    known: dict[Any, Any] = {}
+
+    def once(function: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(jobs: GoodputJobs, *where: list[int]) -> Any:
+            key = (function, *(getattr(jobs, name).tobytes() for name in COLUMNS), *map(tuple, where))
+            if key not in known:
+                known[key] = function(jobs, *where)
+            return known[key]
+
+        return ask
+
+    with pytest.MonkeyPatch.context() as patch:
+        for function in (batch.best_batch_each, batch.goodput):
+            patch.setattr(adaptive, function.__name__, once(function))
+        yield
 
 
 @pytest.mark.parametrize(("policy", "contract"), CASES)

@@ -128,7 +128,12 @@ def test_events(published: Path, trace: str, what: str, events: int) -> None:
 
 @pytest.mark.parametrize(
     "what",
-    ["muri-s", pytest.param("muri-s unpack=off", marks=slow), "muri-l", pytest.param("muri-l unpack=off", marks=slow)],
+    [
+        pytest.param("muri-s", marks=slow),
+        pytest.param("muri-s unpack=off", marks=slow),
+        "muri-l",
+        pytest.param("muri-l unpack=off", marks=slow),
+    ],
 )
 def test_another_exact_matching_stays_close(published: Path, what: str) -> None:
     """Equal optima are many and lead elsewhere: 2.5 % in the mean and the end, 5 % in the tail."""
