@@ -107,7 +107,14 @@ class Pair:
         process = self.children[name]
         process.send_signal(signal.SIGSTOP)
         threads = Path(f"/proc/{process.pid}/task")
-        until(lambda: all(" T " in t.joinpath("stat").read_text() for t in threads.iterdir()), "it stands still")
+
+        def still() -> bool:
+            try:
+                return all(" T " in t.joinpath("stat").read_text() for t in threads.iterdir())
+            except OSError:  # a thread that ended just now
+                return False
+
+        until(still, "it stands still")
 
     def kill_leader(self) -> float:
         """Seconds until another one answers, and commands all agents."""

@@ -22,7 +22,7 @@ from plait.live.backends.local import LocalBackend
 from plait.live.client import Client, read_service_file
 from plait.live.layout import Layout, make_private
 
-_PATIENCE_S, _LOOK_S = 60.0, 0.02
+_PATIENCE_S, _LOOK_S = 60.0, 0.1
 
 
 class Cluster:
