@@ -1,10 +1,12 @@
 """Which jobs share GPUs, and what an iteration of the group takes."""
 
 from plait.grouping.cache import GroupingCache
-from plait.grouping.candidates import Candidates
 from plait.grouping.extend import Extended, extended
-from plait.grouping.front import group
-from plait.grouping.interleave import (
+from plait.grouping.group import group
+from plait.grouping.matching.blossom import Matching, matching_with_bound, maximum_weight_matching
+from plait.grouping.model.candidates import Candidates
+from plait.grouping.model.result import Grouping
+from plait.grouping.model.times import (
     best_turns,
     efficiency,
     group_times,
@@ -12,9 +14,7 @@ from plait.grouping.interleave import (
     speedup,
     together_s,
 )
-from plait.grouping.matching import Matching, matching_with_bound, maximum_weight_matching
-from plait.grouping.result import Grouping
-from plait.grouping.weights import pair_weights
+from plait.grouping.model.weights import pair_weights
 
 __all__ = [
     "Candidates",

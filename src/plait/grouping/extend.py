@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.core.arrays import IntArray
+from plait.grouping.algorithm1 import Bucket
 from plait.grouping.cache import GroupingCache
-from plait.grouping.candidates import Candidates
-from plait.grouping.front import buckets_of
-from plait.grouping.model import Node, Options
-from plait.grouping.rounds import Bucket
+from plait.grouping.group import buckets_of
+from plait.grouping.model.bucket import Node, Options
+from plait.grouping.model.candidates import Candidates
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any
 from plait.core.errors import InputError, MissingExtra, suggest
 from plait.core.policy import Policy
 from plait.goodput.kinds import MOST_POWER
-from plait.grouping.interference import MEASURED_INTERFERENCE
+from plait.grouping.model.interference import MEASURED_INTERFERENCE
 from plait.placement import Scheme, SkewAware
 from plait.placement.packing import Placement
 from plait.policies import orders

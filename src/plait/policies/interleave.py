@@ -19,9 +19,9 @@ from plait.core.plan import Gate
 from plait.core.policy import View
 from plait.core.resources import Resource
 from plait.grouping import Candidates, GroupingCache, extended, group
-from plait.grouping.interference import MEASURED_INTERFERENCE
-from plait.grouping.model import Options
-from plait.grouping.programs import need_highs
+from plait.grouping.exact.programs import need_highs
+from plait.grouping.model.bucket import Options
+from plait.grouping.model.interference import MEASURED_INTERFERENCE
 from plait.placement.packing import allowed_kinds
 from plait.policies.regrouping import Together, gpus_of, parts_of, pays_s, slots_of, stay_whole, units_of, work
 

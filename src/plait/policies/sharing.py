@@ -12,7 +12,7 @@ from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.jobs import JobTable
 from plait.core.policy import View
 from plait.goodput.knapsack import best_sizes
-from plait.grouping.interleave import together_s
+from plait.grouping.model.times import together_s
 from plait.policies.interleave import Interleave
 from plait.policies.pollux import Pollux
 from plait.policies.pools import Pool, held_gpus, pools

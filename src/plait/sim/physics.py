@@ -16,8 +16,8 @@ from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch
 from plait.core.plan import TURN, Gate, Groups
 from plait.core.resources import Resource
-from plait.grouping.interference import MEASURED_INTERFERENCE
-from plait.grouping.interleave import interleaved_iteration_s
+from plait.grouping.model.interference import MEASURED_INTERFERENCE
+from plait.grouping.model.times import interleaved_iteration_s
 
 
 class Physics(Protocol):

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from grouping_cases import candidates, continuous, few_kinds, stages
 from plait.core.jit import plain
-from plait.grouping import GroupingCache, classes, group, kernels
-from plait.grouping.classes import dealt, exact_groups, kinds_of_groups
-from plait.grouping.model import Model, Options
-from plait.grouping.programs import LinearProgram, integer_program
+from plait.grouping import GroupingCache, group
+from plait.grouping.exact import classes
+from plait.grouping.exact.classes import dealt, exact_groups, kinds_of_groups
+from plait.grouping.exact.programs import LinearProgram, integer_program
+from plait.grouping.model import kernels
+from plait.grouping.model.bucket import Model, Options
 
 
 def partitions(items, groups, most):

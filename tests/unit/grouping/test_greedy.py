@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from grouping_cases import continuous
-from plait.grouping.greedy import greedy_matching, reference_greedy_matching
-from plait.grouping.matching import maximum_weight_matching
-from plait.grouping.model import Model, Options
+from plait.grouping.matching.blossom import maximum_weight_matching
+from plait.grouping.matching.greedy import greedy_matching, reference_greedy_matching
+from plait.grouping.model.bucket import Model, Options
 
 
 @given(st.integers(0, 9).flatmap(lambda n: hnp.arrays(np.float64, (n, n), elements=st.integers(0, 5).map(float))))

@@ -14,18 +14,9 @@ from hypothesis import strategies as st
 
 from grouping_cases import candidates, continuous, few_kinds, stages
 from plait.core.errors import InputError
-from plait.grouping import (
-    Candidates,
-    GroupingCache,
-    best_turns,
-    group,
-    kernels,
-    model,
-    pair_weights,
-    rounds,
-    together_s,
-)
-from plait.grouping.model import Model, Options
+from plait.grouping import Candidates, GroupingCache, algorithm1, best_turns, group, pair_weights, together_s
+from plait.grouping.model import bucket, kernels
+from plait.grouping.model.bucket import Model, Options
 
 METHODS = ("auto", "blossom", "exact", "greedy", "consecutive")
 
@@ -238,9 +229,9 @@ class TestOneAnswer:
         answers = []
         for compiled in (True, False):
             with (
-                mock.patch.object(model, "compiled", return_value=compiled),
-                mock.patch("plait.grouping.improve.compiled", return_value=compiled),
-                mock.patch("plait.grouping.classes.compiled", return_value=compiled),
+                mock.patch.object(bucket, "compiled", return_value=compiled),
+                mock.patch("plait.grouping.local_search.compiled", return_value=compiled),
+                mock.patch("plait.grouping.exact.classes.compiled", return_value=compiled),
             ):
                 answers += [[vars(group(jobs, method=m, memory_limit_bytes=20.0)) for m in ("auto", "exact")]]
         assert answers[0] == answers[1]
@@ -268,7 +259,7 @@ def test_weights_of_all_pairs(stage_s, worst, speedup, limit):
     nodes = sorted({(int(c),) for c in made.of_job} | {tuple(sorted(made.of_job[:2].tolist()))})
     answers = []
     for compiled in (True, False):
-        with mock.patch.object(model, "compiled", return_value=compiled):
+        with mock.patch.object(bucket, "compiled", return_value=compiled):
             answers.append(made.weights(nodes, guarded=True))
     assert (answers[0] == answers[1]).all()
     job_of = {int(c): i for i, c in enumerate(made.of_job)}
@@ -298,7 +289,7 @@ def test_pair_weights_of_jobs_and_nodes():
 
 
 def test_large_buckets_are_matched_in_parts():
-    with mock.patch.object(rounds, "MOST_NODES", 10):
+    with mock.patch.object(algorithm1, "MOST_NODES", 10):
         jobs = candidates(continuous(47))
         found = group(jobs, method="greedy", guard=None)
         check(found, jobs)
@@ -324,16 +315,16 @@ class TestAuto:
         assert group(jobs, guard=None, improve=False).total == published.total
 
     def test_too_many_kinds_for_exact(self):
-        with mock.patch("plait.grouping.front.MOST_KINDS", 100):
+        with mock.patch("plait.grouping.group.MOST_KINDS", 100):
             found = group(candidates(continuous(12)), method="exact")
         assert found.method == "blossom"
         assert found.why == "12 jobs of 12 kinds on 1 GPUs: blossom, too many kinds for exact"
 
     def test_without_highs(self):
-        with mock.patch("plait.grouping.front.HAVE_HIGHS", False):
+        with mock.patch("plait.grouping.group.HAVE_HIGHS", False):
             assert group(candidates(few_kinds(300, 8))).method == "blossom"
         with (
-            mock.patch("plait.grouping.programs.HAVE_HIGHS", False),
+            mock.patch("plait.grouping.exact.programs.HAVE_HIGHS", False),
             pytest.raises(
                 InputError, match=r"exact grouping needs highspy; install it with: pip install 'plait\[sim\]'"
             ),

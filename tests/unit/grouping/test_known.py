@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from plait.grouping import Candidates, GroupingCache, group
-from plait.grouping.known import Known
-from plait.grouping.model import Model, Options
+from plait.grouping.model.bucket import Model, Options
+from plait.grouping.model.memo import Known
 
 STAGES = np.array([[3.0, 1.0, 0.0], [0.5, 2.0, 1.0], [1.0, 1.0, 4.0]])
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from grouping_cases import candidates, continuous, few_kinds, stages
 from plait.core.jit import plain
-from plait.grouping import GroupingCache, group, kernels
-from plait.grouping.improve import improved, reference_swap_search
-from plait.grouping.model import Model, Options
+from plait.grouping import GroupingCache, group
+from plait.grouping.local_search import improved, reference_swap_search
+from plait.grouping.model import kernels
+from plait.grouping.model.bucket import Model, Options
 
 
 def dealt(model: Model, groups: int) -> list[tuple[int, ...]]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import MissingExtra
-from plait.grouping.model import Node
+from plait.grouping.model.bucket import Node
 
 try:
     import highspy

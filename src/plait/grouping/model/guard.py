@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plait.grouping.known import Known
-from plait.grouping.model import Node
-from plait.grouping.rounds import Bucket, classes_of
+from plait.grouping.algorithm1 import Bucket, classes_of
+from plait.grouping.model.bucket import Node
+from plait.grouping.model.memo import Known
 
 #: Partitions are tried up to this size (52 of them for five jobs); larger groups become singles.
 MOST_TO_TRY = 5

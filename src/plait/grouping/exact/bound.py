@@ -14,8 +14,8 @@ import math
 import numpy as np
 
 from plait.core.arrays import FloatArray
-from plait.grouping import kernels
-from plait.grouping.rounds import MOST_NODES, Bucket
+from plait.grouping.algorithm1 import MOST_NODES, Bucket
+from plait.grouping.model import kernels
 
 
 def bound_of(bucket: Bucket) -> tuple[float, str]:

@@ -15,12 +15,12 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.jit import plain
-from plait.grouping import kernels
 from plait.grouping.cache import GroupingCache
-from plait.grouping.improve import MOST_TO_IMPROVE, improved
-from plait.grouping.model import Model, Node
-from plait.grouping.programs import LinearProgram, integer_program, need_highs
-from plait.grouping.ready import compiled, run
+from plait.grouping.compile_policy import compiled, run
+from plait.grouping.exact.programs import LinearProgram, integer_program, need_highs
+from plait.grouping.local_search import MOST_TO_IMPROVE, improved
+from plait.grouping.model import kernels
+from plait.grouping.model.bucket import Model, Node
 
 #: A group has to be worth so much beyond its members' prices to be offered.
 TOLERANCE = 1e-7

@@ -26,8 +26,8 @@ import numpy as np
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.jit import plain
-from plait.grouping import ready
-from plait.grouping.matching_kernels import MATE, PARENT, TOP, Y, assign, match, room
+from plait.grouping import compile_policy
+from plait.grouping.matching.kernels import MATE, PARENT, TOP, Y, assign, match, room
 
 # Up to here plain Python takes milliseconds (8 at most at 40 vertices), a compiler seconds.
 SMALL = 40
@@ -124,7 +124,7 @@ def _solved(cost: IntArray) -> IntArray:
     """State of the kernels at the optimum."""
     if not _worth_compiling(len(cost)):
         return solved(cost, _plain_assign, _plain_match)
-    with ready.waiting(match, "the matching kernels", COMPILE_CPU_S):
+    with compile_policy.waiting(match, "the matching kernels", COMPILE_CPU_S):
         return solved(cost, assign, match)
 
 
@@ -152,7 +152,7 @@ def _worth_compiling(n: int) -> bool:
 
     The results are the same. A thousand small problems take about as long as the compiler.
     """
-    return n > SMALL or ready.compiled(match, n * n // 100 + 1)
+    return n > SMALL or compile_policy.compiled(match, n * n // 100 + 1)
 
 
 def _checked(weights: FloatArray) -> FloatArray:

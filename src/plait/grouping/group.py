@@ -10,17 +10,17 @@ from typing import Literal, get_args
 import numpy as np
 
 from plait.core.errors import InputError, suggest
+from plait.grouping.algorithm1 import MOST_NODES, Bucket, algorithm1, consecutive
 from plait.grouping.cache import GroupingCache
-from plait.grouping.candidates import Candidates
-from plait.grouping.classes import MOST_KINDS, dealt, exact_groups, fewest_is_known, kinds_of_groups
-from plait.grouping.guard import apply_guard
-from plait.grouping.improve import MOST_TO_IMPROVE, improved
-from plait.grouping.interleave import ORDERS, Order
-from plait.grouping.known import Known
-from plait.grouping.model import OBJECTIVES, Model, Objective, Options
-from plait.grouping.programs import HAVE_HIGHS
-from plait.grouping.result import Grouping, assembled
-from plait.grouping.rounds import MOST_NODES, Bucket, algorithm1, consecutive
+from plait.grouping.exact.classes import MOST_KINDS, dealt, exact_groups, fewest_is_known, kinds_of_groups
+from plait.grouping.exact.programs import HAVE_HIGHS
+from plait.grouping.local_search import MOST_TO_IMPROVE, improved
+from plait.grouping.model.bucket import OBJECTIVES, Model, Objective, Options
+from plait.grouping.model.candidates import Candidates
+from plait.grouping.model.guard import apply_guard
+from plait.grouping.model.memo import Known
+from plait.grouping.model.result import Grouping, assembled
+from plait.grouping.model.times import ORDERS, Order
 
 Method = Literal["auto", "blossom", "exact", "greedy", "consecutive"]
 

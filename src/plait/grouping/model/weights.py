@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from plait.core.arrays import FloatArray
-from plait.grouping.candidates import Candidates
-from plait.grouping.front import checked
-from plait.grouping.interleave import Order
-from plait.grouping.model import Model, Objective, Options
+from plait.grouping.group import checked
+from plait.grouping.model.bucket import Model, Objective, Options
+from plait.grouping.model.candidates import Candidates
+from plait.grouping.model.times import Order
 
 
 def pair_weights(

@@ -15,9 +15,9 @@ from typing import Literal
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
-from plait.grouping import kernels
-from plait.grouping.interleave import Order, packed_rows, packed_turns, times_by_columns
-from plait.grouping.ready import compiled, run
+from plait.grouping.compile_policy import compiled, run
+from plait.grouping.model import kernels
+from plait.grouping.model.times import Order, packed_rows, packed_turns, times_by_columns
 
 Objective = Literal["efficiency", "speedup"]
 OBJECTIVES = ("efficiency", "speedup")

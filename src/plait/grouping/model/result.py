@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from plait.grouping.bound import bound_of
-from plait.grouping.model import Node
-from plait.grouping.rounds import Bucket
+from plait.grouping.algorithm1 import Bucket
+from plait.grouping.exact.bound import bound_of
+from plait.grouping.model.bucket import Node
 
 
 @dataclass(frozen=True)

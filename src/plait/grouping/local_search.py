@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 
 from plait.core.jit import plain
-from plait.grouping import kernels
 from plait.grouping.cache import GroupingCache
-from plait.grouping.model import Model, Node
-from plait.grouping.ready import compiled, run
+from plait.grouping.compile_policy import compiled, run
+from plait.grouping.model import kernels
+from plait.grouping.model.bucket import Model, Node
 
 #: More passes than any search has needed; it stops by itself when a pass changes nothing.
 MOST_PASSES = 200

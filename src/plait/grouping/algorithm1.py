@@ -13,10 +13,10 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.grouping.cache import GroupingCache
-from plait.grouping.greedy import greedy_matching
-from plait.grouping.known import Known
-from plait.grouping.matching import maximum_weight_matching
-from plait.grouping.model import Model, Node
+from plait.grouping.matching.blossom import maximum_weight_matching
+from plait.grouping.matching.greedy import greedy_matching
+from plait.grouping.model.bucket import Model, Node
+from plait.grouping.model.memo import Known
 
 #: Above so many nodes a bucket is matched greedily, in parts of at most this size: a dense matrix of 4,000 nodes takes
 #: 128 MB, and exact matching ten seconds (kernels.md, section 3).

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plait.grouping.model import Model, Node
+from plait.grouping.model.bucket import Model, Node
 
 
 class Worth(NamedTuple):

@@ -28,8 +28,8 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
-from plait.grouping import kernels
-from plait.grouping.ready import compiled, run
+from plait.grouping.compile_policy import compiled, run
+from plait.grouping.model import kernels
 
 Order = Literal["best", "worst"]
 ORDERS = ("best", "worst")
