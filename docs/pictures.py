@@ -19,10 +19,10 @@ import numpy as np
 
 from plait import Cluster, load_jobs, make_world
 from plait.core.preemption import FREELY
-from plait.goodput.efficiency import efficiency
-from plait.goodput.jobs import GoodputJobs
-from plait.goodput.table import goodput_table
-from plait.goodput.throughput import throughput
+from plait.goodput.model.efficiency import efficiency
+from plait.goodput.model.jobs import GoodputJobs
+from plait.goodput.model.table import goodput_table
+from plait.goodput.model.throughput import throughput
 from plait.report.bars import GroupedBar, grouped_bars_svg
 from plait.report.figures import cdf_svg, policy_bars_svg
 from plait.report.html import write_html

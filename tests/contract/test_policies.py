@@ -14,8 +14,8 @@ import pytest
 from plait.core.jobs import JobTable
 from plait.core.plan import Group, Member, Plan
 from plait.core.policy import Policy, View
-from plait.goodput import batch
-from plait.goodput.jobs import COLUMNS, GoodputJobs
+from plait.goodput.model import batch
+from plait.goodput.model.jobs import COLUMNS, GoodputJobs
 from plait.placement import Scheme, place
 from plait.policies.catalog import CATALOG, make_policy
 from plait.sim import adaptive

@@ -18,7 +18,7 @@ from plait.core.arrays import FloatArray
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits, Estimate
 from plait.core.jobs import Phase
-from plait.goodput.efficiency import efficiency, gain
+from plait.goodput.model.efficiency import efficiency, gain
 from plait.live.requests import limits_of
 from plait.live.wire import Adaptive, Seen
 

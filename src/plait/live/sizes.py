@@ -9,10 +9,10 @@ import numpy as np
 
 from plait.core.goodput import THETA, Estimate
 from plait.core.jobs import JobTable
-from plait.goodput.batch import best_batch
-from plait.goodput.jobs import GoodputJobs
-from plait.goodput.ladder import ladder
-from plait.goodput.speedup import replica_cap
+from plait.goodput.allocate.ladder import ladder
+from plait.goodput.model.batch import best_batch
+from plait.goodput.model.jobs import GoodputJobs
+from plait.goodput.model.speedup import replica_cap
 from plait.live.adaptive import row_of
 from plait.live.requests import limits_of
 

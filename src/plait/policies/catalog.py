@@ -19,7 +19,7 @@ from typing import Any
 
 from plait.core.errors import InputError, MissingExtra, suggest
 from plait.core.policy import Policy
-from plait.goodput.kinds import MOST_POWER
+from plait.goodput.allocate.kinds import MOST_POWER
 from plait.grouping.model.interference import MEASURED_INTERFERENCE
 from plait.placement import Scheme, SkewAware
 from plait.placement.packing import Placement

@@ -1,4 +1,4 @@
-"""How many nodes jobs that adapt are worth: the rule of `plait.goodput.autoscale` on the pools of a view.
+"""How many nodes jobs that adapt are worth: the rule of `plait.goodput.allocate.autoscale` on the pools of a view.
 
 Utility is what the GPUs of a cluster are worth to jobs that adapt, as a part of what they were if jobs scaled linearly.
 The published code counts nodes on which a job runs; here all GPUs that other jobs leave count, so that nodes nobody
@@ -15,8 +15,8 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, IntArray
 from plait.core.policy import View, Wanted
-from plait.goodput.autoscale import HIGH, LOW, resize, utility
-from plait.goodput.knapsack import best_sizes
+from plait.goodput.allocate.autoscale import HIGH, LOW, resize, utility
+from plait.goodput.allocate.knapsack import best_sizes
 from plait.policies.pools import Pool, pools
 from plait.policies.steps import Ladder
 

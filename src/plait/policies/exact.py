@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
-from plait.goodput.fitness import FLOOR, HARMONIC, after_restart, fitness
-from plait.goodput.ladder import column_of
-from plait.goodput.positions import Positions, best_positions, realised
-from plait.goodput.programs import best_arrangement
+from plait.goodput.allocate.exact_placement import Positions, best_positions, realised
+from plait.goodput.allocate.fitness import FLOOR, HARMONIC, after_restart, fitness
+from plait.goodput.allocate.ilp import best_arrangement
+from plait.goodput.allocate.ladder import column_of
 from plait.placement.rebuild import place_arranged
 
 #: Branchings of an integer program after which the best found so far is taken: the same on every machine.

@@ -10,10 +10,10 @@ import numpy as np
 from plait.core.arrays import IntArray
 from plait.core.errors import InputError, MissingExtra
 from plait.core.policy import View, Wanted
-from plait.goodput.fitness import after_restart, fitness
-from plait.goodput.knapsack import best_sizes
-from plait.goodput.ladder import column_of
-from plait.goodput.solver import HAVE_HIGHS
+from plait.goodput.allocate.fitness import after_restart, fitness
+from plait.goodput.allocate.knapsack import best_sizes
+from plait.goodput.allocate.ladder import column_of
+from plait.goodput.allocate.solver import HAVE_HIGHS
 from plait.policies.cluster_size import cluster_size
 from plait.policies.exact import MOST_NODES, best_of_all
 from plait.policies.pools import Pool

@@ -17,9 +17,9 @@ from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.goodput import THETA, Estimate
 from plait.core.jobs import JobClass, JobTable
 from plait.core.policy import View
-from plait.goodput.batch import best_batch
-from plait.goodput.jobs import GoodputJobs
-from plait.goodput.speedup import fair_share, replica_cap, restart_factor
+from plait.goodput.model.batch import best_batch
+from plait.goodput.model.jobs import GoodputJobs
+from plait.goodput.model.speedup import fair_share, replica_cap, restart_factor
 from plait.placement.packing import allowed_kinds, demands
 
 #: Instants closer than this are one, seconds.

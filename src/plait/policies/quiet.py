@@ -17,7 +17,7 @@ from plait.core.arrays import BoolArray, FloatArray
 from plait.core.goodput import Estimate
 from plait.core.jobs import Checkpoints, JobTable
 from plait.core.policy import View
-from plait.goodput.speedup import restart_factor
+from plait.goodput.model.speedup import restart_factor
 from plait.policies.pools import Pool
 
 

@@ -16,7 +16,7 @@ from plait.core.errors import InputError
 from plait.core.jobs import JobClass
 from plait.core.plan import NO_GROUPS, Plan
 from plait.core.policy import View
-from plait.goodput.fitness import FLOOR, HARMONIC, check, fitness
+from plait.goodput.allocate.fitness import FLOOR, HARMONIC, check, fitness
 from plait.policies.pools import CLOCK_S, Pool, nobody_adapts, pools, staying
 from plait.policies.quiet import at_worst, later, turn_s, unchanged_until
 from plait.policies.seats import Seats, groups_of, with_companions, with_staying

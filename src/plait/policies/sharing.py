@@ -11,7 +11,7 @@ import numpy as np
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.jobs import JobTable
 from plait.core.policy import View
-from plait.goodput.knapsack import best_sizes
+from plait.goodput.allocate.knapsack import best_sizes
 from plait.grouping.model.times import together_s
 from plait.policies.interleave import Interleave
 from plait.policies.pollux import Pollux

@@ -11,8 +11,8 @@ import numpy as np
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError, MissingExtra
 from plait.core.policy import View
-from plait.goodput.kinds import MOST_POWER, PENALTY, POWER, best_configurations, best_of_one_kind, relative
-from plait.goodput.solver import HAVE_HIGHS
+from plait.goodput.allocate.kinds import MOST_POWER, PENALTY, POWER, best_configurations, best_of_one_kind, relative
+from plait.goodput.allocate.solver import HAVE_HIGHS
 from plait.placement.packing import allowed_kinds
 from plait.policies.exact import MOST_NODES
 from plait.policies.pools import Pool, every_pool, nobody_adapts, pools

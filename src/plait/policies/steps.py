@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
-from plait.goodput.fitness import after_restart
-from plait.goodput.ladder import every_size, ladder
+from plait.goodput.allocate.fitness import after_restart
+from plait.goodput.allocate.ladder import every_size, ladder
 from plait.placement.elastic import place
 from plait.policies.pools import Pool
 

@@ -16,11 +16,11 @@ import numpy as np
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.goodput import LEAST_S, THETA, Estimate
 from plait.core.jobs import JobBatch
-from plait.goodput.batch import best_batch_each, goodput
-from plait.goodput.efficiency import gain
-from plait.goodput.fit import Profile, fit
-from plait.goodput.jobs import GoodputJobs
-from plait.goodput.throughput import grad_s, iteration_s, step_s
+from plait.goodput.model.batch import best_batch_each, goodput
+from plait.goodput.model.efficiency import gain
+from plait.goodput.model.fit import Profile, fit
+from plait.goodput.model.jobs import GoodputJobs
+from plait.goodput.model.throughput import grad_s, iteration_s, step_s
 from plait.sim.training import Training
 
 #: Seconds that a job runs in a configuration until it has measured it: the paper's interval (Pollux, section 4.1).

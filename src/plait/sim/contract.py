@@ -25,7 +25,7 @@ from plait.core.jobs import Checkpoints, JobBatch, JobClass, JobSpec, Phase
 from plait.core.plan import Plan
 from plait.core.policy import Policy, View
 from plait.core.resources import StageProfile
-from plait.goodput.models import shipped
+from plait.goodput.model.shipped import shipped
 from plait.placement.keeping import broken
 from plait.sim.failures import NodeChange
 from plait.sim.invariants import Invariants

@@ -13,8 +13,8 @@ import numpy as np
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch
-from plait.goodput.batch import best_batch
-from plait.goodput.jobs import GoodputJobs
+from plait.goodput.model.batch import best_batch
+from plait.goodput.model.jobs import GoodputJobs
 from plait.sim.training import Training
 
 

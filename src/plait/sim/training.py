@@ -11,7 +11,7 @@ import numpy as np
 from plait.core.arrays import BoolArray, FloatArray
 from plait.core.goodput import THETA, Estimate
 from plait.core.jobs import JobBatch
-from plait.goodput.models import shipped
+from plait.goodput.model.shipped import shipped
 
 #: Iterations done when a job reported, and its row of `Estimate`.
 Report: TypeAlias = tuple[float, FloatArray]

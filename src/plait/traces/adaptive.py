@@ -1,6 +1,6 @@
 """Jobs of a trace that adapt their batch: traces of Pollux give a model and no duration, which follows from the GPUs.
 
-Work and batch limits are those of the models that ship with plait (`plait.goodput.models`).
+Work and batch limits are those of the models that ship with plait (`plait.goodput.model.shipped`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from plait.core.arrays import BoolArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch
-from plait.goodput.models import measured_node, shipped
+from plait.goodput.model.shipped import measured_node, shipped
 from plait.traces.table import TraceTable
 
 #: Adaptive jobs may grow to so many GPUs, as in the published simulation.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import difflib
 
-from plait.goodput.models import shipped
+from plait.goodput.model.shipped import shipped
 from plait.traces.files import Pathish, Row, Source, read_rows
 from plait.traces.reader import Format, Head, TableBuilder
 from plait.traces.table import TraceTable

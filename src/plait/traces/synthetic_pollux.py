@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from plait.goodput.models import measured_node, shipped
+from plait.goodput.model.shipped import measured_node, shipped
 from plait.traces.adaptive import MOST_GPUS
 from plait.traces.arrivals import MEAN_GAP_S, Arrivals
 from plait.traces.schema import Array

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError
-from plait.goodput.breeding import MOST_NODES, Limits, cross, distinct, mutate, repair
-from plait.goodput.fitness import fitness
-from plait.goodput.genetic import Front, Search, evolve
-from plait.goodput.ladder import every_size
-from plait.goodput.pareto import crowding, dominates, survivors, tournaments
+from plait.goodput.allocate.fitness import fitness
+from plait.goodput.allocate.ladder import every_size
+from plait.goodput.genetic.nsga2 import crowding, dominates, survivors, tournaments
+from plait.goodput.genetic.operators import MOST_NODES, Limits, cross, distinct, mutate, repair
+from plait.goodput.genetic.search import Front, Search, evolve
 
 
 def question(seed: int, jobs: int, nodes: int, **more: object) -> Search:

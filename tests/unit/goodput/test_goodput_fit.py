@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from plait.core.errors import InputError, MissingExtra
 from plait.core.jit import HAVE_NUMBA, plain
-from plait.goodput import descent, objective
-from plait.goodput.fit import START, Profile, bounds, fit, fit_many, loss, loss_and_gradient, minimised
-from plait.goodput.throughput import grad_s, step_s
+from plait.goodput.model import levenberg_marquardt, objective
+from plait.goodput.model.fit import START, Profile, bounds, fit, fit_many, loss, loss_and_gradient, minimised
+from plait.goodput.model.throughput import grad_s, step_s
 
 slow = pytest.mark.skipif(os.environ.get("PLAIT_SLOW") != "1", reason="half a minute; set PLAIT_SLOW=1")
 
@@ -177,7 +177,7 @@ def test_loops_and_arrays_agree() -> None:
         seen = objective.observations(profile)
         both = [(np.zeros((2, len(profile))), np.zeros((9, len(profile)))) for _ in range(2)]
         objective.residuals(theta, seen, *both[0])
-        descent.each_residual(theta, seen, *both[1])
+        levenberg_marquardt.each_residual(theta, seen, *both[1])
         for arrays, loops in zip(*both, strict=True):
             np.testing.assert_allclose(loops, arrays, rtol=1e-11, atol=1e-14)
 
@@ -194,7 +194,9 @@ def test_the_plain_search_ends_where_the_compiled_one_does() -> None:
             lower[None],
             upper[None],
         )
-        assert plain(descent.search_many)(*problem)[1] == pytest.approx(descent.search_many(*problem)[1], rel=1e-7)
+        assert plain(levenberg_marquardt.search_many)(*problem)[1] == pytest.approx(
+            levenberg_marquardt.search_many(*problem)[1], rel=1e-7
+        )
 
 
 def test_wrong_profiles_are_refused() -> None:
@@ -265,9 +267,9 @@ import sys
 sys.modules["numba"] = sys.modules["scipy"] = None
 import numpy as np
 from plait.goodput import rules
-from plait.goodput.batch import best_batch
-from plait.goodput.fit import Profile, fit
-from plait.goodput.jobs import GoodputJobs
+from plait.goodput.model.batch import best_batch
+from plait.goodput.model.fit import Profile, fit
+from plait.goodput.model.jobs import GoodputJobs
 assert "plait.core.jit" not in sys.modules, "the compiler is asked for before it is needed"
 theta = fit(Profile([1, 1, 2], [1, 4, 4], [16, 8, 8], [0.3, 0.2, 0.2], [0.3, 0.3, 0.4]))
 jobs = GoodputJobs(theta[None], [1], [4], [16], [256], [4], [32], [True])

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from plait.core.errors import InputError
 from plait.core.jit import plain
-from plait.goodput.fitness import fitness, terms
-from plait.goodput.knapsack import best_sizes, fill_table, knapsack, plain_table
-from plait.goodput.ladder import ladder
+from plait.goodput.allocate.fitness import fitness, terms
+from plait.goodput.allocate.knapsack import best_sizes, fill_table, knapsack, plain_table
+from plait.goodput.allocate.ladder import ladder
 
 P = [-10.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0]
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError
-from plait.goodput.fitness import fitness
-from plait.goodput.ladder import every_size
-from plait.goodput.positions import best_positions, realised
+from plait.goodput.allocate.exact_placement import best_positions, realised
+from plait.goodput.allocate.fitness import fitness
+from plait.goodput.allocate.ladder import every_size
 
 
 @cache

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError
-from plait.goodput.fitness import fitness
-from plait.goodput.knapsack import best_sizes
-from plait.goodput.ladder import every_size, ladder
-from plait.goodput.programs import best_arrangement
+from plait.goodput.allocate.fitness import fitness
+from plait.goodput.allocate.ilp import best_arrangement
+from plait.goodput.allocate.knapsack import best_sizes
+from plait.goodput.allocate.ladder import every_size, ladder
 from plait.testing.allocations import random_round
 
 

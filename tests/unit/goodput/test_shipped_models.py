@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from plait.core.errors import InputError
-from plait.goodput.fit import Profile, fit, loss
-from plait.goodput.models import Noise, shipped
+from plait.goodput.model.fit import Profile, fit, loss
+from plait.goodput.model.shipped import Noise, shipped
 
 #: Objective of the reference fit of each model, and the noise scale of its first, middle and last epoch.
 PUBLISHED = {

@@ -12,7 +12,7 @@ import pytest
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch
-from plait.goodput.solver import HAVE_HIGHS
+from plait.goodput.allocate.solver import HAVE_HIGHS
 from plait.placement import SkewAware
 from plait.policies.catalog import CATALOG, make_policy, rows
 from plait.policies.gittins import Distribution, FixedIndex, LearntIndex

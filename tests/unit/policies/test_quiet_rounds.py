@@ -17,9 +17,9 @@ from plait.control.messages import Adjust, Command, Event, JobSubmitted, Launch,
 from plait.core.cluster import Cluster
 from plait.core.jobs import Checkpoints, JobBatch, JobClass, JobSpec
 from plait.core.preemption import RULES, PreemptionRule
-from plait.goodput import kinds, knapsack, positions, solver
-from plait.goodput import programs as programs_of
-from plait.goodput.models import shipped
+from plait.goodput.allocate import exact_placement, kinds, knapsack, solver
+from plait.goodput.allocate import ilp as programs_of
+from plait.goodput.model.shipped import shipped
 from plait.policies import rounds
 from plait.policies.catalog import make_policy
 from plait.sim.failures import NodeChange
@@ -151,7 +151,7 @@ def test_a_trace_like_the_demo_takes_few_decisions_and_no_integer_program(
     tables, programs = Counter[str](), Counter[str]()
     for module in (kinds, knapsack):
         monkeypatch.setattr(module, "knapsack", counted(module.knapsack, tables))
-    for module in (kinds, programs_of, positions):
+    for module in (kinds, programs_of, exact_placement):
         monkeypatch.setattr(module, "solve", counted(module.solve, programs))
     ours = run(policy, case)
     assert ours.commands == every.commands

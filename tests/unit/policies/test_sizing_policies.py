@@ -13,8 +13,8 @@ from plait.core.errors import InputError
 from plait.core.jobs import JobSpec
 from plait.core.plan import Gate
 from plait.core.resources import StageProfile
-from plait.goodput.fitness import fitness
-from plait.goodput.solver import HAVE_HIGHS
+from plait.goodput.allocate.fitness import fitness
+from plait.goodput.allocate.solver import HAVE_HIGHS
 from plait.policies.catalog import make_policy
 from plait.policies.optimus import Optimus, grants
 from plait.policies.pollux import Pollux

@@ -16,8 +16,8 @@ from plait.core.goodput import THETA, BatchLimits, Estimate
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.plan import Group, Groups, Member, Plan
 from plait.core.policy import Policy, View
-from plait.goodput.models import shipped
-from plait.goodput.throughput import step_s
+from plait.goodput.model.shipped import shipped
+from plait.goodput.model.throughput import step_s
 from plait.policies.catalog import make_policy
 from plait.sim.adaptive import AdaptiveJobs
 from plait.sim.backend import Simulator

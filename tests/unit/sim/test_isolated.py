@@ -8,7 +8,7 @@ import pytest
 from plait.core.cluster import Cluster
 from plait.core.goodput import BatchLimits
 from plait.core.jobs import JobBatch, JobSpec
-from plait.goodput.models import shipped
+from plait.goodput.model.shipped import shipped
 from plait.sim.cases import Case, run_case
 from plait.sim.isolated import isolated_s
 from plait.sim.training import Training

@@ -16,7 +16,7 @@ from plait.control.messages import Event, JobFinished, ProgressReported, ReplanD
 from plait.core.cluster import Cluster, Node
 from plait.core.errors import InputError, SimulationError
 from plait.core.jobs import JobBatch, JobSpec, Phase
-from plait.goodput.models import shipped
+from plait.goodput.model.shipped import shipped
 from plait.policies.catalog import CATALOG, make_policy
 from plait.sim.failures import NodeChange
 from plait.sim.invariants import Invariants

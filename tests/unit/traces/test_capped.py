@@ -5,7 +5,7 @@ import pytest
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.resources import StageProfile
-from plait.goodput.models import shipped
+from plait.goodput.model.shipped import shipped
 from plait.policies.catalog import make_policy
 from plait.sim.run import simulate
 from plait.sim.world import make_world

@@ -13,7 +13,7 @@ import pytest
 
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch
-from plait.goodput.models import shipped
+from plait.goodput.model.shipped import shipped
 from plait.placement.skew import unknown_models
 from plait.policies.catalog import make_policy
 from plait.sim.run import simulate

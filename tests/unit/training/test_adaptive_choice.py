@@ -14,7 +14,7 @@ import numpy as np
 
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits, Estimate
-from plait.goodput.fit import Profile
+from plait.goodput.model.fit import Profile
 from plait.training.adaptive.choosing import Fitter, choose, first_batch
 from plait.training.adaptive.loader import AdaptiveDataLoader
 from plait.training.page import Page

@@ -48,8 +48,8 @@ def _warm_up_fit() -> None:
     """Fit a throughput and fill a table, so that jobs and decisions find that compiled: they would stand still."""
     import numpy as np
 
-    from plait.goodput.fit import Profile, fit
-    from plait.goodput.knapsack import fill_table
+    from plait.goodput.allocate.knapsack import fill_table
+    from plait.goodput.model.fit import Profile, fit
 
     one, seconds = np.array([1]), np.array([0.1])
     fit(Profile(nodes=one, gpus=one, local=one, grad_s=seconds, step_s=seconds))

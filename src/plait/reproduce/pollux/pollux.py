@@ -9,13 +9,13 @@ from typing import Literal
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
-from plait.goodput.batch import best_batch
-from plait.goodput.fitness import after_restart, fitness
-from plait.goodput.genetic import Front, Search, evolve
-from plait.goodput.knapsack import best_sizes
-from plait.goodput.ladder import column_of, every_size, ladder
-from plait.goodput.speedup import fair_share, restart_factor, speedup
-from plait.goodput.table import goodput_table
+from plait.goodput.allocate.fitness import after_restart, fitness
+from plait.goodput.allocate.knapsack import best_sizes
+from plait.goodput.allocate.ladder import column_of, every_size, ladder
+from plait.goodput.genetic.search import Front, Search, evolve
+from plait.goodput.model.batch import best_batch
+from plait.goodput.model.speedup import fair_share, restart_factor, speedup
+from plait.goodput.model.table import goodput_table
 from plait.placement.elastic import place
 from plait.policies.exact import best_of_all
 from plait.reproduce.pollux.adaptive import AdaptiveJob, table_of

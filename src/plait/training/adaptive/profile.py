@@ -19,7 +19,7 @@ from plait.training.adaptive.plan import Turn
 from plait.training.members import torch_cuda
 
 if TYPE_CHECKING:
-    from plait.goodput.fit import Profile
+    from plait.goodput.model.fit import Profile
 
 Key = tuple[int, int, int]
 
@@ -155,7 +155,7 @@ class Timings:
         """
         import numpy as np
 
-        from plait.goodput.fit import Profile
+        from plait.goodput.model.fit import Profile
 
         rows = [
             (*key, (t.grad_s + t.step_s - t.sync_s) / (t.grads + t.steps), t.step_s / t.steps)

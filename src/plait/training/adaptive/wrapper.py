@@ -36,7 +36,7 @@ from plait.training.adaptive.scaling import LearningRate, reset_moments
 from plait.training.job import AttachedJob
 
 if TYPE_CHECKING:
-    from plait.goodput.rules import Rule
+    from plait.goodput.model.lr_scaling import Rule
     from plait.training.adaptive.base import AdaptiveLoader
     from plait.training.adaptive.plan import Turn
     from plait.training.outside import Job
@@ -63,7 +63,7 @@ class Adaptive:
     ) -> None:
         """Adapt `model` (in DDP if there are several ranks), which `optimizer` steps and `loader` feeds.
 
-        `rule` scales the learning rate: a name of `plait.goodput.rules.RULES`, or a function like those; by default
+        `rule` scales the learning rate: a name of `plait.goodput.model.lr_scaling.RULES`, or a function like those; by default
         AdaScale, and the square root for Adam, AdamW, RMSprop and Adagrad. `scaler` is the script's GradScaler.
         `scheduler` is stepped
         here, once an iteration at the initial batch (so that it sees the progress of training and not how large its

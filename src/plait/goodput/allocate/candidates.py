@@ -8,7 +8,7 @@ from math import fsum
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
-from plait.goodput.knapsack import knapsack
+from plait.goodput.allocate.knapsack import knapsack
 
 #: No loss is more than this many units: solvers work with 1e-7 relative accuracy.
 MOST_COST = 1e6

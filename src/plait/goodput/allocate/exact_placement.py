@@ -13,11 +13,11 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
-from plait.goodput.fitness import FLOOR, HARMONIC, fitness, terms
-from plait.goodput.ladder import column_of
-from plait.goodput.offers import affordable, fill, losses, patterns, useful
-from plait.goodput.programs import NODE_COST
-from plait.goodput.solver import Program, solve
+from plait.goodput.allocate.candidates import affordable, fill, losses, patterns, useful
+from plait.goodput.allocate.fitness import FLOOR, HARMONIC, fitness, terms
+from plait.goodput.allocate.ilp import NODE_COST
+from plait.goodput.allocate.ladder import column_of
+from plait.goodput.allocate.solver import Program, solve
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import numpy as np
 from plait.core.arrays import FloatArray
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits
-from plait.goodput.batch import best_batch
-from plait.goodput.jobs import GoodputJobs
+from plait.goodput.model.batch import best_batch
+from plait.goodput.model.jobs import GoodputJobs
 
 
 @dataclass(frozen=True, slots=True)

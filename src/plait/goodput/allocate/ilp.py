@@ -20,11 +20,11 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
-from plait.goodput.fitness import FLOOR, HARMONIC, fitness, terms
-from plait.goodput.knapsack import best_sizes
-from plait.goodput.ladder import column_of, ladder
-from plait.goodput.offers import fill, losses, patterns, still_possible, useful
-from plait.goodput.solver import Program, Solution, solve
+from plait.goodput.allocate.candidates import fill, losses, patterns, still_possible, useful
+from plait.goodput.allocate.fitness import FLOOR, HARMONIC, fitness, terms
+from plait.goodput.allocate.knapsack import best_sizes
+from plait.goodput.allocate.ladder import column_of, ladder
+from plait.goodput.allocate.solver import Program, Solution, solve
 
 #: Cost of a node of a distributed job, in units of what the size of a typical job is about: large enough to prefer
 #: 4 + 1 GPUs to 1 + 1 + 1 + 1 + 1, too small to change sizes.

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
-from plait.goodput.efficiency import efficiency
-from plait.goodput.jobs import GoodputJobs
-from plait.goodput.throughput import throughput
+from plait.goodput.model.efficiency import efficiency
+from plait.goodput.model.jobs import GoodputJobs
+from plait.goodput.model.throughput import throughput
 
 CANDIDATES = 50
 PART = np.linspace(0.0, 1.0, CANDIDATES)

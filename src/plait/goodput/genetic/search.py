@@ -13,9 +13,9 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
-from plait.goodput.breeding import Limits, States, cross, distinct, mutate, repair
-from plait.goodput.fitness import FLOOR, HARMONIC, fitness
-from plait.goodput.pareto import survivors, tournaments
+from plait.goodput.allocate.fitness import FLOOR, HARMONIC, fitness
+from plait.goodput.genetic.nsga2 import survivors, tournaments
+from plait.goodput.genetic.operators import Limits, States, cross, distinct, mutate, repair
 
 #: Published sizes: allocations in a population, generations counting the first, attempts at new children.
 POPULATION, GENERATIONS, ATTEMPTS = 100, 100, 100

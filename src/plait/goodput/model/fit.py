@@ -18,7 +18,7 @@ import numpy.typing as npt
 from plait.core.arrays import FloatArray
 from plait.core.errors import InputError, MissingExtra
 from plait.core.goodput import LEAST_S, MOST_GAMMA, THETA, Estimate
-from plait.goodput.objective import Profile, evaluate, loss, loss_and_gradient, observations
+from plait.goodput.model.objective import Profile, evaluate, loss, loss_and_gradient, observations
 
 __all__ = ["Profile", "fit", "fit_many", "loss", "loss_and_gradient"]
 
@@ -54,7 +54,7 @@ def fit_many(profiles: Sequence[Profile], starts: FloatArray | None = None, *, a
             theta = np.array([minimised(own, START, *bound)[1] for own, bound in zip(seen, limits, strict=True)])
     else:
         from plait.core.jit import announced
-        from plait.goodput.descent import search_many
+        from plait.goodput.model.levenberg_marquardt import search_many
 
         first = np.cumsum([0, *map(len, profiles)])
         warm = np.full_like(cold, np.nan) if starts is None else np.asarray(starts, dtype=np.float64)[:, None]

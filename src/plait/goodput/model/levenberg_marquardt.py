@@ -20,7 +20,7 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.jit import HAVE_NUMBA, kernel, part
-from plait.goodput import objective
+from plait.goodput.model import objective
 
 #: Steps at most, steps in a row that hardly gain before the search ends, and what "hardly" is, relative to the loss.
 STEPS = 200

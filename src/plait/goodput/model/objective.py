@@ -15,7 +15,7 @@ import numpy as np
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.goodput import THETA, Estimate
-from plait.goodput.throughput import TINY
+from plait.goodput.model.throughput import TINY
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from plait.core.arrays import FloatArray
-from plait.goodput.batch import Speed, best_batch
-from plait.goodput.jobs import GoodputJobs
-from plait.goodput.throughput import throughput
+from plait.goodput.model.batch import Speed, best_batch
+from plait.goodput.model.jobs import GoodputJobs
+from plait.goodput.model.throughput import throughput
 
 
 def goodput_table(

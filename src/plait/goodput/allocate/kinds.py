@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
-from plait.goodput.fitness import MOST
-from plait.goodput.knapsack import knapsack
-from plait.goodput.ladder import ladder
-from plait.goodput.solver import Program, solve
+from plait.goodput.allocate.fitness import MOST
+from plait.goodput.allocate.knapsack import knapsack
+from plait.goodput.allocate.ladder import ladder
+from plait.goodput.allocate.solver import Program, solve
 
 #: Published: what a job without GPUs costs, and the exponent (-0.5 in Sia's section 5.7, 0.5 in its section 3.3).
 PENALTY, POWER = 1.1, -0.5

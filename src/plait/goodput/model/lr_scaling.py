@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from plait.core.arrays import FloatArray
 from plait.core.errors import InputError, suggest
-from plait.goodput.efficiency import gain
+from plait.goodput.model.efficiency import gain
 
 Rule = Callable[[float, npt.ArrayLike, npt.ArrayLike, float], FloatArray]
 """(scale, sqr per group, var per group, progress) -> factor per group."""

@@ -14,7 +14,7 @@ import numpy as np
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.jit import HAVE_NUMBA, has_machine_code, kernel
-from plait.goodput.fitness import FLOOR, HARMONIC, terms
+from plait.goodput.allocate.fitness import FLOOR, HARMONIC, terms
 
 #: Steps of the table above which compiling pays even when the machine code is not there yet.
 WORTH_COMPILING = 20_000_000
