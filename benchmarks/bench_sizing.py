@@ -22,7 +22,7 @@ from plait.core.goodput import THETA, Estimate
 from plait.core.jobs import JobBatch, JobSpec
 from plait.goodput.model.shipped import shipped
 from plait.policies.catalog import make_policy
-from plait.policies.rounds import InRounds
+from plait.policies.sizing.rounds import InRounds
 from plait.sim.run import simulate
 from plait.sim.world import make_world
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from plait import View
 from plait.placement.elastic import place
-from plait.policies.pools import Pool
-from plait.policies.rounds import InRounds, Sizes
+from plait.policies.sizing.pools import Pool
+from plait.policies.sizing.rounds import InRounds, Sizes
 
 
 @dataclass(frozen=True, kw_only=True)

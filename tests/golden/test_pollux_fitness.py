@@ -24,7 +24,7 @@ from plait.goodput.genetic.search import Search, evolve
 from plait.goodput.model.speedup import fair_share, speedup
 from plait.goodput.model.table import goodput_table
 from plait.placement.rebuild import place_arranged
-from plait.policies.exact import best_of_all
+from plait.policies.sizing.exact import best_of_all
 from plait.testing.allocations import Round, random_round
 
 #: Few jobs on few nodes: a fair share of three GPUs, where the ladder lacks sizes; more jobs than the search can seat.

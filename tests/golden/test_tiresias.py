@@ -21,10 +21,10 @@ from plait.core.jobs import JobBatch, JobSpec
 from plait.core.policy import Policy
 from plait.placement import Scheme
 from plait.placement.skew import gini, max_share, ps_imbalance
-from plait.policies import orders
 from plait.policies.catalog import make_policy
-from plait.policies.compose import Composed
-from plait.policies.gittins import Distribution, FixedIndex, gittins_of_survival
+from plait.policies.parts import orders
+from plait.policies.parts.compose import Composed
+from plait.policies.parts.gittins import Distribution, FixedIndex, gittins_of_survival
 from plait.policies.themis import fair_shares
 from plait.policies.tiresias import Queues
 from plait.sim.run import simulate, with_round

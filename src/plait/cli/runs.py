@@ -23,7 +23,7 @@ from plait.core.jobs import JobBatch
 from plait.core.preemption import rule_named
 from plait.placement import SkewAware, unknown_models
 from plait.policies.catalog import make_policy, split_policies
-from plait.policies.unheeded import remarks
+from plait.policies.parts.unheeded import remarks
 from plait.sim.cases import Case, has_placement, over_processes, parse_range, policy_text, run_case
 from plait.sim.failures import read_failures
 from plait.sim.overheads import Overheads

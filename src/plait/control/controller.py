@@ -53,7 +53,7 @@ from plait.core.jobs import TRANSITIONS, Checkpoints, JobTable, Phase
 from plait.core.plan import NO_GROUPS, Groups, Plan
 from plait.core.policy import Policy, View
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
-from plait.placement.keeping import keep_running
+from plait.placement.pinned import keep_running
 
 #: A wake-up may come this much early, seconds: backends have clocks of finite resolution.
 CLOCK_S = 1e-6

@@ -57,7 +57,7 @@ from plait.live.store import Store
 from plait.live.wanted import Wants
 from plait.live.wire import Assignment, Observed
 from plait.policies.catalog import make_policy
-from plait.policies.unheeded import remarks
+from plait.policies.parts.unheeded import remarks
 
 #: The best and safest on a mixed queue of plain and attached jobs: docs/explanation/preemption.md has the table.
 DEFAULT_POLICY = "tiresias-l"

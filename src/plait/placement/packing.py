@@ -23,7 +23,7 @@ from plait.core.plan import TURN, Gate, Groups, Plan, plain_details
 from plait.core.policy import View
 from plait.core.words import counted
 from plait.placement import kernels
-from plait.placement.keeping import elsewhere, kept_units
+from plait.placement.pinned import elsewhere, kept_units
 
 A = TypeVar("A", bound="np.ndarray[Any, Any]")
 

@@ -1,5 +1,5 @@
 """Scheduling policies: each one file or one row of the catalog."""
 
-from plait.policies.compose import Composed, Ranking
+from plait.policies.parts.compose import Composed, Ranking
 
 __all__ = ["Composed", "Ranking"]

@@ -23,13 +23,11 @@ from plait.goodput.allocate.kinds import MOST_POWER
 from plait.grouping.model.interference import MEASURED_INTERFERENCE
 from plait.placement import Scheme, SkewAware
 from plait.placement.packing import Placement
-from plait.policies import orders
 from plait.policies.citations import CITATIONS
-from plait.policies.compose import Composed
 from plait.policies.fair import Drf, YarnCapacity
 from plait.policies.gandiva import Gandiva
-from plait.policies.gittins import REFRESH, Distribution, FixedIndex, Index, LearntIndex
 from plait.policies.interleave import Interleave
+from plait.policies.interleave_over_sizes import PolluxInterleaved
 from plait.policies.optimus import Optimus
 from plait.policies.options import (
     LEAST_S,
@@ -44,13 +42,15 @@ from plait.policies.options import (
     switch,
     whole,
 )
+from plait.policies.parts import orders
+from plait.policies.parts.compose import Composed
+from plait.policies.parts.gittins import REFRESH, Distribution, FixedIndex, Index, LearntIndex
+from plait.policies.parts.urgency import Urgency
 from plait.policies.pollux import Pollux
 from plait.policies.pollux_ga import MOST, PolluxGa
-from plait.policies.sharing import PolluxInterleaved
 from plait.policies.sia import Sia
 from plait.policies.themis import Themis
 from plait.policies.tiresias import WITHIN, Queues
-from plait.policies.urgency import Urgency
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from plait.grouping.exact.programs import need_highs
 from plait.grouping.model.bucket import Options
 from plait.grouping.model.interference import MEASURED_INTERFERENCE
 from plait.placement.packing import allowed_kinds
-from plait.policies.regrouping import Together, gpus_of, parts_of, pays_s, slots_of, stay_whole, units_of, work
+from plait.policies.parts.regrouping import Together, gpus_of, parts_of, pays_s, slots_of, stay_whole, units_of, work
 
 
 @dataclass(frozen=True, slots=True)

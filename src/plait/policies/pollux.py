@@ -14,12 +14,12 @@ from plait.goodput.allocate.fitness import after_restart, fitness
 from plait.goodput.allocate.knapsack import best_sizes
 from plait.goodput.allocate.ladder import column_of
 from plait.goodput.allocate.solver import HAVE_HIGHS
-from plait.policies.cluster_size import cluster_size
-from plait.policies.exact import MOST_NODES, best_of_all
-from plait.policies.pools import Pool
-from plait.policies.quiet import at_worst
-from plait.policies.rounds import ByFitness, Chosen, Seated, Sizes
-from plait.policies.steps import Ladder, every_speedup, guaranteed, patterns_apply
+from plait.policies.sizing.cluster_size import cluster_size
+from plait.policies.sizing.exact import MOST_NODES, best_of_all
+from plait.policies.sizing.pools import Pool
+from plait.policies.sizing.quiet_rounds import at_worst
+from plait.policies.sizing.rounds import ByFitness, Chosen, Seated, Sizes
+from plait.policies.sizing.steps import Ladder, every_speedup, guaranteed, patterns_apply
 
 #: Up to how many GPUs, and how many pairs of job and size, `exact=auto` looks for the best of all sizes.
 AUTO_GPUS, AUTO_PAIRS = 64, 4000

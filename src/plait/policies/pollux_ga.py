@@ -9,9 +9,9 @@ import numpy as np
 
 from plait.core.policy import View
 from plait.goodput.genetic.search import GENERATIONS, POPULATION, Search, evolve
-from plait.policies.pools import Pool
-from plait.policies.rounds import ByFitness, Sizes
-from plait.policies.steps import every_speedup
+from plait.policies.sizing.pools import Pool
+from plait.policies.sizing.rounds import ByFitness, Sizes
+from plait.policies.sizing.steps import every_speedup
 
 #: Bounds of options: searches that still end and fit into memory (published: 100 and 100), and 63 bits.
 MOST, MOST_SEED = 10_000, 2**63 - 1

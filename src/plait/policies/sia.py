@@ -14,11 +14,11 @@ from plait.core.policy import View
 from plait.goodput.allocate.kinds import MOST_POWER, PENALTY, POWER, best_configurations, best_of_one_kind, relative
 from plait.goodput.allocate.solver import HAVE_HIGHS
 from plait.placement.packing import allowed_kinds
-from plait.policies.exact import MOST_NODES
-from plait.policies.pools import Pool, every_pool, nobody_adapts, pools
-from plait.policies.rounds import Chosen, InRounds, Seated, Sizes
-from plait.policies.seats import Seats
-from plait.policies.steps import Ladder
+from plait.policies.sizing.exact import MOST_NODES
+from plait.policies.sizing.pools import Pool, every_pool, nobody_adapts, pools
+from plait.policies.sizing.rounds import Chosen, InRounds, Seated, Sizes
+from plait.policies.sizing.seating import Seats
+from plait.policies.sizing.steps import Ladder
 
 
 @dataclass(frozen=True, kw_only=True)

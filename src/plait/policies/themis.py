@@ -13,7 +13,7 @@ from plait.core.plan import Plan
 from plait.core.policy import View
 from plait.placement import Scheme, place
 from plait.placement.packing import Placement
-from plait.policies.compose import Ranking, sort
+from plait.policies.parts.compose import Ranking, sort
 
 
 def fair_shares(

@@ -12,8 +12,8 @@ from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.jobs import JobTable
 from plait.core.policy import View
-from plait.policies.compose import CLOCK_S, Ranking
-from plait.policies.gittins import Index
+from plait.policies.parts.compose import CLOCK_S, Ranking
+from plait.policies.parts.gittins import Index
 
 WithinQueue = Literal["first_start", "running_first", "submit"]
 WITHIN: tuple[WithinQueue, ...] = get_args(WithinQueue)

@@ -26,7 +26,7 @@ from plait.core.plan import Plan
 from plait.core.policy import Policy, View
 from plait.core.resources import StageProfile
 from plait.goodput.model.shipped import shipped
-from plait.placement.keeping import broken
+from plait.placement.pinned import broken
 from plait.sim.failures import NodeChange
 from plait.sim.invariants import Invariants
 from plait.sim.overheads import Overheads

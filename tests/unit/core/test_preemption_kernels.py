@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from plait.core.jobs import Checkpoints
 from plait.core.preemption import CLOCK_S, keep, stop_losses
-from plait.placement.keeping import elsewhere
+from plait.placement.pinned import elsewhere
 
 COLUMNS = (
     "slot", "checkpoints", "run_s", "saved_run_s", "restart_s", "last_start_s", "keep_until_s", "iterations",

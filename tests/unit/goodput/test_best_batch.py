@@ -259,7 +259,9 @@ def test_columns_of_the_job_table() -> None:
 def test_a_job_that_does_not_adapt_is_named_and_what_takes_it() -> None:
     controller = Controller(make_policy("fifo"), Cluster.parse("1x4"))
     controller.handle(JobSubmitted(0.0, 0, JobBatch.of([JobSpec(id="a", iterations=10, iteration_s=1)])))
-    with pytest.raises(InputError, match=r"job 0 does not adapt its batch, .* take plait.policies.pools.goodput_jobs"):
+    with pytest.raises(
+        InputError, match=r"job 0 does not adapt its batch, .* take plait.policies.sizing.pools.goodput_jobs"
+    ):
         GoodputJobs.of(controller.view().jobs)
 
 

@@ -167,8 +167,8 @@ def test_a_policy_named_over_http_runs_nothing(
     effect = tmp_path / "effect"
     module = f"""
         from os import system
-        from plait.policies.compose import Composed
-        from plait.policies.orders import by_arrival
+        from plait.policies.parts.compose import Composed
+        from plait.policies.parts.orders import by_arrival
         with open({str(effect)!r}, "a") as file:
             file.write("imported ")
         class Mine(Composed):

@@ -19,9 +19,9 @@ from plait.core.preemption import PreemptionRule
 from plait.core.resources import StageProfile
 from plait.grouping.model.interference import MEASURED_INTERFERENCE
 from plait.policies.catalog import make_policy
-from plait.policies.compose import Composed
 from plait.policies.interleave import Interleave, Room, candidates
-from plait.policies.orders import by_arrival
+from plait.policies.parts.compose import Composed
+from plait.policies.parts.orders import by_arrival
 from plait.sim.physics import StandardPhysics
 from plait.sim.run import simulate
 from plait.sim.world import make_world

@@ -15,8 +15,8 @@ from plait.core.jobs import JobBatch
 from plait.goodput.allocate.solver import HAVE_HIGHS
 from plait.placement import SkewAware
 from plait.policies.catalog import CATALOG, make_policy, rows
-from plait.policies.gittins import Distribution, FixedIndex, LearntIndex
 from plait.policies.options import Option, Range, number
+from plait.policies.parts.gittins import Distribution, FixedIndex, LearntIndex
 from plait.policies.tiresias import Queues
 from plait.sim.run import simulate
 from plait.sim.world import make_world

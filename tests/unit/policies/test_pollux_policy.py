@@ -12,11 +12,11 @@ from plait.control.messages import JobFinished, JobSubmitted, NodeLost, Progress
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobClass
 from plait.goodput.allocate.fitness import fitness
-from plait.policies import steps
 from plait.policies.catalog import make_policy
 from plait.policies.pollux import Pollux
-from plait.policies.pools import pools
-from plait.policies.steps import Ladder
+from plait.policies.sizing import steps
+from plait.policies.sizing.pools import pools
+from plait.policies.sizing.steps import Ladder
 
 NOBODY = np.zeros(0, dtype=np.int64)
 

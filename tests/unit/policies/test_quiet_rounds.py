@@ -20,8 +20,8 @@ from plait.core.preemption import RULES, PreemptionRule
 from plait.goodput.allocate import exact_placement, kinds, knapsack, solver
 from plait.goodput.allocate import ilp as programs_of
 from plait.goodput.model.shipped import shipped
-from plait.policies import rounds
 from plait.policies.catalog import make_policy
+from plait.policies.sizing import rounds
 from plait.sim.failures import NodeChange
 from plait.sim.run import simulate
 from plait.sim.world import make_world

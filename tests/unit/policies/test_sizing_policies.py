@@ -19,7 +19,7 @@ from plait.policies.catalog import make_policy
 from plait.policies.optimus import Optimus, grants
 from plait.policies.pollux import Pollux
 from plait.policies.pollux_ga import PolluxGa
-from plait.policies.pools import pools
+from plait.policies.sizing.pools import pools
 
 needs_highs = pytest.mark.skipif(not HAVE_HIGHS, reason="needs highspy: the extra sim")
 

@@ -83,7 +83,7 @@ class GoodputJobs:
         if len(fixed):
             raise InputError(
                 f"job {int(table.number[fixed[0]])} does not adapt its batch, so it has no goodput; take "
-                "plait.policies.pools.goodput_jobs(view.jobs), which counts such jobs by their GPUs"
+                "plait.policies.sizing.pools.goodput_jobs(view.jobs), which counts such jobs by their GPUs"
             )
         theta, noise = table.goodput[:, :THETA], table.goodput[:, [Estimate.SQR, Estimate.VAR]]
         real = _between(theta[:, : Estimate.GAMMA], LEAST_S, MOST_S) & _between(

@@ -33,7 +33,7 @@ def warm_up(policy: str) -> None:
     from plait.core.jobs import JobBatch, JobSpec
     from plait.core.resources import StageProfile
     from plait.policies.catalog import make_policy
-    from plait.policies.rounds import InRounds
+    from plait.policies.sizing.rounds import InRounds
 
     controller = Controller(make_policy(policy), Cluster.of(1, 1))
     stages = (StageProfile.of(cpu=0.2, gpu=0.1), StageProfile.of(cpu=0.1, gpu=0.2))

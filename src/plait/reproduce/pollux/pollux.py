@@ -17,7 +17,7 @@ from plait.goodput.model.batch import best_batch
 from plait.goodput.model.speedup import fair_share, restart_factor, speedup
 from plait.goodput.model.table import goodput_table
 from plait.placement.elastic import place
-from plait.policies.exact import best_of_all
+from plait.policies.sizing.exact import best_of_all
 from plait.reproduce.pollux.adaptive import AdaptiveJob, table_of
 from plait.reproduce.pollux.clock import GPUS_PER_NODE, Allocation, Shape
 from plait.reproduce.pollux.jobs import RESTART_S, Job

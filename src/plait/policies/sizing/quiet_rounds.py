@@ -18,7 +18,7 @@ from plait.core.goodput import Estimate
 from plait.core.jobs import Checkpoints, JobTable
 from plait.core.policy import View
 from plait.goodput.model.speedup import restart_factor
-from plait.policies.pools import Pool
+from plait.policies.sizing.pools import Pool
 
 
 def restart_cost_s(view: View, restart_s: float) -> FloatArray:

@@ -20,7 +20,7 @@ from plait.core.policy import View
 from plait.placement import Scheme, place
 from plait.placement.packing import Placement
 from plait.policies.interleave import Units
-from plait.policies.urgency import Urgency
+from plait.policies.parts.urgency import Urgency
 
 #: Times closer than this are the same time, seconds.
 CLOCK_S = 1e-6

@@ -17,10 +17,10 @@ from plait.core.jobs import JobClass
 from plait.core.plan import NO_GROUPS, Plan
 from plait.core.policy import View
 from plait.goodput.allocate.fitness import FLOOR, HARMONIC, check, fitness
-from plait.policies.pools import CLOCK_S, Pool, nobody_adapts, pools, staying
-from plait.policies.quiet import at_worst, later, turn_s, unchanged_until
-from plait.policies.seats import Seats, groups_of, with_companions, with_staying
-from plait.policies.steps import Ladder
+from plait.policies.sizing.pools import CLOCK_S, Pool, nobody_adapts, pools, staying
+from plait.policies.sizing.quiet_rounds import at_worst, later, turn_s, unchanged_until
+from plait.policies.sizing.seating import Seats, groups_of, with_companions, with_staying
+from plait.policies.sizing.steps import Ladder
 
 NO_MATES: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 
@@ -92,7 +92,7 @@ class InRounds:
     start (twice `restart_s` in all).
 
     Rounds in which nothing changes are not asked for: a plan is valid until the first round in which time alone may
-    change it (`plait.policies.quiet`), where the policy can tell (`again`).
+    change it (`plait.policies.sizing.quiet_rounds`), where the policy can tell (`again`).
 
     In which round a plan was made, and for which ones it stands, is kept in the level of its jobs, and that a job is
     due in its promotions, so the policy is a function of the view. Raises `InputError` for times that make no rounds.

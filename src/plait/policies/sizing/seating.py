@@ -10,7 +10,7 @@ import numpy as np
 from plait.core.arrays import NO_JOBS, BoolArray, IntArray
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.policy import View
-from plait.policies.pools import Pool, room, staying
+from plait.policies.sizing.pools import Pool, room, staying
 
 
 class Seats:

@@ -17,8 +17,8 @@ from plait.core.arrays import BoolArray, IntArray
 from plait.core.policy import View, Wanted
 from plait.goodput.allocate.autoscale import HIGH, LOW, resize, utility
 from plait.goodput.allocate.knapsack import best_sizes
-from plait.policies.pools import Pool, pools
-from plait.policies.steps import Ladder
+from plait.policies.sizing.pools import Pool, pools
+from plait.policies.sizing.steps import Ladder
 
 
 def cluster_size(view: View, most: int, *, p: float, floor: float, restart_s: float) -> Wanted | None:

@@ -15,10 +15,10 @@ from plait.goodput.allocate.knapsack import best_sizes
 from plait.grouping.model.times import together_s
 from plait.policies.interleave import Interleave
 from plait.policies.pollux import Pollux
-from plait.policies.pools import Pool, held_gpus, pools
-from plait.policies.rounds import Seated, Sizes
-from plait.policies.seats import Seats
-from plait.policies.steps import Ladder
+from plait.policies.sizing.pools import Pool, held_gpus, pools
+from plait.policies.sizing.rounds import Seated, Sizes
+from plait.policies.sizing.seating import Seats
+from plait.policies.sizing.steps import Ladder
 
 Mates = Mapping[int, tuple[int, ...]]
 

@@ -10,7 +10,7 @@ from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.goodput.allocate.fitness import after_restart
 from plait.goodput.allocate.ladder import every_size, ladder
 from plait.placement.elastic import place
-from plait.policies.pools import Pool
+from plait.policies.sizing.pools import Pool
 
 
 def patterns_apply(pool: Pool) -> bool:
