@@ -29,7 +29,7 @@ from plait.report.html import write_html
 from plait.report.lines import Line, lines_svg
 from plait.reproduce.muri.own import HARDWARE, PLACEMENT, ROUND_S
 from plait.reproduce.muri.own import POLICIES as MURI_POLICIES
-from plait.sim.cases import Case, run_case
+from plait.sim.studies.cases import Case, run_case
 from plait.traces.formats import read_trace
 from plait.traces.synthetic import generate
 

@@ -2,7 +2,7 @@
 
 from plait import Cluster, load_jobs, make_world
 from plait.report.html import write_html
-from plait.sim.cases import Case, run_case
+from plait.sim.studies.cases import Case, run_case
 from plait.traces.synthetic import generate
 
 cluster = Cluster.parse("8x8")

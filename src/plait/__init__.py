@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from plait.policies.catalog import make_policy
     from plait.policies.parts.compose import Composed, Ranking
     from plait.sim.run import simulate
-    from plait.sim.tune import fit_policy
+    from plait.sim.studies.tune import fit_policy
     from plait.sim.world import World, make_world
     from plait.traces.formats import read_trace
     from plait.traces.load import load_jobs
@@ -85,7 +85,7 @@ _HOME = {
     **dict.fromkeys(("make_policy",), "plait.policies.catalog"),
     **dict.fromkeys(("Composed", "Ranking"), "plait.policies.parts.compose"),
     **dict.fromkeys(("simulate",), "plait.sim.run"),
-    **dict.fromkeys(("fit_policy",), "plait.sim.tune"),
+    **dict.fromkeys(("fit_policy",), "plait.sim.studies.tune"),
     **dict.fromkeys(("World", "make_world"), "plait.sim.world"),
     **dict.fromkeys(("read_trace",), "plait.traces.formats"),
     **dict.fromkeys(("load_jobs",), "plait.traces.load"),

@@ -21,9 +21,9 @@ from plait.cli.runs import Request, import_from_here, make_asked_world, note, se
 from plait.control.metrics import RunResult, Value
 from plait.core.errors import InputError
 from plait.policies.catalog import split_policies
-from plait.sim.cases import parse_range
-from plait.sim.sweep import Grid, Summary, finished
-from plait.sim.sweep import sweep as run_grid
+from plait.sim.studies.cases import parse_range
+from plait.sim.studies.sweep import Grid, Summary, finished
+from plait.sim.studies.sweep import sweep as run_grid
 
 
 @dataclass(frozen=True)

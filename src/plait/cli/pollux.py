@@ -19,7 +19,7 @@ from plait.reproduce.pollux.compare import Outcome, Point, chosen, points, rows_
 from plait.reproduce.pollux.published import is_published
 from plait.reproduce.pollux.runs import Case, Done, Store, count_jobs, run_all, workload_of
 from plait.reproduce.store import folder_of
-from plait.sim.cases import parse_range
+from plait.sim.studies.cases import parse_range
 
 
 @dataclass(frozen=True)

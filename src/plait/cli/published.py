@@ -13,7 +13,7 @@ from plait.control.metrics import RunResult
 from plait.core.errors import InputError, suggest
 from plait.policies.catalog import split_policies
 from plait.reproduce.worlds import SUMMARIES, PublishedRun, PublishedWorld, published_world
-from plait.sim.cases import over_processes
+from plait.sim.studies.cases import over_processes
 from plait.sim.world import WORLDS
 
 #: Options of `plait simulate` that mean something in every published world.

@@ -24,11 +24,11 @@ from plait.core.preemption import rule_named
 from plait.placement import SkewAware, unknown_models
 from plait.policies.catalog import make_policy, split_policies
 from plait.policies.parts.unheeded import remarks
-from plait.sim.cases import Case, has_placement, over_processes, parse_range, policy_text, run_case
 from plait.sim.failures import read_failures
 from plait.sim.overheads import Overheads
 from plait.sim.physics import StandardPhysics
 from plait.sim.run import with_round
+from plait.sim.studies.cases import Case, has_placement, over_processes, parse_range, policy_text, run_case
 from plait.sim.world import World, make_world
 from plait.traces.adaptive import no_larger_than
 from plait.traces.assign import assign_models

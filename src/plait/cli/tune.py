@@ -10,7 +10,7 @@ import typer
 from plait.core.words import counted
 
 if TYPE_CHECKING:
-    from plait.sim.tune import Fit
+    from plait.sim.studies.tune import Fit
 
 
 def tune(
@@ -36,7 +36,7 @@ def tune(
     from plait.cli.progress import Bar
     from plait.cli.runs import Request, read_workload
     from plait.core.cluster import Cluster
-    from plait.sim.tune import fit_policy
+    from plait.sim.studies.tune import fit_policy
 
     request = Request(
         [trace], policy, trace_format=trace_format, work=work, censored=censored, jobs=jobs, seed=str(seed)

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from plait.control.books import Books, refusal
 from plait.control.capacity import refuse_overload
+from plait.control.job_store import Books, refusal
 from plait.control.messages import (
     Adjust,
     Command,
@@ -44,7 +44,7 @@ from plait.control.messages import (
     StopCostReported,
     Wake,
 )
-from plait.control.review import OK, assign, fault, review, unfinished
+from plait.control.plan_check import OK, assign, fault, review, unfinished
 from plait.core.arrays import NO_JOBS, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError

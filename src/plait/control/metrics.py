@@ -27,7 +27,7 @@ import numpy as np
 from plait.control.controller import Controller, describe
 from plait.control.history import History, Timeline
 from plait.control.outcomes import STATES, Isolated, Outcomes, fairness, outcomes, table
-from plait.control.steps import Steps
+from plait.control.step_functions import Steps
 from plait.control.usage import Usage, blocking_index, fragmentation, usage
 from plait.core.arrays import BoolArray, FloatArray
 from plait.core.errors import InputError

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from plait.control.books import Books
 from plait.control.history import Timeline
-from plait.control.steps import Steps
+from plait.control.job_store import Books
+from plait.control.step_functions import Steps
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.jobs import JobBatch, Phase
 

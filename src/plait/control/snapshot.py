@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from plait.control.books import Books
 from plait.control.controller import Controller
+from plait.control.job_store import Books
 from plait.control.messages import group_from_json, group_to_json
 from plait.core.arrays import IntArray
 from plait.core.cluster import Cluster, Node

@@ -9,7 +9,7 @@ import numpy as np
 
 from plait.control.history import Timeline
 from plait.control.outcomes import Outcomes
-from plait.control.steps import Steps
+from plait.control.step_functions import Steps
 from plait.core.arrays import FloatArray
 from plait.core.resources import Resource
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from plait.control.books import refusal
+from plait.control.job_store import refusal
 from plait.control.messages import (
     Command,
     GoodputReported,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from plait.control.books import refusal
+from plait.control.job_store import refusal
 from plait.control.messages import (
     JobCancelled,
     JobSubmitted,

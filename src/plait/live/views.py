@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from plait.control.books import refusal
+from plait.control.job_store import refusal
 from plait.control.snapshot import of_active, snapshot
 from plait.core.jobs import Checkpoints, Phase
 from plait.core.words import counted

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from plait.control.books import usable_gpus
+from plait.control.job_store import usable_gpus
 from plait.core.jobs import JobTable, Phase
 from plait.core.policy import Autoscaling, Wanted
 from plait.live.attempts import JobRecord

@@ -11,7 +11,7 @@ import numpy as np
 
 from plait.control.history import SpanEnd
 from plait.control.metrics import RunResult
-from plait.control.steps import Steps
+from plait.control.step_functions import Steps
 from plait.report.files import whole_file
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.control.books import refusal
+from plait.control.job_store import refusal
 from plait.control.messages import spec_from_json, spec_to_json
 from plait.core.cluster import Cluster, Node
 from plait.core.errors import InputError, PlaitError, PlanError, SimulationError, TraceError, suggest

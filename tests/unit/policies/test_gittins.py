@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.control.books import Books
+from plait.control.job_store import Books
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch
 from plait.policies.catalog import make_policy

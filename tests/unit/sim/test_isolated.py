@@ -9,8 +9,8 @@ from plait.core.cluster import Cluster
 from plait.core.goodput import BatchLimits
 from plait.core.jobs import JobBatch, JobSpec
 from plait.goodput.model.shipped import shipped
-from plait.sim.cases import Case, run_case
 from plait.sim.isolated import isolated_s
+from plait.sim.studies.cases import Case, run_case
 from plait.sim.training import Training
 from plait.sim.world import make_world
 

@@ -16,9 +16,9 @@ from plait.core.plan import Group, Member, Plan
 from plait.core.policy import View
 from plait.core.preemption import DEFAULT_RULE, FREELY, PreemptionRule, rule_named
 from plait.policies.catalog import make_policy
-from plait.sim.cases import Case, run_case
 from plait.sim.contract import check_policy
 from plait.sim.run import Simulation, simulate, with_plain_jobs
+from plait.sim.studies.cases import Case, run_case
 from plait.sim.world import World, make_world
 
 IDEAL = make_world("ideal")

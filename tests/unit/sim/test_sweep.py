@@ -9,8 +9,8 @@ import pytest
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError, SimulationError
 from plait.core.jobs import JobBatch
-from plait.sim.cases import Case, RemoteError, over_processes, parse_range, policy_text, run_case
-from plait.sim.sweep import Grid, finished, sweep
+from plait.sim.studies.cases import Case, RemoteError, over_processes, parse_range, policy_text, run_case
+from plait.sim.studies.sweep import Grid, finished, sweep
 from plait.sim.world import make_world
 
 

@@ -12,8 +12,8 @@ from plait.core.errors import InputError
 from plait.core.jobs import JobBatch
 from plait.policies.catalog import make_policy
 from plait.policies.options import Range
-from plait.sim.search import ONE_QUEUE, Choice, Space, search
-from plait.sim.tune import Fit, average_jct_s, fit_policy
+from plait.sim.studies.search import ONE_QUEUE, Choice, Space, search
+from plait.sim.studies.tune import Fit, average_jct_s, fit_policy
 
 CLUSTER = Cluster.parse("2x4")
 
@@ -36,7 +36,7 @@ def batch(n):
 @pytest.fixture
 def few(monkeypatch):
     """Fewer thresholds tried alone, so that a test is short."""
-    monkeypatch.setattr("plait.sim.search.GRID", 4)
+    monkeypatch.setattr("plait.sim.studies.search.GRID", 4)
 
 
 def fit_thresholds(jobs, cluster, max_queues=4, policy="tiresias-l"):

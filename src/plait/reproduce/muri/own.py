@@ -24,7 +24,7 @@ from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.preemption import FREELY
 from plait.reproduce.muri.trace import p99
-from plait.sim.cases import Case, run_case
+from plait.sim.studies.cases import Case, run_case
 from plait.sim.world import make_world
 from plait.traces.formats import read_trace
 from plait.traces.load import load_jobs

@@ -21,7 +21,7 @@ from plait.reproduce.muri.belief import noisy
 from plait.reproduce.muri.settings import read_setting
 from plait.reproduce.muri.trace import PERCENTILE_RULE
 from plait.reproduce.store import Kept, folder_of
-from plait.sim.cases import over_processes
+from plait.sim.studies.cases import over_processes
 
 COLUMNS = ("row", "gpus", "submit_s", "first_start_s", "end_s", "jct_s", "attained_s", "starts")
 GPUS = 64

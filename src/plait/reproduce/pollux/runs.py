@@ -18,7 +18,7 @@ from plait.reproduce.pollux.settings import read_setting
 from plait.reproduce.pollux.workload import Submitted, Workload, load, read_jobs, used
 from plait.reproduce.pollux.world import figures, simulate
 from plait.reproduce.store import Kept
-from plait.sim.cases import over_processes
+from plait.sim.studies.cases import over_processes
 
 #: Modules of this package that no result of a run depends on.
 PRESENTATION = {f"{name}.py" for name in ("compare", "page", "published")}

@@ -25,7 +25,7 @@ from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch
 from plait.policies.catalog import make_policy
-from plait.sim.cases import Case, Clock, over_processes, policy_text, run_case
+from plait.sim.studies.cases import Case, Clock, over_processes, policy_text, run_case
 from plait.sim.world import World
 from plait.traces.assign import assign_models
 from plait.traces.formats import read_trace

@@ -24,7 +24,7 @@ from plait.core.errors import InputError, suggest
 from plait.core.jobs import JobBatch, Phase
 from plait.policies.catalog import Row, make_policy, rows
 from plait.sim.run import simulate
-from plait.sim.search import ONE_QUEUE, Choice, Space, Thresholds, search
+from plait.sim.studies.search import ONE_QUEUE, Choice, Space, Thresholds, search
 from plait.sim.world import make_world
 
 #: Below this many departures a fit is noise.
