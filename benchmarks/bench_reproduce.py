@@ -27,7 +27,7 @@ from plait.reproduce.muri.runs import run_case
 from plait.reproduce.muri.trace import read
 from plait.sim.run import simulate
 from plait.sim.world import make_world
-from plait.traces.formats import read_trace
+from plait.traces.formats.registry import read_trace
 from plait.traces.load import load_jobs
 
 README_DAYS = {"9": 2, "10": 4, "11": 2, "12": 2, "13": 1}

@@ -30,8 +30,8 @@ from plait.report.lines import Line, lines_svg
 from plait.reproduce.muri.own import HARDWARE, PLACEMENT, ROUND_S
 from plait.reproduce.muri.own import POLICIES as MURI_POLICIES
 from plait.sim.studies.cases import Case, run_case
-from plait.traces.formats import read_trace
-from plait.traces.synthetic import generate
+from plait.traces.formats.registry import read_trace
+from plait.traces.synthetic.generate import generate
 
 ASSETS = Path(__file__).parent / "assets"
 POLICIES = ("fifo", "fifo-backfill", "sjf", "srtf", "srsf", "2d-las", "tiresias-l", "themis")

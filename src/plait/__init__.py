@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from plait.sim.run import simulate
     from plait.sim.studies.tune import fit_policy
     from plait.sim.world import World, make_world
-    from plait.traces.formats import read_trace
+    from plait.traces.formats.registry import read_trace
     from plait.traces.load import load_jobs
 
 __version__ = "0.1.0"
@@ -87,7 +87,7 @@ _HOME = {
     **dict.fromkeys(("simulate",), "plait.sim.run"),
     **dict.fromkeys(("fit_policy",), "plait.sim.studies.tune"),
     **dict.fromkeys(("World", "make_world"), "plait.sim.world"),
-    **dict.fromkeys(("read_trace",), "plait.traces.formats"),
+    **dict.fromkeys(("read_trace",), "plait.traces.formats.registry"),
     **dict.fromkeys(("load_jobs",), "plait.traces.load"),
 }
 

@@ -17,7 +17,7 @@ from plait.core.jobs import JobBatch, Phase
 from plait.policies.catalog import CATALOG, make_policy
 from plait.sim.run import simulate
 from plait.sim.world import make_world
-from plait.traces.formats import read_trace
+from plait.traces.formats.registry import read_trace
 from plait.traces.load import load_jobs
 
 #: seconds on one core with all checks: las 5 and 18, 2d-las 5 and 18, themis 11 and 84; gandiva 39 without, or more;

@@ -12,7 +12,7 @@ from plait.core.cluster import Cluster
 from plait.policies.catalog import make_policy
 from plait.sim.run import simulate
 from plait.sim.world import make_world
-from plait.traces.formats import read_trace
+from plait.traces.formats.registry import read_trace
 from plait.traces.load import load_jobs
 
 pytestmark = pytest.mark.skipif(not os.environ.get("PLAIT_SLOW"), reason="takes minutes; set PLAIT_SLOW=1")

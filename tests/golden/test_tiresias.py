@@ -29,7 +29,7 @@ from plait.policies.themis import fair_shares
 from plait.policies.tiresias import Queues
 from plait.sim.run import simulate, with_round
 from plait.sim.world import make_world
-from plait.traces.formats import read_trace
+from plait.traces.formats.registry import read_trace
 from plait.traces.load import load_jobs
 
 DATA = Path(os.environ.get("PLAIT_DATA", Path(__file__).parents[3] / "shared" / "data"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plait.policies.catalog import CATALOG
-from plait.traces.formats import FORMATS
+from plait.traces.formats.registry import FORMATS
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

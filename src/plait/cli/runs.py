@@ -31,9 +31,9 @@ from plait.sim.run import with_round
 from plait.sim.studies.cases import Case, has_placement, over_processes, parse_range, policy_text, run_case
 from plait.sim.world import World, make_world
 from plait.traces.adaptive import no_larger_than
-from plait.traces.assign import assign_models
-from plait.traces.formats import read_trace
+from plait.traces.formats.registry import read_trace
 from plait.traces.load import cluster_of, load_jobs
+from plait.traces.synthetic.assign import assign_models
 from plait.traces.table import TraceTable
 
 #: What plait's own worlds run on when nothing else is asked for.

@@ -34,13 +34,13 @@ def convert(
 ) -> None:
     """Convert a trace to the canonical form."""
     from plait.traces.canonical import write_canonical
-    from plait.traces.formats import read_trace
+    from plait.traces.formats.registry import read_trace
 
     given = {"work": work, "split": split, "attempts": attempts, "nodes": nodes, "throughputs": throughputs}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     table = read_trace(source, trace_format, strict=strict, **options)
     if models is not None:
-        from plait.traces.assign import assign_models
+        from plait.traces.synthetic.assign import assign_models
 
         table = assign_models(table, seed=seed, mix=models)
     write_canonical(table, target)
@@ -59,7 +59,7 @@ def generate(
 ) -> None:
     """Generate a synthetic trace."""
     from plait.traces.canonical import write_canonical
-    from plait.traces.synthetic import generate as make
+    from plait.traces.synthetic.generate import generate as make
 
     table = make(preset, jobs, gpus, load, seed, models=models)
     write_canonical(table, target)
@@ -80,7 +80,7 @@ def show(
     from rich.console import Console
     from rich.table import Table
 
-    from plait.traces.formats import read_trace
+    from plait.traces.formats.registry import read_trace
     from plait.traces.statistics import summary
 
     table = read_trace(file, trace_format, strict=strict)
@@ -96,7 +96,7 @@ def formats() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from plait.traces.formats import FORMATS
+    from plait.traces.formats.registry import FORMATS
 
     grid = Table("format", "units", "published as", "licence")
     for fmt in FORMATS.values():

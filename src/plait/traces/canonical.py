@@ -17,7 +17,7 @@ import numpy as np
 
 from plait.core.errors import InputError, TraceError
 from plait.traces.files import Pathish, Source, open_for_writing, read_rows, writing
-from plait.traces.reader import Format, Head
+from plait.traces.formats.reader import Format, Head
 from plait.traces.schema import JOBS, NODES, Array, Column, extra_column
 from plait.traces.table import TraceTable, column_of, new_meta
 from plait.traces.validate import checked_nodes, checked_table

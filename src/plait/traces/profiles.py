@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 
 from plait.core.errors import InputError, suggest
-from plait.traces.muri import storage_share
+from plait.traces.formats.muri import storage_share
 
 BATCH = {
     "shufflenet_v2_x1_0": 128,

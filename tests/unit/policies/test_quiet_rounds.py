@@ -26,7 +26,7 @@ from plait.sim.failures import NodeChange
 from plait.sim.run import simulate
 from plait.sim.world import make_world
 from plait.traces.load import load_jobs
-from plait.traces.synthetic import generate
+from plait.traces.synthetic.generate import generate
 
 needs_solver = pytest.mark.skipif(not solver.HAVE_HIGHS, reason="needs highspy: the extra sim")
 SLOW = bool(os.environ.get("PLAIT_SLOW"))

@@ -181,7 +181,7 @@ def test_a_published_trace():
     path = root / "muri" / "trace3.csv"
     if not path.exists():
         pytest.skip("needs the published trace muri/trace3.csv; set PLAIT_DATA to the folder that has it")
-    from plait.traces.formats import read_trace
+    from plait.traces.formats.registry import read_trace
     from plait.traces.load import load_jobs
 
     if os.environ.get("PLAIT_SLOW") != "1":

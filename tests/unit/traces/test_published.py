@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plait.traces import tiresias
 from plait.traces.canonical import read_canonical, write_canonical
-from plait.traces.formats import read_trace
+from plait.traces.formats import tiresias
+from plait.traces.formats.registry import read_trace
 from plait.traces.statistics import size_counts
 
 DATA = Path(os.environ.get("PLAIT_DATA") or Path(__file__).parents[4] / "shared" / "data")

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError, TraceError
-from plait.traces import gavel, openb2023, spot2026, tiresias
-from plait.traces.formats import FORMATS, read_trace, sniff
+from plait.traces.formats import gavel, openb2023, spot2026, tiresias
+from plait.traces.formats.registry import FORMATS, read_trace, sniff
 from plait.traces.load import load_jobs
 from plait.traces.table import TraceTable
 

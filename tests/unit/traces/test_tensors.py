@@ -18,7 +18,7 @@ from plait.placement.skew import unknown_models
 from plait.policies.catalog import make_policy
 from plait.sim.run import simulate
 from plait.sim.world import make_world
-from plait.traces.formats import read_trace
+from plait.traces.formats.registry import read_trace
 from plait.traces.load import load_jobs, model_skew
 from plait.traces.profiles import catalogue
 

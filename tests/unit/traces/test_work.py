@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from plait.core.errors import TraceError
-from plait.traces.formats import read_trace
+from plait.traces.formats.registry import read_trace
 from plait.traces.load import load_jobs
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -26,7 +26,7 @@ from plait.core.preemption import FREELY
 from plait.reproduce.muri.trace import p99
 from plait.sim.studies.cases import Case, run_case
 from plait.sim.world import make_world
-from plait.traces.formats import read_trace
+from plait.traces.formats.registry import read_trace
 from plait.traces.load import load_jobs
 
 ROUND_S = 360.0

@@ -20,7 +20,7 @@ from plait.reproduce.muri import published
 from plait.reproduce.muri.compare import Folder
 from plait.reproduce.muri.runs import Case, Done
 from plait.reproduce.muri.trace import p99
-from plait.traces.muri_testbed import read
+from plait.traces.formats.muri_testbed import read
 
 TRACE = "cluster_trace"
 ROUND_S = 360.0

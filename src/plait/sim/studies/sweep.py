@@ -27,10 +27,10 @@ from plait.core.jobs import JobBatch
 from plait.policies.catalog import make_policy
 from plait.sim.studies.cases import Case, Clock, over_processes, policy_text, run_case
 from plait.sim.world import World
-from plait.traces.assign import assign_models
-from plait.traces.formats import read_trace
+from plait.traces.formats.registry import read_trace
 from plait.traces.load import load_jobs
-from plait.traces.synthetic import generate, target_load
+from plait.traces.synthetic.assign import assign_models
+from plait.traces.synthetic.generate import generate, target_load
 
 Summary = Mapping[str, Value | None]
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from plait.traces.files import Pathish
-from plait.traces.reader import Format, Head
-from plait.traces.slurmlike import Log, read_log
+from plait.traces.formats.reader import Format, Head
+from plait.traces.formats.slurmlike import Log, read_log
 from plait.traces.table import TraceTable
 from plait.traces.times import CHINA
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from plait.core.errors import suggest
 from plait.traces.files import Pathish, Source, read_json_list
-from plait.traces.reader import Format, Head, TableBuilder, pick
+from plait.traces.formats.reader import Format, Head, TableBuilder, pick
 from plait.traces.table import TraceTable
 from plait.traces.times import pacific_s, utc_text
 

@@ -8,7 +8,7 @@ import difflib
 
 from plait.goodput.model.shipped import shipped
 from plait.traces.files import Pathish, Row, Source, read_rows
-from plait.traces.reader import Format, Head, TableBuilder
+from plait.traces.formats.reader import Format, Head, TableBuilder
 from plait.traces.table import TraceTable
 
 HEADER = ("name", "time", "application", "num_replicas", "batch_size")

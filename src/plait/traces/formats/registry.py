@@ -7,25 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.errors import InputError, TraceError, suggest
-from plait.traces import (
-    acme,
-    alibaba2020,
-    alibaba2025,
-    canonical,
-    gavel,
-    helios,
-    muri,
-    muri_testbed,
-    openb2023,
-    philly,
-    pollux,
-    schema,
-    spot2026,
-    synergy,
-    tiresias,
-)  # fmt: skip
+from plait.traces import canonical, schema  # fmt: skip
 from plait.traces.files import Pathish, Source
-from plait.traces.reader import Format, Head
+from plait.traces.formats import (
+    acme,  # fmt: skip
+    alibaba2020,  # fmt: skip
+    alibaba2025,  # fmt: skip
+    gavel,  # fmt: skip
+    helios,  # fmt: skip
+    muri,  # fmt: skip
+    muri_testbed,  # fmt: skip
+    openb2023,  # fmt: skip
+    philly,  # fmt: skip
+    pollux,  # fmt: skip
+    spot2026,  # fmt: skip
+    synergy,  # fmt: skip
+    tiresias,  # fmt: skip
+)
+from plait.traces.formats.reader import Format, Head
 from plait.traces.table import TraceTable
 
 FORMATS: dict[str, Format] = {

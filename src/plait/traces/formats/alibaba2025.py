@@ -6,7 +6,7 @@ Useful for the shape of a cluster and for what guaranteed services leave to oppo
 from __future__ import annotations
 
 from plait.traces.files import Pathish, Row, Source, read_rows
-from plait.traces.reader import Format, Head, TableBuilder
+from plait.traces.formats.reader import Format, Head, TableBuilder
 from plait.traces.table import TraceTable
 
 HEADER = (

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from plait.traces.files import Pathish, Source, read_rows
-from plait.traces.reader import Format, Head, TableBuilder
+from plait.traces.formats.reader import Format, Head, TableBuilder
 from plait.traces.table import TraceTable
 
 NAMES = ("id", "model", "arrival_s", "iterations", "gpus")

@@ -11,9 +11,9 @@ import numpy as np
 
 from plait.goodput.model.shipped import measured_node, shipped
 from plait.traces.adaptive import MOST_GPUS
-from plait.traces.arrivals import MEAN_GAP_S, Arrivals
 from plait.traces.schema import Array
-from plait.traces.synthetic import stream, target_load
+from plait.traces.synthetic.arrivals import MEAN_GAP_S, Arrivals
+from plait.traces.synthetic.generate import stream, target_load
 from plait.traces.table import TraceTable, new_meta
 from plait.traces.validate import checked_table
 

@@ -8,7 +8,7 @@ from datetime import timezone
 from typing import Any
 
 from plait.traces.files import Pathish, Row, Source, read_rows
-from plait.traces.reader import Format, TableBuilder
+from plait.traces.formats.reader import Format, TableBuilder
 from plait.traces.table import TraceTable
 from plait.traces.times import stamp_s, utc_text
 

@@ -6,7 +6,7 @@ A result, not a workload: compare it by `job_id` with a simulated run of the sam
 from __future__ import annotations
 
 from plait.traces.files import Pathish, Source, read_rows
-from plait.traces.reader import Format, Head, TableBuilder
+from plait.traces.formats.reader import Format, Head, TableBuilder
 from plait.traces.table import TraceTable
 
 HEADER = (

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from plait.traces.files import Pathish, Source, read_rows
-from plait.traces.reader import Format, Head, TableBuilder
+from plait.traces.formats.reader import Format, Head, TableBuilder
 from plait.traces.schema import Array
 from plait.traces.table import TraceTable
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from plait.core.errors import InputError, suggest
 from plait.traces.files import Pathish, Row, Source, read_rows
-from plait.traces.reader import Format, Head, TableBuilder, numbered
+from plait.traces.formats.reader import Format, Head, TableBuilder, numbered
 from plait.traces.table import TraceTable
 
 LAYOUTS: dict[int, tuple[str, ...]] = {

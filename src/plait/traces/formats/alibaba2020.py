@@ -14,7 +14,7 @@ from typing import Any
 
 from plait.core.errors import TraceError
 from plait.traces.files import Pathish, Row, Source, read_rows
-from plait.traces.reader import Format, Head, TableBuilder
+from plait.traces.formats.reader import Format, Head, TableBuilder
 from plait.traces.table import TraceTable
 
 JOB = ("job_name", "inst_id", "user", "status", "start_time", "end_time")

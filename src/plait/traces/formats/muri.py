@@ -12,7 +12,7 @@ from typing import Any
 
 from plait.core.errors import suggest
 from plait.traces.files import Pathish, Row, Source, read_rows
-from plait.traces.reader import Format, Head, TableBuilder, pick
+from plait.traces.formats.reader import Format, Head, TableBuilder, pick
 from plait.traces.table import TraceTable
 
 HEADER = (

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from plait.core.errors import InputError, suggest
-from plait.traces.arrivals import Arrivals, bursty, poisson, uniform
-from plait.traces.assign import assign_models
 from plait.traces.schema import Array
+from plait.traces.synthetic.arrivals import Arrivals, bursty, poisson, uniform
+from plait.traces.synthetic.assign import assign_models
 from plait.traces.table import TraceTable, new_meta
 from plait.traces.validate import checked_table
 
@@ -143,7 +143,7 @@ PRESETS: dict[str, Preset] = {
 }
 """Every preset by name. `philly` under-represents wide and long jobs of the whole Philly trace."""
 
-#: The preset of jobs that adapt their batch: of `plait.traces.synthetic_pollux`, without durations.
+#: The preset of jobs that adapt their batch: of `plait.traces.synthetic.adaptive`, without durations.
 ADAPTIVE = "pollux"
 
 ARRIVALS: dict[str, Arrivals] = {"bursty": bursty, "poisson": poisson, "uniform": uniform}
@@ -184,7 +184,7 @@ def generate(
     if preset == ADAPTIVE:
         if models is not None:
             raise InputError(f"preset {preset} draws models of its own; leave models out")
-        from plait.traces.synthetic_pollux import generate_pollux
+        from plait.traces.synthetic.adaptive import generate_pollux
 
         return generate_pollux(jobs, gpus, load, seed, ARRIVALS[arrivals or "poisson"])
     kind = PRESETS[preset]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from plait.traces.files import Pathish, Row
-from plait.traces.reader import Format, Head
-from plait.traces.slurmlike import Log, read_log
+from plait.traces.formats.reader import Format, Head
+from plait.traces.formats.slurmlike import Log, read_log
 from plait.traces.table import TraceTable
 
 HEADER = (
