@@ -25,8 +25,8 @@ from common import Figure
 from paced import UNIT_S, one_after_the_other, play
 
 from plait.core.resources import Resource
-from plait.training.choice import best_turns, choose_gate
-from plait.training.gates import BarrierGate, Group, Member, NullGate, StageGate, TokenGate, make_group
+from plait.runtime.gate_choice import best_turns, choose_gate
+from plait.runtime.gates import BarrierGate, Group, Member, NullGate, StageGate, TokenGate, make_group
 
 MIXES = {
     "M4": [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)],

@@ -20,10 +20,10 @@ from common import Figure
 from paced import Device, Played, _plain, _prefetching, play
 
 from plait.core.resources import Resource
-from plait.training.choice import best_turns
-from plait.training.merged import SWITCH_S, InterleavePlan, run_merged
-from plait.training.outside import Job
-from plait.training.stagegate import NullGate
+from plait.runtime.gate_choice import best_turns
+from plait.runtime.stage_gate import NullGate
+from plait.training.merged.jobs import SWITCH_S, InterleavePlan, run_merged
+from plait.training.noop_job import Job
 
 
 def play_merged(

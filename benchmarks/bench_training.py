@@ -24,9 +24,9 @@ from common import Figure
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from plait.runtime.page import Page
 from plait.training import AttachedJob, Resource, attach
 from plait.training.adaptive import AdaptiveDataLoader
-from plait.training.page import Page
 
 QUICK = "--quick" in sys.argv
 

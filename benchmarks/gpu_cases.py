@@ -29,11 +29,11 @@ import torch
 from torch import nn
 
 from plait.core.resources import Resource
-from plait.training.choice import barrier_round_s, best_turns
-from plait.training.gates import Group, Member, NullGate, make_group, open_gate
-from plait.training.merged import InterleavePlan, run_merged
-from plait.training.outside import Job
-from plait.training.page import Page
+from plait.runtime.gate_choice import barrier_round_s, best_turns
+from plait.runtime.gates import Group, Member, NullGate, make_group, open_gate
+from plait.runtime.page import Page
+from plait.training.merged.jobs import InterleavePlan, run_merged
+from plait.training.noop_job import Job
 from plait.training.stages import Stages
 
 CPU, GPU = Resource.CPU, Resource.GPU

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from plait.core.resources import Resource
-from plait.training.gates import Group, Member, NullGate, StageGate, make_group, open_gate
+from plait.runtime.gates import Group, Member, NullGate, StageGate, make_group, open_gate
 
 SLOT_S = 0.005
 UNIT_S = 0.05

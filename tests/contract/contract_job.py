@@ -12,10 +12,10 @@ import sys
 import time
 from collections.abc import Sequence
 
-from plait.training.commits import Commits, StaleEpoch
-from plait.training.page import JobState, Page
-from plait.training.saving import Saves
-from plait.training.surroundings import Surroundings
+from plait.runtime.page import JobState, Page
+from plait.training.environment import Surroundings
+from plait.training.state.checkpoint_store import Commits, StaleEpoch
+from plait.training.state.saving import Saves
 
 
 def read(words: Sequence[str]) -> dict[str, float | int | str]:

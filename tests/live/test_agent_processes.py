@@ -304,7 +304,7 @@ def test_what_hangs_in_a_stage_is_failed_with_its_stacks_in_the_log(world: World
     code = (
         "import faulthandler, os, signal, time\n"
         f"import sys; sys.path.insert(0, {str(Path(plait.__file__).parents[1])!r})\n"
-        "from plait.training.page import JobState, Page\n"
+        "from plait.runtime.page import JobState, Page\n"
         "faulthandler.register(signal.SIGQUIT, all_threads=True)\n"
         "page = Page.open(os.environ['PLAIT_RUN_DIR'] + '/page.bin')\n"
         "page.state, page.step_s, page.steps = JobState.RUNNING, 0.01, 5\n"

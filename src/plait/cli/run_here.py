@@ -31,7 +31,7 @@ def run(
     from plait.live.agent.launch import environment, prepare
     from plait.live.layout import Layout, make_private
     from plait.live.wire import GroupInfo, Run
-    from plait.training.page import Page
+    from plait.runtime.page import Page
 
     layout = Layout(folder.resolve())
     make_private(layout.home)

@@ -17,7 +17,7 @@ from plait.core.errors import InputError
 from plait.live.agent.node_environment import PATH as NODE_PATH
 from plait.live.jobfile import check, parse_bytes, read_jobs
 from plait.live.requests import check_sizes, command_of
-from plait.training.command import parse_script
+from plait.runtime.command_line import parse_script
 
 #: Fields of a job that are sizes in bytes; their options are texts such as 4G.
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")

@@ -14,8 +14,8 @@ from plait.core.plan import Gate, Group, Groups, Member
 from plait.forecast.eta import pace_s
 from plait.forecast.replayed import Row
 from plait.live.state import State
+from plait.runtime.gate_choice import paces
 from plait.sim.physics import StandardPhysics
-from plait.training.choice import paces
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from plait.core.jobs import JobBatch
 from plait.core.plan import TURN, Gate, Group, Groups, Member
 from plait.core.resources import Resource
 from plait.live.groups import choose
+from plait.runtime.gate_choice import paces
 from plait.sim.physics import StandardPhysics, resized
-from plait.training.choice import paces
 
 
 def everybody(jobs: IntArray) -> BoolArray:

@@ -12,7 +12,7 @@ from plait.core.errors import PlaitError
 from plait.core.plan import Gate, Group
 from plait.core.resources import Resource
 from plait.live.wire import GroupInfo, Mate
-from plait.training.choice import choose_gate
+from plait.runtime.gate_choice import choose_gate
 
 QUANTUM_S = 0.01
 

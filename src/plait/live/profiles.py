@@ -22,7 +22,7 @@ from plait.core.jobs import Phase
 from plait.core.resources import Resource
 from plait.live.sane import sane_profile
 from plait.live.wire import RUNNING, Profile, Seen
-from plait.training.command import parse_script
+from plait.runtime.command_line import parse_script
 
 if TYPE_CHECKING:
     from plait.live.attempts import Attempt, JobRecord, Rank

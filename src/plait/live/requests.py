@@ -14,7 +14,7 @@ from plait.core.jobs import Checkpoints, JobClass, JobSpec
 from plait.core.resources import Resource, StageProfile
 from plait.live.layout import job_name
 from plait.live.profiles import Learnt, known_profile, processes_per_gpu
-from plait.training.command import parse_script
+from plait.runtime.command_line import parse_script
 
 #: Options of `plait submit` for fields that are bounds of the batch.
 OPTIONS = BoundNames(

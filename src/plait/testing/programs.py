@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from plait.live.agent.lease import Lease
 from plait.live.layout import Layout
 from plait.live.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, Run, Seen
-from plait.training.commits import Commits, StaleEpoch
+from plait.training.state.checkpoint_store import Commits, StaleEpoch
 
 #: (job, epoch, rank).
 Key = tuple[int, int, int]

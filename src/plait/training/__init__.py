@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from plait.core.resources import Resource
     from plait.training.job import AttachedJob, attach
-    from plait.training.outside import Job
+    from plait.training.noop_job import Job
 
 __all__ = ["AttachedJob", "Job", "Resource", "attach"]
 
-_HOMES = {"Resource": "plait.core.resources", "Job": "plait.training.outside"}
+_HOMES = {"Resource": "plait.core.resources", "Job": "plait.training.noop_job"}
 
 
 def __getattr__(name: str) -> object:

@@ -27,20 +27,20 @@ from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from plait.core.resources import Resource
-from plait.training.checkpoint import Checkpointer, CheckpointHandle
-from plait.training.commits import Commit, Commits
-from plait.training.compute import Compute
-from plait.training.keeping import Kept
-from plait.training.members import Preempted, here
-from plait.training.outside import Job
-from plait.training.pace import Pace
-from plait.training.page import STOP_NOW, JobState, Page
+from plait.runtime.page import STOP_NOW, JobState, Page
+from plait.runtime.stage_gate import NullGate
+from plait.runtime.throttle import Pace
+from plait.training.device.gpu_stage import Compute
+from plait.training.environment import ControlFile, Surroundings, claim
+from plait.training.merged.thread_jobs import Preempted, here
+from plait.training.noop_job import Job
 from plait.training.profiler import Profiler
-from plait.training.saving import Advice, Saves
-from plait.training.stagegate import NullGate
 from plait.training.stages import Stages
+from plait.training.state.checkpoint import Checkpointer, CheckpointHandle
+from plait.training.state.checkpoint_store import Commit, Commits
+from plait.training.state.saving import Advice, Saves
+from plait.training.state.state_registry import Kept
 from plait.training.stopping import PREEMPTED, Boundary, tell_where_on_quit
-from plait.training.surroundings import ControlFile, Surroundings, claim
 
 #: Half of the usual grace: a longer evaluation might be cut off by a stop.
 LONG_EVALUATION_S = 30.0
@@ -117,7 +117,7 @@ class AttachedJob(Job):
 
     def wrap_loader(self, loader: Any, *, train: bool = True) -> Any:
         """See `Job.wrap_loader`."""
-        from plait.training.loader import wrap
+        from plait.training.loader.loader import wrap
 
         if hasattr(loader, "join_job"):  # an adaptive one marks its stages and keeps its place itself
             loader.join_job(self)
@@ -136,7 +136,7 @@ class AttachedJob(Job):
 
     def wrap_ddp(self, model: Any, *, inner: Any = None) -> Any:
         """See `Job.wrap_ddp`."""
-        from plait.training.network import alike, module_of, register
+        from plait.training.collectives.network import alike, module_of, register
 
         layout = register(self, model, inner).layout
         module = module_of(model)
@@ -252,7 +252,7 @@ class AttachedJob(Job):
     def gate_thread(self) -> Any:
         """The thread that stands at the gate of the network."""
         if self._gate_thread is None:
-            from plait.training.network import GateThread
+            from plait.training.collectives.network import GateThread
 
             self._gate_thread = GateThread()
         return self._gate_thread

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from plait.core.resources import Resource
-from plait.training.transfers import Transfers
+from plait.training.collectives.transfers import Transfers
 
 WARM_UP = 5
 FEWEST, MOST = 20, 50

@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from plait.core.resources import Resource
-from plait.training.members import torch_cuda
-from plait.training.page import Page
-from plait.training.slower import Slower
-from plait.training.stagegate import GateError, GateTimeout, StageGate
+from plait.runtime.page import Page
+from plait.runtime.stage_gate import GateError, GateTimeout, StageGate
+from plait.training.device.emulation import Slower
+from plait.training.merged.thread_jobs import torch_cuda
 
 LEAST_LEASE_S = 30.0
 K = len(Resource)

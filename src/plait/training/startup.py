@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from plait.training.members import here
+from plait.training.merged.thread_jobs import here
 from plait.training.notes import note
 
 WATCHED = "torch.optim.optimizer"

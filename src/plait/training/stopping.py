@@ -19,12 +19,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from plait.training.page import STOP_GRACEFULLY, STOP_NOW, Page
-from plait.training.process_groups import OwnGroup
+from plait.runtime.page import STOP_GRACEFULLY, STOP_NOW, Page
+from plait.training.collectives.process_groups import OwnGroup
 
 if TYPE_CHECKING:
-    from plait.training.checkpoint import Checkpointer
-    from plait.training.surroundings import Surroundings
+    from plait.training.environment import Surroundings
+    from plait.training.state.checkpoint import Checkpointer
 
 #: Exit code of a process that was preempted and can be resumed.
 PREEMPTED = 75

@@ -17,7 +17,7 @@ from plait.forecast.observed import Observed
 from plait.forecast.relived import numbered
 from plait.forecast.replayed import read_rows, replay
 from plait.forecast.turns import TurnsPhysics
-from plait.training.choice import choose_gate, paces
+from plait.runtime.gate_choice import choose_gate, paces
 
 
 class Live(Log):

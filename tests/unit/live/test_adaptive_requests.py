@@ -21,7 +21,7 @@ from plait.live.engine import Engine
 from plait.live.service.models import Invalid, JobIn, parse
 from plait.live.service.warm import warm_up
 from plait.live.wire import Adaptive, Profile
-from plait.training.page import Page
+from plait.runtime.page import Page
 
 Make = Callable[..., Cluster]
 BATCH = {"initial": 16, "most": 256, "least_local": 4, "most_local": 32, "accumulation": True}

@@ -13,10 +13,10 @@ import pytest
 from plait.live import wire
 from plait.live.agent.gates import Gates
 from plait.live.wire import Assignment, Observed, WireError, from_json, to_json
-from plait.training import page as pages
+from plait.runtime import page as pages
+from plait.runtime.page import Page, PageError, check_versions
+from plait.training.environment import ControlFile, Surroundings
 from plait.training.notes import FILE
-from plait.training.page import Page, PageError, check_versions
-from plait.training.surroundings import ControlFile, Surroundings
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "wire"
 KINDS: list[tuple[str, Any]] = [("observed", Observed), ("assignment", Assignment)]
@@ -118,7 +118,7 @@ def test_control_of_a_near_version_is_obeyed(tmp_path: Path, versions: dict[str,
 
 
 def pages_gate() -> Any:
-    from plait.training.stagegate import NullGate
+    from plait.runtime.stage_gate import NullGate
 
     return NullGate()
 

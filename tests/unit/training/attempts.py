@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from plait.training.page import Page
+from plait.runtime.page import Page
 
 ROOT = Path(__file__).resolve().parents[3]
 HOOK = ROOT / "src" / "plait" / "training" / "hook"

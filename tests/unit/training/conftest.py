@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from players import Player
 
-from plait.training.gates import Member, make_group
+from plait.runtime.gates import Member, make_group
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 from plait.core.resources import Resource
-from plait.training.gates import GateTimeout, Group, open_gate
-from plait.training.group import STATE, GroupPage
+from plait.runtime.gates import GateTimeout, Group, open_gate
+from plait.runtime.group_files import STATE, GroupPage
 
 PATIENCE_S = 20.0  # how long a test waits for what must come; never asserted
 

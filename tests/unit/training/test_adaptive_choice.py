@@ -15,9 +15,9 @@ import numpy as np
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits, Estimate
 from plait.goodput.model.fit import Profile
+from plait.runtime.page import Page
 from plait.training.adaptive.choosing import Fitter, choose, first_batch
-from plait.training.adaptive.loader import AdaptiveDataLoader
-from plait.training.page import Page
+from plait.training.adaptive.data.loader import AdaptiveDataLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore:plait. this loader may grow its batch")
 

@@ -10,14 +10,14 @@ import pytest
 from attempts import PREEMPTED, Forker, free_port, the_forker
 
 from plait.core.errors import InputError
-from plait.training.page import Page
+from plait.runtime.page import Page
 
 pytest.importorskip("torch")
 
 import torch
 
 from plait.training.adaptive.base import AdaptiveLoader
-from plait.training.adaptive.loader import AdaptiveDataLoader
+from plait.training.adaptive.data.loader import AdaptiveDataLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore:plait. this loader may grow its batch")
 

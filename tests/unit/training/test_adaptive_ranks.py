@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from attempts import PREEMPTED, ROOT, Attempt, free_port, the_forker
 
-from plait.training.gates import GATES, Member, make_group
+from plait.runtime.gates import GATES, Member, make_group
 
 pytest.importorskip("torch")
 EPOCHS = 3

@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("torch")
 
 from plait.training.adaptive.choosing import Rhythm
-from plait.training.adaptive.plan import Turn
+from plait.training.adaptive.data.plan import Turn
+from plait.training.adaptive.data.sampler import Step
 from plait.training.adaptive.profile import Timings
-from plait.training.adaptive.sampler import Step
 
 
 class Clock:

@@ -9,7 +9,7 @@ import pytest
 from attempts import PREEMPTED, free_port, the_forker
 
 from plait.core.goodput import THETA, Estimate
-from plait.training.page import Page
+from plait.runtime.page import Page
 
 pytest.importorskip("torch")
 

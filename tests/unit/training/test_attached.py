@@ -12,8 +12,8 @@ import pytest
 from attempts import HOOK, PREEMPTED, ROOT, SCRIPTS, Attempt, Forker, environment, the_forker
 
 from plait.core.resources import Resource
+from plait.runtime.page import JobState
 from plait.training import AttachedJob, attach
-from plait.training.page import JobState
 
 torch = pytest.importorskip("torch")
 EXAMPLES = ROOT / "examples" / "training"

@@ -9,8 +9,8 @@ import pytest
 from players import Watch, until
 
 from plait.core.resources import Resource
-from plait.training.gates import BarrierGate, GateError, GateTimeout, Member
-from plait.training.group import ACTIVE, AWAY, GONE, SLOT, TARGET
+from plait.runtime.gates import BarrierGate, GateError, GateTimeout, Member
+from plait.runtime.group_files import ACTIVE, AWAY, GONE, SLOT, TARGET
 
 STORAGE, CPU, GPU, NETWORK = "0", "1", "2", "3"
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError
-from plait.training.choice import barrier_round_s, best_turns, choose_gate, paces
+from plait.runtime.gate_choice import barrier_round_s, best_turns, choose_gate, paces
 
 M4 = [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)]
 M2 = [(2, 0.5, 1, 0.5), (0.5, 1, 2, 0.5)]

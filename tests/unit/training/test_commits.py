@@ -7,9 +7,9 @@ import random
 import pytest
 
 from plait.core.errors import PlaitError
-from plait.training import commits
-from plait.training.checksums import Damaged
-from plait.training.commits import MARKER, Commits, StaleEpoch
+from plait.training.state import checkpoint_store as commits
+from plait.training.state.checkpoint_store import MARKER, Commits, StaleEpoch
+from plait.training.state.checksums import Damaged
 
 
 def made(into, step, content="state"):

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from plait.core.resources import Resource
+from plait.runtime.stage_gate import NullGate
 from plait.training import stages as module
-from plait.training.stagegate import NullGate
 from plait.training.stages import Stages
 
 STORAGE, CPU, GPU, NETWORK = Resource

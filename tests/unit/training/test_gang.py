@@ -10,8 +10,8 @@ import pytest
 from players import Watch, until
 
 from plait.core.resources import Resource
-from plait.training.gates import Member, TokenGate
-from plait.training.group import OPENED
+from plait.runtime.gates import Member, TokenGate
+from plait.runtime.group_files import OPENED
 
 GPU, CPU, NETWORK = "2", "1", "3"
 JOBS = [Member(1, 0, 2), Member(2, 1, 1)]
@@ -57,7 +57,7 @@ STAGES = 3
 
 
 def gang(state, rank) -> Iterator:
-    """The protocol of `plait.training.gang`, a word at a time, without its patience; rank 0 and 2 lead.
+    """The protocol of `plait.runtime.gang`, a word at a time, without its patience; rank 0 and 2 lead.
 
     Words: opened and asked and inside by job, the one token of the group, stages done by rank, meetings by rank.
     """

@@ -9,7 +9,7 @@ import pytest
 from attempts import Attempt, Forker, free_port, same_weights, the_forker
 
 from plait.core.resources import Resource
-from plait.training.gates import GATES, Group, Member, make_group
+from plait.runtime.gates import GATES, Group, Member, make_group
 
 pytest.importorskip("torch")
 STORAGE, CPU, GPU, NETWORK = Resource

@@ -8,10 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from plait.training.adaptive.hooks import GradientHooks  # noqa: E402
-from plait.training.adaptive.noise import Estimate, from_pair, from_samples  # noqa: E402
-from plait.training.adaptive.passes import Pass  # noqa: E402
-from plait.training.adaptive.preconditioner import Preconditioner, squared_norm  # noqa: E402
+from plait.training.adaptive.gradients.hooks import GradientHooks  # noqa: E402
+from plait.training.adaptive.gradients.noise import Estimate, from_pair, from_samples  # noqa: E402
+from plait.training.adaptive.gradients.passes import Pass  # noqa: E402
+from plait.training.adaptive.gradients.preconditioner import Preconditioner, squared_norm  # noqa: E402
 
 M0 = 4
 

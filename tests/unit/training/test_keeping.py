@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-from plait.training.keeping import Kept  # noqa: E402
-from plait.training.network import alike  # noqa: E402
+from plait.training.collectives.network import alike  # noqa: E402
+from plait.training.state.state_registry import Kept  # noqa: E402
 
 
 def test_what_a_rank_steps_alone_is_in_its_own_file() -> None:

@@ -10,9 +10,9 @@ torch = pytest.importorskip("torch")
 
 from plait.core.errors import InputError  # noqa: E402
 from plait.training.adaptive.checks import check, check_graph, parallel_kind, warn_unknown  # noqa: E402
-from plait.training.adaptive.noise import Estimate, Statistics  # noqa: E402
+from plait.training.adaptive.gradients.noise import Estimate, Statistics  # noqa: E402
+from plait.training.adaptive.gradients.preconditioner import Preconditioner  # noqa: E402
 from plait.training.adaptive.patches import Turnstile, hold_optimizer, hold_scaler  # noqa: E402
-from plait.training.adaptive.preconditioner import Preconditioner  # noqa: E402
 from plait.training.adaptive.scaling import LearningRate, reset_moments  # noqa: E402
 
 

@@ -22,12 +22,12 @@ nn = torch.nn
 
 from plait.core.errors import InputError  # noqa: E402
 from plait.core.resources import Resource  # noqa: E402
-from plait.training import members  # noqa: E402
-from plait.training.choice import choose_gate  # noqa: E402
+from plait.runtime.gate_choice import choose_gate  # noqa: E402
 from plait.training.job import attach  # noqa: E402
-from plait.training.members import Member  # noqa: E402
-from plait.training.merged import Crew, InterleavePlan, Merged, Peers, Unmergeable, run_merged  # noqa: E402
-from plait.training.outside import Job  # noqa: E402
+from plait.training.merged import thread_jobs  # noqa: E402
+from plait.training.merged.jobs import Crew, InterleavePlan, Merged, Peers, Unmergeable, run_merged  # noqa: E402
+from plait.training.merged.thread_jobs import Member  # noqa: E402
+from plait.training.noop_job import Job  # noqa: E402
 
 STORAGE, CPU, GPU, NETWORK = Resource
 
@@ -246,8 +246,8 @@ def test_plans_that_cannot_be(tmp_path: Path) -> None:
 
 _PEER = """
 import sys, time, torch
-from plait.training.merged import InterleavePlan, Peers, run_merged
-from plait.training.outside import Job  # noqa: E402
+from plait.training.merged.jobs import InterleavePlan, Peers, run_merged
+from plait.training.noop_job import Job  # noqa: E402
 rank, port = int(sys.argv[1]), int(sys.argv[2])
 def good(job):
     total = 0.0
@@ -296,20 +296,20 @@ def test_each_job_has_a_group_over_processes_and_the_crash_of_one_leaves_the_oth
 def test_threads_of_a_job_compute_on_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader's or a user's thread that copied on another stream would not be waited for."""
     chosen: list[object] = []
-    monkeypatch.setattr(members, "torch_cuda", lambda: types.SimpleNamespace(set_stream=chosen.append))
+    monkeypatch.setattr(thread_jobs, "torch_cuda", lambda: types.SimpleNamespace(set_stream=chosen.append))
 
     def of_a_member() -> None:
-        member = members.Member(0, "job", stream="its stream")
-        members.become(member)
-        thread = threading.Thread(target=lambda: chosen.append(members.here() is member))
+        member = thread_jobs.Member(0, "job", stream="its stream")
+        thread_jobs.become(member)
+        thread = threading.Thread(target=lambda: chosen.append(thread_jobs.here() is member))
         thread.start()
         thread.join()
 
-    members.inherit()
+    thread_jobs.inherit()
     try:
         thread = threading.Thread(target=of_a_member)
         thread.start()
         thread.join()
     finally:
-        members.inherit_no_more()
+        thread_jobs.inherit_no_more()
     assert chosen == ["its stream", True]

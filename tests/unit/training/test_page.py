@@ -9,8 +9,8 @@ import struct
 
 import pytest
 
-from plait.training.gates import NullGate, make_group, open_gate
-from plait.training.page import SIZE, JobState, Page, PageError, PageProfile
+from plait.runtime.gates import NullGate, make_group, open_gate
+from plait.runtime.page import SIZE, JobState, Page, PageError, PageProfile
 
 
 @pytest.fixture

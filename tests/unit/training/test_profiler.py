@@ -8,9 +8,9 @@ import random
 import pytest
 
 from plait.core.resources import Resource
-from plait.training.page import Page
+from plait.runtime.page import Page
+from plait.runtime.stage_gate import NullGate
 from plait.training.profiler import FEWEST, MOST, WARM_UP, Profiler, skew
-from plait.training.stagegate import NullGate
 from plait.training.stages import Stages
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from plait.core.errors import InputError
 from plait.core.resources import Resource
-from plait.training.slower import Slower
-from plait.training.stagegate import NullGate
+from plait.runtime.stage_gate import NullGate
+from plait.training.device.emulation import Slower
 from plait.training.stages import Stages
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.core.resources import Resource
-from plait.training.stagegate import GateTimeout, NullGate
+from plait.runtime.stage_gate import GateTimeout, NullGate
 from plait.training.stages import Stages
 
 STORAGE, CPU, GPU, NETWORK = Resource

@@ -10,7 +10,7 @@ import pytest
 from players import Watch, until
 
 from plait.core.resources import Resource
-from plait.training.gates import GateError, GateTimeout, Member, TokenGate, make_group, open_gate, remove_group
+from plait.runtime.gates import GateError, GateTimeout, Member, TokenGate, make_group, open_gate, remove_group
 
 GPU, CPU = "2", "1"
 

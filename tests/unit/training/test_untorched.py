@@ -15,11 +15,11 @@ import pytest
 from attempts import PREEMPTED, SCRIPTS, Attempt, environment, steps_saved, the_forker
 
 from plait.core.errors import InputError
-from plait.training.checkpoint import Checkpointer
-from plait.training.commits import Commits
-from plait.training.keeping import Kept
-from plait.training.page import JobState
-from plait.training.saving import Saves
+from plait.runtime.page import JobState
+from plait.training.state.checkpoint import Checkpointer
+from plait.training.state.checkpoint_store import Commits
+from plait.training.state.saving import Saves
+from plait.training.state.state_registry import Kept
 
 np = pytest.importorskip("numpy")
 

@@ -18,7 +18,7 @@ from plait.live.agent.pages import PageReader
 from plait.live.agent.procs import Process
 from plait.live.sane import sane_seen, sane_text
 from plait.live.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, Run, Seen
-from plait.training.page import STOP_GRACEFULLY, STOP_NOW
+from plait.runtime.page import STOP_GRACEFULLY, STOP_NOW
 
 #: What the runner is given beyond the grace before the agent ends everything itself.
 RUNNER_PATIENCE_S = 5.0

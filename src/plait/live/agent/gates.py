@@ -18,8 +18,8 @@ from plait.live.agent import procs
 from plait.live.agent.attempt import Attempt
 from plait.live.layout import Layout, make_private
 from plait.live.wire import ENDED, GroupInfo
-from plait.training.group import Group, GroupError, Member, make_group, remove_group
-from plait.training.page import OLDEST, VERSION
+from plait.runtime.group_files import Group, GroupError, Member, make_group, remove_group
+from plait.runtime.page import OLDEST, VERSION
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

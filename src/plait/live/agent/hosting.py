@@ -4,7 +4,7 @@
 
 To the agent each member is an attempt like any other: its folder is claimed by this runner, its output is in its own
 out.log, and exit.json appears when its thread has ended, while the others go on. The process itself (see
-`plait.training.merged_host`) says on a socket who has begun and ended.
+`plait.training.merged.host`) says on a socket who has begun and ended.
 
 When the process dies, all members that had not ended are over. Who did it has the exit code of the process; the others
 get 75, so that they begin again from their checkpoints, and `merged` in exit.json says what is known: `culprit`,
@@ -34,7 +34,7 @@ from plait.live.agent.runner import LogWriter, Runner, Task, claim, kernel_kills
 
 CULPRIT, BYSTANDER, UNKNOWN, REFUSED = "culprit", "bystander", "unknown", "refused"
 _PREEMPTED, _LOST = 75, 70
-_STOP_AT = 2048  # the word of a page that asks its job to stop, see plait.training.page
+_STOP_AT = 2048  # the word of a page that asks its job to stop, see plait.runtime.page
 #: A member whose grace is over is interrupted, and after so long its process is killed.
 _INTERRUPTED_S = 2.0
 _HURRY_S = 0.5

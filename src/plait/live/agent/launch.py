@@ -18,8 +18,8 @@ from plait.live.agent.node_environment import node_environment, passed
 from plait.live.agent.runner import HELD_BACK
 from plait.live.layout import Layout, job_name, job_number, make_private
 from plait.live.wire import Run
-from plait.training.command import parse_script
-from plait.training.page import Page
+from plait.runtime.command_line import parse_script
+from plait.runtime.page import Page
 
 _PLAIT = Path(__file__).resolve().parents[2]
 #: A folder whose sitecustomize hooks torch when a job imports it.
@@ -132,7 +132,7 @@ def spawn_host(runs: list[Run], layout: Layout, envs: list[dict[str, str]], leas
     """
     script = parse_script(runs[0].argv)
     host = _task(runs[0], layout, {name: value for name, value in envs[0].items() if name not in _OF_ONE}, lease)
-    host["argv"] = [script.python, *script.options, "-u", "-m", "plait.training.merged_host"]
+    host["argv"] = [script.python, *script.options, "-u", "-m", "plait.training.merged.host"]
     limits = [run.memory_bytes for run in runs]
     host["memory_bytes"] = sum(limits) if all(limits) else 0.0
     tasks = [_task(run, layout, env, lease) for run, env in zip(runs, envs, strict=True)]

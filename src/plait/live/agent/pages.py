@@ -12,8 +12,8 @@ from pathlib import Path
 from plait.core.resources import Resource
 from plait.live.agent import procs
 from plait.live.wire import Adaptive, Profile
-from plait.training.page import GATES, JobState, Page, PageError
-from plait.training.saving import Saves
+from plait.runtime.page import GATES, JobState, Page, PageError
+from plait.training.state.saving import Saves
 
 #: Stage seconds are means over at least so many iterations, if there were as many.
 _WINDOW_STEPS = 20

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plait.core.errors import PlaitError
-from plait.training.commits import Commit
 from plait.training.job import AttachedJob
+from plait.training.state.checkpoint_store import Commit
 
 
 def barrier() -> None:

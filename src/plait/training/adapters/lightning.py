@@ -13,12 +13,12 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from plait.core.resources import Resource
-from plait.training import streams
+from plait.runtime.page import STOP_NOW
 from plait.training.adapters import foreign
 from plait.training.job import AttachedJob, attach
-from plait.training.loader import wrap
-from plait.training.page import STOP_NOW
+from plait.training.loader.loader import wrap
 from plait.training.profiler import skew
+from plait.training.state import random_streams
 
 FILE = "lightning.ckpt"
 
@@ -48,7 +48,7 @@ class PlaitCallback(Callback):
             return {}
         # Of data whose length it does not know Lightning fetches one batch ahead, to see the last one coming.
         ahead = len(getattr(self._fetcher, "batches", ()))
-        return {"streams": streams.capture(), "loaders": [loader.state_dict(ahead) for loader in self._loaders]}
+        return {"streams": random_streams.capture(), "loaders": [loader.state_dict(ahead) for loader in self._loaders]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Keep them until the loaders are there and what comes before the first batch has drawn."""

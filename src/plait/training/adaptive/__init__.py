@@ -10,7 +10,7 @@ for epoch in loader.remaining_epochs(10):
 """
 
 from plait.training.adaptive.base import AdaptiveLoader
-from plait.training.adaptive.loader import AdaptiveDataLoader
+from plait.training.adaptive.data.loader import AdaptiveDataLoader
 from plait.training.adaptive.metrics import Accumulator
 from plait.training.adaptive.wrapper import Adaptive
 

@@ -14,13 +14,13 @@ from plait.core.errors import InputError
 from plait.core.resources import Resource
 from plait.training.adaptive.bounds import bounds, interval, warn_alone
 from plait.training.adaptive.choosing import Noise, first_batch
+from plait.training.adaptive.data.passes_done import Progress, Watch
+from plait.training.adaptive.data.plan import Plan, Turn
+from plait.training.adaptive.data.sampler import EpochOrder, passes_left
 from plait.training.adaptive.deciding import Decisions
-from plait.training.adaptive.epochs import Progress, Watch
-from plait.training.adaptive.plan import Plan, Turn
 from plait.training.adaptive.profile import Timings
 from plait.training.adaptive.ranks import Ranks, ranks, world_size
 from plait.training.adaptive.report import report_progress
-from plait.training.adaptive.sampler import EpochOrder, passes_left
 from plait.training.job import AttachedJob, current
 
 _END = object()

@@ -10,8 +10,8 @@ import torch
 
 from plait.core.errors import InputError
 from plait.training.adaptive.base import AdaptiveLoader
+from plait.training.adaptive.gradients.preconditioner import divides
 from plait.training.adaptive.patches import is_held
-from plait.training.adaptive.preconditioner import divides
 
 Kind = Literal["plain", "ddp", "fsdp2"]
 

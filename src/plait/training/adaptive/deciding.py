@@ -10,10 +10,10 @@ from plait.training.adaptive.report import report_estimate
 
 if TYPE_CHECKING:
     from plait.core.goodput import BatchLimits
-    from plait.training.adaptive.plan import Plan
+    from plait.runtime.page import Page
+    from plait.training.adaptive.data.plan import Plan
     from plait.training.adaptive.profile import Timings
     from plait.training.adaptive.ranks import Ranks
-    from plait.training.page import Page
 
 
 class Decisions:

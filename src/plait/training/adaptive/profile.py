@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from plait.training.adaptive.plan import Turn
-from plait.training.members import torch_cuda
+from plait.training.adaptive.data.plan import Turn
+from plait.training.merged.thread_jobs import torch_cuda
 
 if TYPE_CHECKING:
     from plait.goodput.model.fit import Profile

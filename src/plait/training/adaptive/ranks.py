@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from plait.training.members import here
-from plait.training.process_groups import OwnGroup
+from plait.training.collectives.process_groups import OwnGroup
+from plait.training.merged.thread_jobs import here
 
 
 class Ranks:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from plait.core.goodput import THETA, Estimate
 
 if TYPE_CHECKING:
+    from plait.runtime.page import Page
     from plait.training.adaptive.choosing import Noise, Theta
     from plait.training.adaptive.profile import Timings
-    from plait.training.page import Page
 
 
 def report_progress(page: Page, done: float, total: float, batch_size: int) -> None:

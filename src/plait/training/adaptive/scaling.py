@@ -12,8 +12,8 @@ import torch
 
 from plait.core.errors import InputError
 from plait.goodput.model.lr_scaling import Rule, default_rule, rule_of
-from plait.training.adaptive.noise import Statistics
-from plait.training.adaptive.preconditioner import divides
+from plait.training.adaptive.gradients.noise import Statistics
+from plait.training.adaptive.gradients.preconditioner import divides
 
 
 class LearningRate:

@@ -25,21 +25,21 @@ import torch
 from plait.core.errors import InputError
 from plait.training.adaptive.base import ALIKE
 from plait.training.adaptive.checks import check, check_graph, check_loader, parallel_kind, warn_unknown
-from plait.training.adaptive.finite import Finite
-from plait.training.adaptive.hooks import GradientHooks, Hook
-from plait.training.adaptive.noise import Careful, Statistics
-from plait.training.adaptive.passes import Pass
+from plait.training.adaptive.gradients.finite import Finite
+from plait.training.adaptive.gradients.hooks import GradientHooks, Hook
+from plait.training.adaptive.gradients.noise import Careful, Statistics
+from plait.training.adaptive.gradients.passes import Pass
+from plait.training.adaptive.gradients.preconditioner import is_adam
+from plait.training.adaptive.gradients.reading import Reading
 from plait.training.adaptive.patches import Turnstile, hold_optimizer, hold_scaler
-from plait.training.adaptive.preconditioner import is_adam
-from plait.training.adaptive.reading import Reading
 from plait.training.adaptive.scaling import LearningRate, reset_moments
 from plait.training.job import AttachedJob
 
 if TYPE_CHECKING:
     from plait.goodput.model.lr_scaling import Rule
     from plait.training.adaptive.base import AdaptiveLoader
-    from plait.training.adaptive.plan import Turn
-    from plait.training.outside import Job
+    from plait.training.adaptive.data.plan import Turn
+    from plait.training.noop_job import Job
 
 log = logging.getLogger("plait.adaptive")
 
@@ -110,7 +110,7 @@ class Adaptive:
 
     def _make_hooks(self, comm_hook: Hook | None) -> GradientHooks:
         if self.kind == "fsdp2":
-            from plait.training.adaptive.sharded import ShardedHooks
+            from plait.training.adaptive.gradients.sharded import ShardedHooks
 
             return ShardedHooks(self.optimizer)
         if self.kind == "ddp":

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from plait.training import attach
-from plait.training.adaptive.loader import AdaptiveDataLoader
+from plait.training.adaptive.data.loader import AdaptiveDataLoader
 from plait.training.adaptive.metrics import Accumulator
 
 seen, steps = sys.argv[1], int(sys.argv[2])

@@ -6,7 +6,8 @@ import sys
 
 import torch
 
-from plait.training import attach, checkpoint
+from plait.training import attach
+from plait.training.state import checkpoint
 
 torch.manual_seed(1)
 model = torch.nn.Linear(4, 4)

@@ -15,9 +15,9 @@ from plait.core.errors import InputError
 from plait.training import attach
 from plait.training.adaptive import Adaptive, AdaptiveDataLoader
 from plait.training.adaptive.checks import parallel_kind
-from plait.training.adaptive.noise import from_pair
-from plait.training.adaptive.passes import Pass
-from plait.training.adaptive.sharded import ShardedHooks
+from plait.training.adaptive.gradients.noise import from_pair
+from plait.training.adaptive.gradients.passes import Pass
+from plait.training.adaptive.gradients.sharded import ShardedHooks
 
 M0, EXAMPLES, FEATURES = 4, 2, 7
 

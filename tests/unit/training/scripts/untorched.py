@@ -6,7 +6,8 @@ from collections import deque
 
 import numpy as np
 
-from plait.training import attach, saving
+from plait.training import attach
+from plait.training.state import saving
 
 saving.TELL_AFTER_S = float(sys.argv[4]) if len(sys.argv) > 4 else 20.0
 out, kind = sys.argv[1:3]

@@ -1,0 +1,214 @@
+"""Barrier, tokens, or better alone: the gate of a group from its members' stage times.
+
+A barrier runs in lock step, so a round takes formula (3) (Muri, section 4), or as long as the longest iteration alone
+where that is longer (gaps between stages), and is never late; tokens let each
+job go at its own pace and can reach the bound of the busiest resource, but lose some of it to waiting in line. What
+they lose was fitted to three mixes on paced devices: 10 % of the mean load of the other resources.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import permutations
+
+from plait.core.errors import InputError
+from plait.core.resources import Resource
+from plait.runtime.token_model import queued_iterations
+
+K = len(Resource)
+#: Measured on the barrier over formula (3), and what a barrier must win before it is worth lock step.
+BARRIER_COST, BARRIER_MARGIN = 1.02, 0.97
+#: Part of the other resources' mean load that waiting in line costs.
+TOKEN_COST = 0.10
+MOST_UNEQUAL = 2.0
+LEAST_GAIN = 1.05
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a group should do, and what is expected of it.
+
+    `gate` is none, tokens or barrier; `exclusive`: sharing is not worth it, run the jobs one after the other. `turns`
+    and `iteration_s` (predicted seconds of an iteration) are by member. `gain` is the sum of normalised progress, 1 for
+    jobs one after the other. `barrier_s` is a round with the best turns (inf if there are more jobs than resources),
+    `bound_s` what the busiest resource or the longest job alone needs.
+    """
+
+    gate: str
+    exclusive: bool
+    turns: tuple[int, ...]
+    iteration_s: tuple[float, ...]
+    gain: float
+    barrier_s: float
+    bound_s: float
+    reason: str
+
+
+@lru_cache(maxsize=16)
+def _turn_vectors(jobs: int) -> tuple[tuple[int, ...], ...]:
+    return tuple((0, *rest) for rest in permutations(range(1, K), jobs - 1)) if jobs <= K else ()
+
+
+def barrier_round_s(stage_s: Sequence[Sequence[float]], turns: Sequence[int]) -> float:
+    """Formula (3): in slot s the job with turn i is on resource (s + i) mod k; a slot is as long as its longest stage.
+
+    >>> pair = [(2, 0.5, 1, 0.5), (0.5, 1, 2, 0.5)]
+    >>> barrier_round_s(pair, (0, 1)), barrier_round_s(pair, (0, 2))
+    (5.5, 4.5)
+    """
+    return sum(max(row[(s + turn) % K] for row, turn in zip(stage_s, turns, strict=True)) for s in range(K))
+
+
+def best_turns(stage_s: Sequence[Sequence[float]]) -> tuple[tuple[int, ...], float]:
+    """Turns of the shortest round, the first of equals, and its seconds; inf for more jobs than resources."""
+    vectors = _turn_vectors(len(stage_s))
+    if not vectors:
+        return tuple(i % K for i in range(len(stage_s))), math.inf
+    return min(((v, barrier_round_s(stage_s, v)) for v in vectors), key=lambda found: found[1])
+
+
+def segments_s(row: Sequence[float], prefetch: bool) -> tuple[float, ...]:
+    """Seconds of the parts of an iteration that run one after the other: loading beside training, if it prefetches."""
+    load, train = row[Resource.STORAGE] + row[Resource.CPU], row[Resource.GPU] + row[Resource.NETWORK]
+    return (load, train) if prefetch else (load + train,)
+
+
+def choose_gate(
+    stage_s: Sequence[Sequence[float]],
+    iteration_s: Sequence[float] | None = None,
+    *,
+    capacities: Sequence[int] = (1,) * K,
+    worlds: Sequence[int] | None = None,
+    gang_rule: bool = True,
+    prefetch: bool = True,
+    yields: Sequence[bool] | None = None,
+    token_cost: float = TOKEN_COST,
+) -> Choice:
+    """The gate for jobs with these stage seconds (a row a job, in `Resource` order).
+
+    `iteration_s` are measured alone; without them, the longest segment (with `prefetch`) or the sum of the stages.
+    `worlds` are processes a job (1), `gang_rule` whether those of a job are granted together, `yields` whether a job
+    has yield points (yes). Raises `InputError` for stage times no iteration can have.
+
+    >>> choose_gate([(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)]).gate
+    'barrier'
+    """
+    alone = _checked(stage_s, iteration_s, capacities, prefetch)
+    turns, stages_s = best_turns(stage_s)
+    barrier_s = max(stages_s, *alone)
+    bound_s, beta = _bound(stage_s, alone, capacities, prefetch, token_cost)
+    together = all(w == 1 for w in worlds or ()) or gang_rule
+    ratio = max(alone) / min(alone)
+    wins = BARRIER_COST * barrier_s <= BARRIER_MARGIN * beta * bound_s
+    if wins and ratio <= MOST_UNEQUAL:
+        gate, iterations = "barrier", (BARRIER_COST * barrier_s,) * len(alone)
+        reason = f"lock step takes {barrier_s:.3g} s a round, tokens about {beta * bound_s:.3g} s"
+    else:
+        gate, iterations = "tokens", _token_iterations(stage_s, alone, capacities, beta)
+        reason = f"tokens take about {beta * bound_s:.3g} s a round, lock step {barrier_s:.3g} s"
+        if wins:
+            reason = f"iterations differ {ratio:.2g} times, lock step would hold the short ones back"
+    gain = sum(a / t for a, t in zip(alone, iterations, strict=True))
+    if len(alone) == 1:
+        against = "one job has the resources to itself"
+    elif not together:
+        against = "a job has several processes, and they are not granted together"
+    elif gate == "tokens" and not _may_share_tokens(stage_s, alone, yields):
+        against = "a job without yield points would hold back one whose iteration is below half its longest stage"
+    elif gain < LEAST_GAIN:
+        against = f"together only {gain:.2f} times as fast as one after the other"
+    else:
+        return Choice(gate, False, turns, iterations, gain, barrier_s, bound_s, reason)
+    return Choice("none", True, turns, alone, 1.0, barrier_s, bound_s, against)
+
+
+def paces(
+    gate: str, stage_s: Sequence[Sequence[float]], iteration_s: Sequence[float], turns: Sequence[int]
+) -> tuple[float, ...]:
+    """Seconds of an iteration of each job at this gate; `turns` matter at a barrier only.
+
+    At tokens the longer of two predictions: what the busiest resource allows, with what waiting in line was measured to
+    cost; and whole stages in queues (`queued_iterations`), which see that short stages wait behind long ones.
+
+    >>> pair = [(2, 0.5, 1, 0.5), (0.5, 1, 2, 0.5)]
+    >>> [round(s, 2) for s in paces("barrier", pair, (3.0, 2.5), (0, 2))]
+    [4.59, 4.59]
+    """
+    alone = _checked(stage_s, iteration_s, (1,) * K, True)
+    if len(alone) == 1:
+        return alone
+    if gate == "barrier":
+        return (BARRIER_COST * max(barrier_round_s(stage_s, turns), *alone),) * len(alone)
+    _, beta = _bound(stage_s, alone, (1,) * K, True, TOKEN_COST)
+    allowed = _token_iterations(stage_s, alone, (1,) * K, beta)
+    return tuple(max(pair) for pair in zip(allowed, queued_iterations(stage_s, alone), strict=True))
+
+
+def _bound(
+    stage_s: Sequence[Sequence[float]],
+    alone: Sequence[float],
+    capacities: Sequence[int],
+    prefetch: bool,
+    token_cost: float,
+) -> tuple[float, float]:
+    """What the busiest resource or the longest job alone needs, and the factor that waiting in line costs."""
+    load = [sum(row[r] for row in stage_s) / capacities[r] for r in Resource]
+    bound_s = max(*load, *(max(segments_s(row, prefetch)) for row in stage_s), *alone)
+    return bound_s, 1 + token_cost * (sum(load) - max(load)) / (K - 1) / bound_s
+
+
+def _checked(
+    stage_s: Sequence[Sequence[float]], iteration_s: Sequence[float] | None, capacities: Sequence[int], prefetch: bool
+) -> tuple[float, ...]:
+    """Seconds of each job's iteration alone; refuses what no iteration can have."""
+    for job, row in enumerate(stage_s):
+        if len(row) != K or any(not math.isfinite(t) or t < 0 for t in row) or sum(row) <= 0:
+            raise InputError(f"job {job} of the group has stage times {list(row)}; needs {K} seconds >= 0, not all 0")
+    if len(capacities) != K or min(capacities) < 1:
+        raise InputError(f"capacities must be {K} numbers >= 1, got {list(capacities)}")
+    if not stage_s:
+        raise InputError("a group needs at least one job")
+    if iteration_s is None:
+        return tuple(max(segments_s(row, prefetch)) for row in stage_s)
+    if len(iteration_s) != len(stage_s) or any(not math.isfinite(t) or t <= 0 for t in iteration_s):
+        raise InputError(f"iteration_s must be {len(stage_s)} positive numbers of seconds, got {list(iteration_s)}")
+    return tuple(float(t) for t in iteration_s)
+
+
+def _may_share_tokens(
+    stage_s: Sequence[Sequence[float]], alone: Sequence[float], yields: Sequence[bool] | None
+) -> bool:
+    """Without yield points a token is held for a whole stage: no partner for a job of iterations below half of it."""
+    return all(
+        may or i == j or alone[j] >= max(stage_s[i]) / 2
+        for i, may in enumerate(yields or ())
+        for j in range(len(alone))
+    )
+
+
+def _token_iterations(
+    stage_s: Sequence[Sequence[float]], alone: Sequence[float], capacities: Sequence[int], beta: float
+) -> tuple[float, ...]:
+    """Predicted iteration seconds under tokens, `beta` of it for waiting in line.
+
+    Speeds, as parts of those alone, rise together until a resource is full or a job is as fast as alone; those jobs
+    stay, the others go on rising.
+    """
+    jobs = range(len(alone))
+    use = [[stage_s[i][r] / alone[i] / capacities[r] for r in Resource] for i in jobs]
+    speed, rising = [0.0] * len(alone), set(jobs)
+    while rising:
+        rise = min(1.0 - speed[i] for i in rising)
+        for r in Resource:
+            asked = sum(use[i][r] for i in rising)
+            room = 1.0 - sum(speed[i] * use[i][r] for i in jobs)
+            if asked > 0:
+                rise = min(rise, max(0.0, room) / asked)
+        for i in rising:
+            speed[i] += rise
+        full = [r for r in Resource if sum(speed[i] * use[i][r] for i in jobs) > 1 - 1e-9]
+        rising = {i for i in rising if speed[i] < 1 - 1e-9 and not any(use[i][r] > 0 for r in full)}
+    return tuple(alone[i] / speed[i] * beta for i in jobs)

@@ -1,0 +1,70 @@
+"""Stage gates: when a job may be on a resource that it shares with the others of its group.
+
+    null      at once; counts only                     alone, or resources to spare
+    tokens    one job a slot, in order, by quantum     default                                   (`tokens`)
+    barrier   lock step: in slot s turn i has resource (s + i) mod k                              (`barrier`)
+
+The agent makes a group's files and tells each process in control.json what it is in it; the process opens its gate:
+
+    group = make_group(folder, "tokens", members, version=3)              # members: job, turn, world
+    control = {"version": 8, "epoch": 2, "group": group.control(job=12, rank=0)}
+    gate = open_gate(control, page)                                       # in the process
+    gate.enter(Resource.GPU); ...; gate.leave(Resource.GPU)
+
+The entry "group" of control.json: {"id", "dir", "index" of the member, "rank", "gate", "version", "quantum_s",
+"lease_s", "rest_s", "capacities": [4], "members": [{"job", "turn", "world"}]}; without it, or null, the job is alone.
+
+Gates pace; they never protect. What goes wrong with a gate (files gone, a newer plan, a wait without end) leaves
+the job running without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from plait.runtime.barrier import BarrierGate
+from plait.runtime.group_files import Group, GroupError, Member, group_of, make_group, remove_group
+from plait.runtime.page import GATES, Page
+from plait.runtime.stage_gate import DEFAULT_TIMEOUT_S, GateError, GateStats, GateTimeout, NullGate, StageGate
+from plait.runtime.tokens import TokenGate
+
+__all__ = [
+    "DEFAULT_TIMEOUT_S",
+    "GATES",
+    "BarrierGate",
+    "GateError",
+    "GateStats",
+    "GateTimeout",
+    "Group",
+    "GroupError",
+    "Member",
+    "NullGate",
+    "StageGate",
+    "TokenGate",
+    "make_group",
+    "open_gate",
+    "remove_group",
+]
+
+
+def open_gate(control: Mapping[str, Any], page: Page | None = None) -> StageGate:
+    """The gate that control.json asks for; never fails: the null gate with a `reason` where it cannot be had.
+
+    `page` is told which gate is in effect and for which version of the plan.
+    """
+    entry = control.get("group")
+    gate: StageGate = NullGate()
+    if entry and entry.get("gate", "none") != "none":
+        try:
+            group = group_of(entry)
+            index, rank = int(entry.get("index", 0)), int(entry.get("rank", 0))
+            if not (0 <= index < len(group.members) and 0 <= rank < group.members[index].world):
+                raise GroupError(f"group {group.folder.name} has no process {rank} of member {index}")
+            gate = (TokenGate if group.gate == "tokens" else BarrierGate)(group, index, rank)
+        except (GroupError, OSError) as error:
+            gate = NullGate(str(error))
+    if page is not None:
+        page.gate = GATES.index(gate.kind)
+        page.gate_version = gate.version if gate.version else int((entry or {}).get("version", 0))
+    return gate

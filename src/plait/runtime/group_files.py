@@ -1,0 +1,355 @@
+"""The files of a running group: what its gate works on. The agent makes them, the members open them.
+
+    <group>/plan.json               the plan in force; replaced by rename, after its folder is whole
+    <group>/v<version>/page.bin     words shared by the members, mapped by them
+    <group>/v<version>/token-<resource>-<slot>.lock      who holds it has a slot of the resource (flock)
+    <group>/v<version>/alive-<member>-<rank>.lock        held as long as the process lives (flock)
+    <group>/v<version>/row-<n>.lock                      held by the thread that waits under this number (flock)
+
+**Versions.** Each change of a group has a folder of its own. The version word of older pages is overwritten, so a
+member that still follows the old plan notices at its next stage and goes on without a gate until it has read the new.
+
+**Death.** Locks are flocks: the kernel frees them when the process dies, however it dies. A forked child closes the
+descriptors it inherits, else it would keep its dead parent's locks.
+
+**Words of the page** (8 bytes each, one writer a word unless said otherwise):
+
+    0 magic "PLAITG1"  1 layout  2 version (agent)  3 members  4 largest world  5 rows
+    8..11 when the resource was last freed, ns (whoever freed it)
+    then by slot of each resource: pid * 2**16 + member of its holder
+    then by member: slot, target, state, in_stage, bell, pid, 2 spare, opened[4]
+    then by member and rank: bell, pid, 2 spare, asked[4], inside[4]
+    then for the rows: want[rows], since_ns[rows], need_ns[rows] (-1 unknown), bell[rows], member[rows]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import mmap
+import os
+import shutil
+import struct
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from plait.core.errors import InputError
+from plait.core.resources import Resource
+from plait.runtime.futex import Bells
+from plait.runtime.page import GATES, WORD
+
+MAGIC = b"PLAITG1\0"
+LAYOUT = 1
+K = len(Resource)
+VERSION_WORD = 2
+FREED = 8
+HEAD = 16
+MEMBER_WORDS, RANK_WORDS = 12, 12
+SLOT, TARGET, STATE, IN_STAGE, BELL, PID, OPENED = 0, 1, 2, 3, 4, 5, 8
+RANK_BELL, RANK_PID, ASKED, INSIDE = 0, 1, 4, 8
+#: States of a member of a barrier.
+ABSENT, ACTIVE, AWAY, GONE = 0, 1, 2, 3
+
+
+class GroupError(InputError):
+    """The files of a group cannot be used; says why."""
+
+
+class MemberLike(Protocol):
+    """A job in a group: its number, its turn, how many processes it has."""
+
+    @property
+    def job(self) -> int: ...
+    @property
+    def turn(self) -> int: ...
+    @property
+    def world(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Member:
+    """A job in a group: its number, its turn 0..3, how many processes it has."""
+
+    job: int
+    turn: int
+    world: int = 1
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group whose files are in place. `capacities[r]` jobs may be on resource r at once (tokens)."""
+
+    folder: Path
+    gate: str
+    version: int
+    members: tuple[Member, ...]
+    quantum_s: float = 0.01
+    lease_s: float = 30.0
+    rest_s: float = 1.0
+    capacities: tuple[int, ...] = (1,) * K
+
+    @property
+    def files(self) -> Path:
+        """The folder of this version."""
+        return self.folder / f"v{self.version}"
+
+    def control(self, job: int, rank: int = 0) -> dict[str, Any]:
+        """The entry "group" of control.json for a process of a member: what `open_gate` needs."""
+        index = next((i for i, m in enumerate(self.members) if m.job == job), None)
+        if index is None:
+            raise GroupError(f"group {self.folder.name} has no job {job}; members: {[m.job for m in self.members]}")
+        return {"index": index, "rank": rank, "dir": str(self.folder), "id": self.folder.name} | _plan(self)
+
+
+def _plan(group: Group) -> dict[str, Any]:
+    return {
+        "gate": group.gate,
+        "version": group.version,
+        "quantum_s": group.quantum_s,
+        "lease_s": group.lease_s,
+        "rest_s": group.rest_s,
+        "capacities": list(group.capacities),
+        "members": [{"job": m.job, "turn": m.turn, "world": m.world} for m in group.members],
+    }
+
+
+def group_of(entry: Any) -> Group:
+    """The group an entry of control.json speaks of; raises `GroupError` for what is none."""
+    try:
+        members = tuple(Member(int(m["job"]), int(m["turn"]), int(m.get("world", 1))) for m in entry["members"])
+        return _checked(
+            Group(
+                Path(entry["dir"]),
+                str(entry["gate"]),
+                int(entry["version"]),
+                members,
+                float(entry.get("quantum_s", 0.01)),
+                float(entry.get("lease_s", 30.0)),
+                float(entry.get("rest_s", 1.0)),
+                tuple(int(c) for c in entry.get("capacities", (1,) * K)),
+            )
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise GroupError(f"the group in control.json cannot be read: {type(error).__name__}: {error}") from None
+
+
+def _checked(group: Group) -> Group:
+    problem = ""
+    if group.gate not in GATES:
+        problem = f"gate {group.gate!r}; known: {', '.join(GATES)}"
+    elif not group.members or len({m.job for m in group.members}) != len(group.members):
+        problem = f"members {[m.job for m in group.members]}; needs different jobs, at least one"
+    elif any(not 0 <= m.turn < K or m.world < 1 for m in group.members):
+        problem = f"a member whose turn is not in 0..{K - 1} or whose world is below 1: {list(group.members)}"
+    elif len(group.capacities) != K or any(not 1 <= c <= 1024 for c in group.capacities):
+        problem = f"capacities {list(group.capacities)}; needs {K} numbers from 1 to 1024"
+    elif not (group.quantum_s > 0 and group.lease_s > 0 and group.rest_s > 0):
+        problem = f"quantum_s {group.quantum_s}, lease_s {group.lease_s}, rest_s {group.rest_s}; each must be > 0"
+    if problem:
+        raise GroupError(f"group {group.folder.name}: {problem}")
+    return group
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the words of a group's page are, from its members and capacities."""
+
+    members: int
+    world: int
+    rows: int
+    slots: tuple[int, ...]  # first slot word of each resource
+    first_member: int
+    first_rank: int
+    want: int
+    since: int
+    need: int
+    bell: int
+    owner: int
+    words: int
+
+    @classmethod
+    def of(cls, group: Group) -> Places:
+        """The places for this group."""
+        members, world = len(group.members), max(m.world for m in group.members)
+        rows = max(64, 8 * sum(m.world for m in group.members))
+        slots, at = [], HEAD
+        for capacity in group.capacities:
+            slots.append(at)
+            at += capacity
+        first_rank = at + members * MEMBER_WORDS
+        want = first_rank + members * world * RANK_WORDS
+        since, need, bell, owner = (want + n * rows for n in range(1, 5))
+        return cls(members, world, rows, tuple(slots), at, first_rank, want, since, need, bell, owner, owner + rows)
+
+    def member(self, index: int) -> int:
+        """The first word of a member."""
+        return self.first_member + index * MEMBER_WORDS
+
+    def rank(self, index: int, rank: int) -> int:
+        """The first word of a process of a member."""
+        return self.first_rank + (index * self.world + rank) * RANK_WORDS
+
+
+def make_group(
+    folder: str | os.PathLike[str],
+    gate: str,
+    members: Iterable[MemberLike],
+    *,
+    version: int,
+    quantum_s: float = 0.01,
+    lease_s: float = 30.0,
+    rest_s: float = 1.0,
+    capacities: Sequence[int] = (1,) * K,
+) -> Group:
+    """Put the files of a group's plan in place; the next versions replace it. The same version again changes nothing.
+
+    `lease_s` is how long a member may stay in one stage, and `rest_s` between two stages, before a barrier goes on
+    without it. Raises `GroupError` for a plan that cannot be, or older than the one in place.
+    """
+    folder = Path(folder)
+    own = tuple(Member(m.job, m.turn, m.world) for m in members)
+    group = _checked(Group(folder, gate, version, own, quantum_s, lease_s, rest_s, tuple(capacities)))
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    newest = max(_versions(folder), default=version)
+    if newest > version:
+        raise GroupError(f"group {folder.name}: version {version} is older than version {newest} in place")
+    if not group.files.is_dir():
+        made = folder / f".{group.files.name}.{os.getpid()}"
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir(mode=0o700)
+        words = Places.of(group).words
+        head = MAGIC + struct.pack("<5q", LAYOUT, version, len(own), max(m.world for m in own), 0)
+        (made / "page.bin").write_bytes(head.ljust(words * WORD, b"\0"))
+        made.rename(group.files)
+    text = folder / f".plan.{os.getpid()}"
+    text.write_text(json.dumps(_plan(group)))
+    text.replace(folder / "plan.json")
+    for old in _versions(folder):
+        if old < version:
+            _retire(folder / f"v{old}", version)
+    return group
+
+
+def remove_group(folder: str | os.PathLike[str]) -> None:
+    """Take a group's files away; members that still use them go on without a gate. Nothing there: nothing happens."""
+    folder = Path(folder)
+    for version in _versions(folder):
+        _retire(folder / f"v{version}", -1)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _versions(folder: Path) -> list[int]:
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return sorted(int(n[1:]) for n in names if n[:1] == "v" and n[1:].isdigit())
+
+
+def _retire(files: Path, version: int) -> None:
+    """Tell whoever still maps the page of an old plan, then unlink its files; their locks stay valid."""
+    with contextlib.suppress(OSError):
+        fd = os.open(files / "page.bin", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.pwrite(fd, struct.pack("<q", version), VERSION_WORD * WORD)
+        finally:
+            os.close(fd)
+    shutil.rmtree(files, ignore_errors=True)
+
+
+_open_files: weakref.WeakSet[LockFiles] = weakref.WeakSet()
+
+
+class LockFiles:
+    """Lock files of a group's version, opened when first needed; a forked child starts without any."""
+
+    def __init__(self, files: Path) -> None:
+        """Files in this folder."""
+        self._files, self._fds = files, dict[str, int]()
+        _open_files.add(self)
+
+    def lock(self, name: str, *, shared: bool = False) -> bool:
+        """Take a lock if it is free; False if somebody else has it."""
+        fd = self._fds.get(name)
+        if fd is None:
+            fd = self._fds[name] = os.open(self._files / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self, name: str) -> None:
+        """Give a lock back."""
+        fcntl.flock(self._fds[name], fcntl.LOCK_UN)
+
+    def is_free(self, name: str) -> bool:
+        """Whether nobody has a lock; for files of others."""
+        if not self.lock(name, shared=True):
+            return False
+        self.unlock(name)
+        return True
+
+    def close(self) -> None:
+        """Close all; what was locked is free, unless a child that plait could not see holds the descriptor too."""
+        while self._fds:
+            _, fd = self._fds.popitem()
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def __del__(self) -> None:
+        """A thread that ends gives back what it held."""
+        self.close()
+
+
+def _forget_in_child() -> None:
+    for files in list(_open_files):
+        files.close()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+class GroupPage:
+    """The mapped page of a group, seen by one process of one member."""
+
+    def __init__(self, group: Group) -> None:
+        """Map it; raises `GroupError` if it is not there or belongs to another plan."""
+        self.group, self.at = group, Places.of(group)
+        try:
+            fd = os.open(group.files / "page.bin", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise GroupError(f"group {group.folder.name}: version {group.version} is gone: {error.strerror}") from None
+        try:
+            size = os.fstat(fd).st_size
+            if size != self.at.words * WORD or os.pread(fd, 8, 0) != MAGIC:
+                raise GroupError(f"group {group.folder.name}: page.bin has {size} bytes, needs {self.at.words * WORD}")
+            self._map = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        self.words = memoryview(self._map).cast("q")
+        self.bells = Bells(self._map)
+        if self.stale:
+            raise GroupError(f"group {group.folder.name}: version {group.version} has been replaced")
+
+    @property
+    def stale(self) -> bool:
+        """Whether another plan is in force."""
+        return self.words[VERSION_WORD] != self.group.version
+
+
+def come_alive(files: LockFiles, index: int, rank: int, patience_s: float = 1.0) -> None:
+    """Hold the lock that says that this process lives; raises `GroupError` if another process holds it.
+
+    Others look by taking it for some microseconds, so one refusal means nothing.
+    """
+    until = time.monotonic() + patience_s
+    while not files.lock(f"alive-{index}-{rank}.lock"):
+        if time.monotonic() > until:
+            raise GroupError(f"another process is member {index} rank {rank} of this group; it must end first")
+        time.sleep(0.001)

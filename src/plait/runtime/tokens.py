@@ -1,0 +1,303 @@
+"""The token gate: as many jobs on a resource as it has slots, first come first served, for a quantum at a time.
+
+Who may go on is settled by flocks, one a slot, so that a holder's death frees its slot and two never have the same.
+Whose turn it is stands in the group's page: each waiting thread has a row with what it wants and since when, and the
+oldest tries the lock. The order is advice: a slot that nobody took for 20 ms, because the oldest is stopped, goes to
+whoever looks. A row belongs to whoever holds its lock, so rows of the dead are known and are used again.
+
+**The quantum** keeps a job of short stages from the pace of one of long stages. At a yield point a holder that has
+used it up queues again if somebody waits whose stage is expected to take less than half of what is left of its own.
+Among stages of about the same length, giving way in the middle would only make both late: on the mix of four
+jobs of one bottleneck each it costs half of what interleaving gains. A stage that is the first of its kind, or longer
+than usual, is expected to last as long again as it has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+from plait.core.resources import Resource
+from plait.runtime.gang import GANG, Gang
+from plait.runtime.group_files import FREED, Group, GroupPage, K, LockFiles, come_alive
+from plait.runtime.stage_gate import DEFAULT_TIMEOUT_S, GateError, GateStats, GateTimeout
+
+_LOOK_S = 0.005
+_IDLE_NS = 20_000_000
+
+
+class _Thread:
+    """One thread of a member at the tokens: its row, its descriptors, what it holds."""
+
+    def __init__(self, page: GroupPage, index: int) -> None:
+        self.page, self.index, self.words, self.at = page, index, page.words, page.at
+        self.files, self.row = LockFiles(page.group.files), -1
+        self.held: dict[int, tuple[int, float]] = {}  # resource -> slot, since when (monotonic)
+        self.served_s = [0.0] * K  # of the stage that is on, before it gave way
+        self.usual_s: list[float | None] = [None] * K  # how long a stage holds the resource
+        self.stamp = os.getpid() << 16 | index
+
+    def waiting(self, r: int) -> list[tuple[int, int]]:
+        """(since when, row) of all that want `r`, oldest first."""
+        words, at = self.words, self.at
+        want = words[at.want : at.want + at.rows].tolist()
+        if r + 1 not in want:
+            return []
+        return sorted((words[at.since + i], i) for i, w in enumerate(want) if w == r + 1)
+
+    def try_slots(self, r: int) -> bool:
+        """Take a free slot of `r`."""
+        for slot in range(self.page.group.capacities[r]):
+            if self.files.lock(f"token-{r}-{slot}.lock"):
+                self.words[self.at.slots[r] + slot] = self.stamp
+                self.held[r] = slot, time.monotonic()
+                return True
+        return False
+
+    def take(self, r: int, timeout_s: float) -> None:
+        """Wait for a slot of `r`; raises `GateTimeout`."""
+        if self.waiting(r) or not self.try_slots(r):
+            self._queue(r, timeout_s)
+
+    def left_s(self, r: int, held_s: float) -> float:
+        """How long the stage on `r` is expected to hold it from now on."""
+        had = self.served_s[r] + held_s
+        usual = self.usual_s[r] or 0.0
+        return usual - had if usual > had else had
+
+    def gives_way(self, r: int, held_s: float) -> bool:
+        """Whether somebody waits for `r` who should not have to wait for the rest of this stage."""
+        left = self.left_s(r, held_s)
+        needs = [self.words[self.at.need + row] for _, row in self.waiting(r)]
+        return any(0 <= need / 1e9 < left / 2 for need in needs)
+
+    def ended(self, r: int) -> None:
+        """The stage on `r` is over: remember how long it held it; recent ones count most."""
+        usual, took = self.usual_s[r], self.served_s[r]
+        self.usual_s[r], self.served_s[r] = took if usual is None else 0.7 * usual + 0.3 * took, 0.0
+
+    def release(self, r: int) -> None:
+        """Free the slot, wake the oldest that waits for it."""
+        slot, since = self.held.pop(r)
+        self.served_s[r] += time.monotonic() - since
+        self.words[self.at.slots[r] + slot] = 0
+        self.words[FREED + r] = time.monotonic_ns()
+        self.files.unlock(f"token-{r}-{slot}.lock")
+        self._wake(r)
+
+    def _wake(self, r: int) -> None:
+        for _, row in self.waiting(r)[:1]:
+            self.page.bells.ring(self.at.bell + row)
+
+    def _queue(self, r: int, timeout_s: float) -> None:
+        if self.row < 0:
+            self._claim_row()
+        words, begin = self.words, time.monotonic_ns()
+        if self.row >= 0:
+            usual = self.usual_s[r]
+            words[self.at.need + self.row] = -1 if usual is None else int(self.left_s(r, 0.0) * 1e9)
+            words[self.at.since + self.row], words[self.at.want + self.row] = begin, r + 1
+        try:
+            self._wait(r, begin, timeout_s)
+        finally:
+            if self.row >= 0:
+                words[self.at.want + self.row] = 0
+            if r in self.held and self.page.group.capacities[r] > 1:
+                self._wake(r)  # another slot may be free as well
+
+    def _wait(self, r: int, begin: int, timeout_s: float) -> None:
+        bell, bells = self.at.bell + self.row, self.page.bells
+        while True:
+            seen = bells.read(bell) if self.row >= 0 else 0
+            ahead = [row for since, row in self.waiting(r) if (since, row) < (begin, self.row)]
+            if len(ahead) < self.page.group.capacities[r] and self.try_slots(r):
+                return
+            if ahead and self._overtake(r):
+                return
+            left = timeout_s - (time.monotonic_ns() - begin) / 1e9
+            if left <= 0:
+                raise self._timeout(r, (time.monotonic_ns() - begin) / 1e9)
+            if self.page.stale:
+                return
+            if self.row >= 0:
+                bells.wait(bell, seen, min(left, _LOOK_S))
+            else:
+                time.sleep(min(left, _LOOK_S))  # more threads wait than there are rows: no place in the queue
+            for row in ahead:
+                self._clear_if_dead(row)
+
+    def _overtake(self, r: int) -> bool:
+        """Take a slot that lay idle although somebody older waits for it."""
+        words = self.words
+        if time.monotonic_ns() - words[FREED + r] < _IDLE_NS or not self.try_slots(r):
+            return False
+        if time.monotonic_ns() - words[FREED + r] < _IDLE_NS:  # freed just now: it is the oldest's
+            self.release(r)
+            return False
+        return True
+
+    def _claim_row(self) -> None:
+        for row in range(self.at.rows):
+            if self.files.lock(f"row-{row}.lock"):
+                self.row = row
+                self.words[self.at.want + row], self.words[self.at.owner + row] = 0, self.stamp
+                return
+
+    def _clear_if_dead(self, row: int) -> None:
+        """Take a dead thread out of the queue; its row's lock makes us the only writer."""
+        name = f"row-{row}.lock"
+        if self.files.lock(name):
+            self.words[self.at.want + row] = 0
+            self.files.unlock(name)
+
+    def _timeout(self, r: int, waited_s: float) -> GateTimeout:
+        group = self.page.group
+        first = self.at.slots[r]
+        stamps = [s for s in self.words[first : first + group.capacities[r]].tolist() if s]
+        who = [f"job {group.members[s & 0xFFFF].job} (pid {s >> 16})" for s in stamps]
+        holder = "held by " + ", ".join(who) if who else "its holder is not known"
+        return GateTimeout(Resource(r), group.folder.name, waited_s, holder, stamps[0] >> 16 if stamps else 0)
+
+
+class TokenGate:
+    """Tokens of a group for one process of a member; its threads and forked children queue each for themselves.
+
+    In a job of several processes, rank 0 takes GPU and network for all (see `gang`).
+    """
+
+    def __init__(self, group: Group, index: int, rank: int = 0) -> None:
+        """Join as process `rank` of member `index`; raises `GroupError` if its files are not those of this plan."""
+        self.stats, self.reason, self.version = GateStats(), "", group.version
+        self._page, self._files, self._index = GroupPage(group), LockFiles(group.files), index
+        come_alive(self._files, index, rank)
+        world = group.members[index].world
+        self._rank = rank
+        self._gang = Gang(self._page, self._files, index, rank, world) if world > 1 else None
+        self._local, self._threads, self._closed = threading.local(), weakref.WeakSet[_Thread](), False
+        self._pid = os.getpid()
+
+    @property
+    def kind(self) -> str:
+        """Tokens, or none once the plan has been replaced."""
+        return "none" if self._closed or self._page.stale else "tokens"
+
+    def _thread(self) -> _Thread:
+        found: _Thread | None = getattr(self._local, "thread", None)
+        if found is None or self._local.pid != os.getpid():  # a forked child has lost its parent's descriptors
+            found = self._local.thread = _Thread(self._page, self._index)
+            self._local.pid, self._local.began = os.getpid(), {}
+            self._threads.add(found)
+        return found
+
+    def enter(self, resource: Resource, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Wait for the resource; raises `GateTimeout`, or `GateError` for a stage inside one of a later resource.
+
+        A thread that holds the GPU may also take the network, never the other way round: else two jobs could each
+        hold what the other wants.
+        """
+        thread, r = self._thread(), int(resource)
+        if thread.held and r <= max(thread.held):
+            names = [Resource(h).name for h in thread.held]
+            raise GateError(f"a stage on {resource.name} inside one on {names[-1]}; leave that first, or swap the two")
+        begin = time.perf_counter()
+        try:
+            if not (self._closed or self._page.stale):
+                self._take(thread, r, timeout_s)
+        except GateTimeout:
+            self.stats.timeouts += 1
+            raise
+        except OSError as error:
+            self._give_up(error)
+        finally:
+            now = time.perf_counter()
+            self.stats.waited_s[r] += now - begin
+        self._local.began[r] = now
+
+    def _take(self, thread: _Thread, r: int, timeout_s: float) -> None:
+        gang = self._gang if r in GANG and os.getpid() == self._pid else None
+        until = time.monotonic() + timeout_s
+        if gang is None:
+            thread.take(r, timeout_s)
+        elif self._rank:
+            gang.enter(r, until)
+        else:
+            gang.announce(r)
+            gang.gather(r, until)
+            thread.take(r, max(0.0, until - time.monotonic()))
+            gang.open(r)
+
+    def _give_up(self, error: OSError) -> None:
+        """The group's files went away under us."""
+        self._closed, self.reason = True, f"group {self._page.group.folder.name}: {error}"
+
+    def leave(self, resource: Resource) -> None:
+        """Give the resource to whoever waits longest."""
+        thread, r = self._thread(), int(resource)
+        began = self._local.began.pop(r, None)
+        if began is None:
+            return
+        gang = self._gang if r in GANG and os.getpid() == self._pid else None
+        if gang is not None and self._rank:
+            gang.leave(r)
+        elif r in thread.held:
+            if gang is not None:
+                try:
+                    gang.gone(r, time.monotonic() + self._page.group.lease_s)
+                except OSError as error:
+                    self._give_up(error)
+            thread.release(r)
+            thread.ended(r)
+        self.stats.stages[r] += 1
+        self.stats.inside_s[r] += time.perf_counter() - began
+
+    @property
+    def quantum_s(self) -> float:
+        """How long a stage goes on at least before it lets others go first."""
+        return self._page.group.quantum_s
+
+    def yield_point(self, before: Callable[[], None] | None = None) -> None:
+        """Queue again if the quantum is used up and a shorter stage waits. Jobs of several processes go on."""
+        thread = self._thread()
+        if not thread.held:
+            return
+        r, (_, since) = max(thread.held.items())
+        if self._gang is not None and r in GANG:
+            return
+        held_s = time.monotonic() - since
+        if held_s < self._page.group.quantum_s or not thread.gives_way(r, held_s):
+            return
+        if before is not None:
+            before()
+        begin = time.perf_counter()
+        thread.release(r)
+        self.stats.yields += 1
+        try:
+            thread.take(r, self._page.group.lease_s)
+        except GateTimeout:
+            self.stats.timeouts += 1  # go on without: a yield point never fails
+        except OSError as error:
+            self._give_up(error)
+        waited = time.perf_counter() - begin
+        self.stats.waited_s[r] += waited
+        self._local.began[r] += waited
+
+    def drop(self) -> None:
+        """Give back whatever this thread holds."""
+        thread = self._thread()
+        for r in sorted(thread.held, reverse=True):
+            self.leave(Resource(r))
+
+    def close(self) -> None:
+        """Give everything back, for all threads."""
+        self._closed = True
+        for thread in list(self._threads):
+            for r in list(thread.held):
+                with contextlib.suppress(KeyError, OSError):  # its own thread may be leaving just now
+                    thread.release(r)
+            thread.files.close()
+            thread.row = -1
+        self._files.close()

@@ -1,0 +1,348 @@
+"""Squared norms of gradients, taken where the backward pass makes them; and gradients that are means over all passes.
+
+What is looked at, and by which of torch's public hooks, depends on how a step is made:
+
+    ranks  passes  samples of a step                    seen by
+    K > 1  1       the gradient of each rank            DDP's communication hook, bucket by bucket, before reduction
+    K > 1  s+1     the gradient of each rank and pass   a hook on each parameter, before accumulation
+    1      s+1     the gradient of each pass            the same
+    1      1       none: some steps are cut in two halves, which are two passes (see `plan`)
+    ...            or, of shards and of what cannot be cut, this step's and the last one's:
+                                                        a hook after accumulation, with a copy of the last gradient
+
+The gradient of the whole step is looked at when it is complete: in the futures of DDP's buckets, or after the
+accumulation of the last pass. All this happens within `backward()`, so what a script does to its gradients afterwards
+(clipping, unscaling) does not change the estimates. Between the passes of a step gradients are put away: `.grad` is
+None then, so that what a loop does after each backward pass (clipping, zeroing) finds nothing to spoil.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from plait.core.errors import InputError
+from plait.training.adaptive.gradients.passes import Pass, Squares
+from plait.training.adaptive.gradients.preconditioner import Preconditioner
+from plait.training.adaptive.gradients.timing import SyncClock
+
+Hook = Callable[[Any, Any], Any]
+Function = Callable[[torch.Tensor, Any], torch.Tensor | None]
+
+
+class GradientHooks:
+    """Watches the gradients of one model and optimizer, one step at a time: `begin` each pass, then `collect`."""
+
+    def __init__(self, optimizer: Any, *, group: Any = None, inner: Hook | None = None) -> None:
+        """Watch what this optimizer steps.
+
+        `group` is the process group over which DDP averages, None for one process. `inner` is the communication hook
+        that does the averaging, an all-reduce if None.
+        """
+        self.precondition = Preconditioner(optimizer)
+        self.clock = SyncClock()
+        self._optimizer = optimizer
+        self._ranks = group.size() if group is not None else 1
+        self._process_group, self._inner = group, inner or self._all_reduce
+        self._now = self._idle = Pass(self._ranks, 1, 0, 1, self._ranks)
+        self._loss_scale: torch.Tensor | None = None
+        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # parameters, gradients put away
+        self._kinds: dict[str, tuple[Function, set[int]]] = {}  # of hooks: what they call, for which parameters
+        self._nodes: list[Any] = []  # hooks of theirs last no longer than they do
+        self._groups = len(optimizer.param_groups)
+        self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # parameters, the last step's gradients
+        self._before_batch = 0
+        self.twice = False  # whether a batch had two backward passes
+        self._forget()
+        if self._ranks == 1:
+            self._kinds["register_post_accumulate_grad_hook"] = self._accumulated, set()
+        self._hook()
+        # Where every parameter counts alike, a bucket can be squared as a whole.
+        self._alike = self._groups == 1 and not self.precondition.divides
+
+    def _parameters(self) -> Iterable[torch.Tensor]:
+        return itertools.chain.from_iterable(group["params"] for group in self._optimizer.param_groups)
+
+    def _hook(self) -> None:
+        """Hooks for the parameters that have none; some may have been thawed since."""
+        for kind, (function, hooked) in self._kinds.items():
+            for parameter in self._parameters():
+                if parameter.requires_grad and id(parameter) not in hooked:
+                    hooked.add(id(parameter))
+                    getattr(parameter, kind)(lambda given, p=parameter, function=function: function(p, given))
+                    if kind == "register_hook" and self._ranks > 1:
+                        self._hook_node(parameter)
+
+    def _hook_node(self, parameter: torch.Tensor) -> None:
+        """Put its gradient away when DDP has seen it: only of that DDP knows that the parameter is used in this step.
+
+        Hooks of a node run in the order in which they came, and DDP was there before.
+        """
+        node = torch.autograd.graph.get_gradient_edge(parameter).node
+        node.register_hook(lambda *_: self._put_away(parameter))
+        self._nodes.append(node)
+
+    # -- one step -------------------------------------------------------------------------------------------------
+
+    def begin(self, now: Pass, loss_scale: torch.Tensor | None = None) -> None:
+        """The next backward pass is this one; its loss is multiplied by `loss_scale` (a scalar tensor)."""
+        self._now = now
+        self._made.clear()
+        if now.index == 0:
+            self._await_reduced()  # of a step that was skipped
+            self._forget()
+            self.precondition.begin()
+            self.clock.begin()
+            self._loss_scale = loss_scale
+        if now.passes > 1:
+            self._kinds.setdefault("register_hook", (self._passed, set()))
+        if now.index == 0:
+            self._hook()
+
+    def end(self) -> None:
+        """No pass is under way: backward passes from here on are left alone."""
+        self._kept.clear()  # of a step that was left; the next `begin` forgets the rest
+        self._now = self._idle
+
+    def no_sync(self, model: Any) -> AbstractContextManager[None]:
+        """While gradients only accumulate: DDP averages nothing."""
+        return model.no_sync() if hasattr(model, "no_sync") else nullcontext()
+
+    def collect(self) -> Squares | None:
+        """What the step has shown, between its last backward pass and the optimizer's step; None if that is nothing.
+
+        Nothing: of an uneven step, of the first step of a pair, or if no backward pass was seen. Waits for no device.
+        """
+        now, samples = self._now, self._now.ranks * self._now.passes
+        if samples == 1 and not now.pairs:
+            self._remember(False)
+            self._forget()
+            return None
+        self._complete()
+        local, total, reduced = self._local, self._total, self._await_reduced()
+        usable = now.samples > 0 and not self._odd and any(total)
+        divided = self.precondition.dividing
+        if samples == 1:
+            self._compare_absent()
+        self._forget()
+        if samples == 1:
+            paired = usable and self._before_batch == now.batch and any(local)
+            self._remember(usable)
+            return Squares(self._sum(local), self._sum(total), 1, now.batch, divided) if paired else None
+        self._remember(False)
+        if not usable or (self._ranks > 1 and reduced is None):
+            return None
+        mean = (self._sum(local) if reduced is None else reduced) / samples
+        c = 1.0 if self._loss_scale is None else self._loss_scale.to(mean.device, torch.float64)
+        return Squares(mean / c**2, self._sum(total) / c**2, now.samples, now.batch, divided)
+
+    def _forget(self) -> None:
+        """Nothing of this step was seen yet."""
+        self._local: list[list[torch.Tensor]] = [[] for _ in range(self._groups)]
+        self._total: list[list[torch.Tensor]] = [[] for _ in range(self._groups)]
+        self._reducing: tuple[torch.Tensor, Any] | None = None
+        self._seen: dict[int, torch.Tensor] = {}  # parameters with a gradient in some pass that is not divided yet
+        self._compared: set[int] = set()  # parameters with a gradient in the only pass
+        self._made: set[int] = set()  # parameters, or buckets of DDP, with a gradient in this pass
+        self._kept.clear()
+        self._odd = False  # something in it gives no estimate
+
+    def _remember(self, usable: bool) -> None:
+        """Whether the gradients kept are those of this step."""
+        self._before_batch = self._now.batch if usable else 0
+        if not usable:
+            self._before.clear()
+
+    def _await_reduced(self) -> torch.Tensor | None:
+        """The sum over ranks of what each has seen of its own; only the device waits."""
+        if self._reducing is None:
+            return None
+        squares, work = self._reducing
+        work.wait()
+        return squares
+
+    def _sum(self, terms: list[list[torch.Tensor]]) -> torch.Tensor:
+        """One number per group."""
+        device = next((t.device for group in terms for t in group), torch.device("cpu"))
+        zero = torch.zeros((), dtype=torch.float64, device=device)
+        if device.type == "cuda":  # made on a stream of the future's own
+            for term in itertools.chain.from_iterable(terms):
+                term.record_stream(torch.cuda.current_stream(term.device))
+        return torch.stack([torch.stack([t.to(device) for t in group]).sum() if group else zero for group in terms])
+
+    def _square(self, parameter: torch.Tensor, gradient: torch.Tensor, into: list[list[torch.Tensor]]) -> None:
+        """Add |P g|^2 of one parameter; one that the optimizer does not know counts nothing."""
+        group = self.precondition.group_of.get(id(parameter))
+        if group is not None:
+            into[group].append(self.precondition.squared(parameter, gradient))
+
+    def _once(self, what: int, passes: int) -> None:
+        """A pass makes each gradient once. Twice is no sample of the noise; means over passes would be wrong."""
+        if what not in self._made:
+            self._made.add(what)
+            return
+        self._odd = True
+        said = (
+            "two backward passes in one batch of an adaptive job: add up their losses and call backward() once; or a "
+            "layer in several segments of reentrant checkpoints: give checkpoint(use_reentrant=False)"
+        )
+        if passes > 1:
+            raise InputError(f"{said}; this step accumulates gradients over {passes} batches")
+        if not self.twice:
+            self.twice = True
+            warnings.warn(f"plait: {said}; until then no gradient noise is estimated", RuntimeWarning, stacklevel=2)
+
+    # -- hooks of parameters --------------------------------------------------------------------------------------
+
+    def _passed(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """The gradient of this pass alone, of this rank alone, before it is added to those of the passes before."""
+        if self._now.passes == 1 or gradient is None:
+            return None
+        self._once(id(parameter), self._now.passes)
+        if self._now.last:
+            self._put_back()
+        elif id(parameter) in self._kept:
+            parameter.grad = self._kept.pop(id(parameter))[1]
+        self._seen[id(parameter)] = parameter
+        self._square(parameter, gradient.detach(), self._local)
+        weight = self._now.weight
+        return None if weight == 1.0 else gradient * weight
+
+    def _put_away(self, parameter: torch.Tensor) -> None:
+        """Of a pass that is not the last one."""
+        if not self._now.last and parameter.grad is not None:
+            self._kept[id(parameter)] = parameter, parameter.grad
+            parameter.grad = None
+
+    def _accumulated(self, parameter: torch.Tensor, _: object) -> None:
+        """It is added, on one rank: put it away, or look at the gradient of the whole step."""
+        now = self._now
+        if parameter.grad is None or now is self._idle:
+            return
+        if not now.last:
+            self._put_away(parameter)
+        elif now.passes > 1:
+            self._seen.pop(id(parameter), None)
+            parameter.grad.div_(now.passes)
+            self._square(parameter, parameter.grad.detach(), self._total)
+            self.precondition.observe(parameter, parameter.grad.detach(), self._loss_scale)
+        else:
+            self._once(id(parameter), 1)
+            if now.pairs:
+                self._compare(parameter, parameter.grad.detach())
+
+    def _compare(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """With the gradient of the last step, and remember this one."""
+        group = self.precondition.group_of.get(id(parameter))
+        if group is None:
+            return
+        if self._loss_scale is not None:  # half precision might not hold it without its scale
+            kind = torch.promote_types(gradient.dtype, torch.float32)
+            gradient = gradient / self._loss_scale.to(gradient.device, kind)
+        self._compared.add(id(parameter))
+        _, before = self._before.get(id(parameter), (None, None))
+        if before is None:  # it was 0
+            self._apart(parameter, gradient)
+        else:
+            product, difference = self.precondition.compared(parameter, gradient, before)
+            self._local[group].append(product)
+            self._total[group].append(difference)
+        if before is not None and before.layout == gradient.layout == torch.strided:
+            before.copy_(gradient)
+        else:
+            self._before[id(parameter)] = parameter, gradient.clone() if self._loss_scale is None else gradient
+
+    def _apart(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Compare with a step in which the parameter had no gradient."""
+        group = self.precondition.group_of[id(parameter)]
+        self._local[group].append(torch.zeros((), dtype=torch.float64, device=gradient.device))
+        self._total[group].append(self.precondition.squared(parameter, gradient))
+
+    def _compare_absent(self) -> None:
+        """Parameters without a gradient in this step; of the one before they may have one."""
+        for key in self._before.keys() - self._compared:
+            self._apart(*self._before.pop(key))
+
+    def _put_back(self) -> None:
+        """All gradients that were put away: of the last pass the optimizer and DDP want them all."""
+        while self._kept:
+            _, (parameter, gradient) = self._kept.popitem()
+            parameter.grad = gradient
+
+    def _complete(self) -> None:
+        """On one rank, divide what had a gradient in some pass but not in the last one; this gives no estimate."""
+        self._put_back()
+        if self._ranks == 1 and self._now.passes > 1:
+            for parameter in self._seen.values():
+                if parameter.grad is not None:
+                    parameter.grad.div_(self._now.passes)
+                    self._odd = True
+
+    # -- the hook of DDP ------------------------------------------------------------------------------------------
+
+    def comm_hook(self) -> Hook:
+        """For DDP, which insists on its own types in the signature, or none."""
+
+        def hook(state: Any, bucket: Any) -> Any:
+            return self.bucket(state, bucket)
+
+        hook.__annotations__.clear()
+        return hook
+
+    def bucket(self, state: Any, bucket: Any) -> Any:
+        """The hook itself: look at what this rank has, then have it averaged, then look at the mean."""
+        if self._ranks == 1 or self._now is self._idle:
+            return self._inner(state, bucket)
+        buffer, now, total = bucket.buffer(), self._now, self._total  # of this step, whenever the future completes
+        loss_scale = self._loss_scale
+        parts = self._parts(bucket)
+        if now.passes == 1:
+            self._once(bucket.index(), 1)
+            for parameter, gradient in parts:
+                self._square(parameter, gradient, self._local)
+        if (factor := now.weight if now.passes == 1 else 1 / now.passes) != 1:
+            buffer.mul_(factor)
+        begin = buffer.storage_offset() if parts else 0
+        places = [(p, g.shape, g.stride(), g.storage_offset() - begin) for p, g in parts]
+
+        def reduced(future: Any) -> Any:
+            self.clock.arrived(buffer)
+            value = future.value()
+            mean = value[0] if isinstance(value, list) else value
+            for parameter, shape, stride, offset in places:
+                gradient = mean.as_strided(shape, stride, mean.storage_offset() + offset)
+                self._square(parameter, gradient, total)
+                self.precondition.observe(parameter, gradient, loss_scale)
+            return mean
+
+        future = self._inner(state, bucket)
+        if bucket.is_last():
+            self.clock.handed_over(buffer)
+            squares = self._sum(self._local)
+            self._reducing = squares, dist.all_reduce(squares, group=self._process_group, async_op=True)
+        return future.then(reduced)
+
+    def _parts(self, bucket: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Parameters and their gradients in a bucket; the whole bucket as one where all of it counts alike."""
+        buffer, parameters = bucket.buffer(), bucket.parameters()
+        if buffer.is_sparse:
+            self._odd = True
+            return []
+        if self._alike and all(id(p) in self.precondition.group_of for p in parameters):
+            return [(parameters[0], buffer)]
+        return list(zip(parameters, bucket.gradients(), strict=True))
+
+    def _all_reduce(self, state: Any, bucket: Any) -> Any:
+        """The mean over all ranks, as DDP computes it without a hook: scaled first (by the inverse), then summed."""
+        tensor = bucket.buffer().mul_(1.0 / self._ranks)
+        if self._ranks == 1:
+            done: Any = torch.futures.Future(devices=[tensor.device] if tensor.is_cuda else [])
+            done.set_result(tensor)
+            return done
+        return dist.all_reduce(tensor, group=self._process_group, async_op=True).get_future()

@@ -1,0 +1,177 @@
+"""The network stage under DistributedDataParallel: from the first bucket's start to the last bucket's end.
+
+DDP calls a communication hook once a bucket while the backward pass still computes. At the gate the network is taken
+before the first bucket is sent. With tokens the GPU is given back once the last bucket is under way: what is left of
+the backward pass is waiting. At a barrier a job is on one resource at a time: buckets are kept back until the last one
+is computed, then the GPU is given back and all are sent.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from plait.core.resources import Resource
+from plait.runtime.stage_gate import DEFAULT_TIMEOUT_S, GateError, GateTimeout, StageGate
+from plait.training.collectives.buckets import Buckets
+
+if TYPE_CHECKING:
+    from plait.training.job import AttachedJob
+
+GPU, NETWORK = Resource.GPU, Resource.NETWORK
+Hook = Callable[[Any, Any], Any]
+
+
+class NetworkStage:
+    """Counts the buckets of a backward pass and marks the stage."""
+
+    def __init__(self, job: AttachedJob, model: Any, inner: Hook | None) -> None:
+        """For one DDP model; `inner` does the communication, an all-reduce of means if None."""
+        self._job, self._group = job, model.process_group
+        self._inner = inner or self._all_reduce
+        self._lock = threading.Lock()
+        self._flying, self._last_sent = 0, False
+        self._gate: StageGate | None = None
+        self._kept: list[tuple[Any, Any]] = []
+        self.layout = Buckets(model)
+
+    def hook(self, state: Any, bucket: Any) -> Any:
+        """What DDP calls; returns the future of the reduced bucket."""
+        if self.layout.playing:
+            return _promise(bucket.buffer(), bucket.buffer())
+        if bucket.is_last():
+            self.layout.sent()
+        if self._kept or self._job.stages.gate.kind == "barrier":
+            return self._keep(state, bucket)
+        return self._send(state, bucket)
+
+    def _keep(self, state: Any, bucket: Any) -> Any:
+        """Send this bucket with the last one of the pass."""
+        promised = _promise(bucket.buffer())
+        self._kept.append((bucket, promised))
+        if bucket.is_last():
+            kept, self._kept = self._kept, []
+            self._job.stages.sleep(GPU)
+            for held, future in kept:
+                self._send(state, held).then(lambda done, future=future: future.set_result(done.value()))
+        return promised
+
+    def _send(self, state: Any, bucket: Any) -> Any:
+        with self._lock:
+            first = self._flying == 0 and not self._job.stages.is_open(NETWORK)
+            self._flying += 1
+            self._last_sent = bucket.is_last()
+        if first:
+            self._begin()
+        future = self._inner(state, bucket)
+        if bucket.is_last() and threading.get_ident() == self._job.compute_thread:
+            self._job.stages.sleep(GPU)
+        return future.then(self._arrived)
+
+    def _arrived(self, future: Any) -> Any:
+        value = future.value()
+        with self._lock:
+            self._flying -= 1
+            over = self._flying == 0 and self._last_sent
+        if over:
+            self._end()
+        return value[0] if isinstance(value, list) else value
+
+    def _begin(self) -> None:
+        stages = self._job.stages
+        gate = self._gate = stages.gate
+        if gate.kind != "none":
+            self._job.gate_thread.call(lambda: _enter(gate, stages.lease_s(NETWORK)))
+        stages.enter(NETWORK, gated=False)
+
+    def _end(self) -> None:
+        gate, self._gate = self._gate, None
+        self._job.stages.leave(NETWORK)
+        if gate is not None and gate.kind != "none":
+            self._job.gate_thread.post(lambda: gate.leave(NETWORK))
+
+    def _all_reduce(self, state: Any, bucket: Any) -> Any:
+        """The mean over all ranks, as DDP computes it without a hook: scaled first (by the inverse), then summed."""
+        tensor = bucket.buffer().mul_(1.0 / self._group.size())
+        return dist.all_reduce(tensor, group=self._group, async_op=True).get_future()
+
+
+def _promise(like: torch.Tensor, value: torch.Tensor | None = None) -> Any:
+    """A future of a bucket; one that is kept already if there is a value."""
+    future: Any = torch.futures.Future(devices=[like.device] if like.is_cuda else [])
+    if value is not None:
+        future.set_result(value)
+    return future
+
+
+def _enter(gate: StageGate, timeout_s: float) -> None:
+    try:
+        gate.enter(NETWORK, timeout_s)
+    except (GateTimeout, GateError):  # gates only pace; leave() of what was not entered does nothing
+        return
+
+
+class GateThread:
+    """One thread for all that is done at the gate of the network.
+
+    A token is given back by the thread that took it; buckets start in one thread and end in another.
+    """
+
+    def __init__(self) -> None:
+        """No thread until the first call."""
+        self._work: queue.SimpleQueue[tuple[Callable[[], None], threading.Event | None]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def call(self, work: Callable[[], None]) -> None:
+        """Do it there and wait for it."""
+        done = threading.Event()
+        self._put(work, done)
+        done.wait(2 * DEFAULT_TIMEOUT_S)
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Do it there, after what came before."""
+        self._put(work, None)
+
+    def _put(self, work: Callable[[], None], done: threading.Event | None) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="plait-network-gate", daemon=True)
+            self._thread.start()
+        self._work.put((work, done))
+
+    def _run(self) -> None:
+        while True:
+            work, done = self._work.get()
+            try:
+                work()
+            finally:
+                if done is not None:
+                    done.set()
+
+
+def register(job: AttachedJob, model: Any, inner: Hook | None) -> NetworkStage:
+    """Put the marks on a DDP model."""
+    stage = NetworkStage(job, model, inner)
+
+    def hook(state: Any, bucket: Any) -> Any:
+        return stage.hook(state, bucket)
+
+    hook.__annotations__.clear()  # DDP insists on its own types, or none
+    model.register_comm_hook(None, hook)
+    return stage
+
+
+def alike(model: Any) -> bool:
+    """Whether DDP keeps all of a model the same on every rank: not what it leaves alone."""
+    buffers = any(True for _ in module_of(model).buffers())
+    return not getattr(model, "parameters_to_ignore", ()) and (getattr(model, "broadcast_buffers", True) or not buffers)
+
+
+def module_of(model: Any) -> torch.nn.Module:
+    """The module inside DDP: what a checkpoint holds, so that it loads without DDP too."""
+    inner: torch.nn.Module = getattr(model, "module", model)
+    return inner

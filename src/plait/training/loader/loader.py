@@ -1,0 +1,343 @@
+"""A DataLoader that marks its stages and can go on in the middle of an epoch with the very same batches.
+
+    loader                                        how it goes on after a resume
+    DataLoader and its kin, StatefulDataLoader    the sampler is replayed, what was done is skipped as indices
+    ... of an iterable dataset                    the stream is read again up to the place, and compared there
+    any other with state_dict and load_state_dict by its own state
+    any other                                     read again and compared, as a stream
+
+Where the same items do not come again (a stream of events, a sampler with hidden state), resuming in the middle of an
+epoch is an `InputError` that says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from plait.core.errors import InputError
+from plait.core.resources import Resource
+from plait.training.loader.prefetch import Marked, Streamed
+from plait.training.loader.sampler_replay import Order, fingerprint, generators_of, pass_seed
+from plait.training.state import random_streams
+from plait.training.stopping import ignore_in_worker
+
+if TYPE_CHECKING:
+    from plait.training.job import AttachedJob
+
+STORAGE, CPU = Resource.STORAGE, Resource.CPU
+_END = object()
+#: More batches than any trainer fetches before it comes to them.
+AHEAD = 7
+
+
+def wrap(job: AttachedJob, loader: Any, *, train: bool) -> Any:
+    """A loader that yields the same batches; see `AttachedJob.wrap_loader`."""
+    if isinstance(loader, StagedLoader | PassingLoader):
+        return loader
+    return StagedLoader(job, loader, train=train) if _known(loader) else PassingLoader(job, loader, train=train)
+
+
+def _known(loader: Any) -> bool:
+    """Whether we know what its iteration does: as DataLoader's, over a dataset without a state of its own."""
+    kind = type(loader)
+    if not isinstance(loader, DataLoader) or hasattr(loader.dataset, "load_state_dict"):
+        return False
+    if kind.__module__.startswith("torchdata.stateful_dataloader"):
+        return True
+    return all(getattr(kind, name) is getattr(DataLoader, name) for name in ("__iter__", "_get_iterator", "__len__"))
+
+
+def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """What a DataLoader was made with, apart from its data and their order."""
+    names = ("num_workers", "collate_fn", "pin_memory", "timeout", "multiprocessing_context", "generator")
+    options = {name: getattr(loader, name) for name in names}
+    options["persistent_workers"] = loader.persistent_workers
+    options["worker_init_fn"] = partial(ignore_in_worker, loader.worker_init_fn)
+    if loader.num_workers:
+        options["prefetch_factor"] = loader.prefetch_factor
+        options["in_order"] = getattr(loader, "in_order", True)
+    return options
+
+
+class _Passes:
+    """Counts passes and batches; between two batches is where the job may save and stop."""
+
+    def __init__(self, job: AttachedJob, *, train: bool) -> None:
+        self.job, self.train = job, train
+        self.done, self.active = 0, False
+
+    def begin(self) -> None:
+        """A pass is about to begin."""
+        if self.train:
+            self.job.safe_point("loader")
+            self.job.resume()
+
+    def run(
+        self,
+        batches: Iterator[Any],
+        first: int,
+        load: Callable[[Iterator[Any]], Any],
+        length: int | None = None,
+        *,
+        again: bool,
+    ) -> Iterator[Any]:
+        """Hand out batches; `load(batches)` gets the next one. `length`: of a whole pass, if that is known.
+
+        `again`: the pass goes on after a resume, and so do the random streams, from its first batch on.
+        """
+        job = self.job
+        if again:
+            job.kept.restore_streams()
+        self.done, self.active = first, self.train
+        with job.in_loop("loader") if self.train else job.in_evaluation():
+            try:
+                while (batch := load(batches)) is not _END:
+                    self.done += 1
+                    job.compute.begin()
+                    yield batch
+                    job.compute.end()
+                    if self.train:
+                        job.batch_ended()
+                        job.safe_point("loader", last=self.done == length)
+                    job.look_up(evaluating=not self.train)
+            finally:
+                job.compute.end()
+                self.active = False
+
+
+class Fetching:
+    """Takes batches of marked data from a loader: the wait for its workers is the exposed part of loading."""
+
+    def __init__(self, job: AttachedJob, marked: Marked, num_workers: int) -> None:
+        """Of a loader with so many workers over `marked`."""
+        self._job, self._marked, self._workers = job, marked, num_workers
+        self._seen_s = [0.0, 0.0]
+
+    def next(self, batches: Iterator[Any], end: Any) -> Any:
+        """The next batch, or `end`."""
+        if not self._workers:
+            return next(batches, end)
+        stages = self._job.stages
+        begin_s = time.perf_counter()
+        with stages.waiting(STORAGE):
+            batch = next(batches, end)
+        waited_s = time.perf_counter() - begin_s
+        total = self._marked.seconds.sum(0).tolist()
+        busy = [now - before for now, before in zip(total, self._seen_s, strict=True)]
+        self._seen_s = total
+        both = sum(busy)
+        for resource in (STORAGE, CPU):
+            part = busy[resource] / both if both else 0.5
+            stages.add(resource, busy[resource], waited_s * part)
+        return batch
+
+
+class StagedLoader(DataLoader[Any]):
+    """See `AttachedJob.wrap_loader`."""
+
+    def __init__(self, job: AttachedJob, inner: DataLoader[Any], *, train: bool) -> None:
+        """The same loader with dataset and sampler under our eyes."""
+        self._job, self._passes = job, _Passes(job, train=train)
+        self._resume: dict[str, Any] | None = None
+        self._generators = generators_of(inner)
+        self._order: Order | None = None
+        self._fetching: Fetching | None = None
+        self._stream: _Stream | None = None
+        options = options_of(inner)
+        if isinstance(inner.dataset, IterableDataset):
+            streamed = Streamed(inner.dataset)
+            self._stream = _Stream(inner.dataset, self._generators, streamed, inner.persistent_workers)
+            super().__init__(streamed, batch_size=inner.batch_size, drop_last=inner.drop_last, **options)
+        else:
+            marked = Marked(inner.dataset, inner.num_workers, job.stages)
+            self._fetching = Fetching(job, marked, inner.num_workers)
+            sampler = inner.batch_sampler if inner.batch_sampler is not None else inner.sampler
+            order = self._order = Order(sampler, self._generators, batched=inner.batch_sampler is not None)
+            if inner.batch_sampler is not None:
+                super().__init__(marked, batch_sampler=order, **options)  # type: ignore[arg-type]
+            else:
+                super().__init__(marked, sampler=order, batch_size=None, **options)  # type: ignore[arg-type]
+        self._given_sampler = inner.sampler
+
+    @property
+    def done(self) -> int:
+        """Batches of this pass that were handed out."""
+        return self._passes.done
+
+    @property
+    def next_pass(self) -> int:
+        """Number, from 0, of the pass that `iter` begins or goes on with; known after `job.resume()`."""
+        return self._order.number - (self._resume is not None) if self._order is not None else 0
+
+    @property
+    def given_sampler(self) -> Any:
+        """The sampler of the loader that was wrapped: for `set_epoch`."""
+        return self._given_sampler
+
+    def __iter__(self) -> Any:
+        """The batches, from where the checkpoint was if this is the first pass after it."""
+        self._passes.begin()
+        resume, self._resume = self._resume, None
+        order, stream = self._order, self._stream
+        batches: Iterator[Any]
+        if order is not None:
+            with order.replay(resume):
+                batches = super().__iter__()
+            if resume is not None and not self.num_workers:  # the loader drew a seed after the replay, not before it
+                self._put_generators(resume)
+        else:
+            assert stream is not None
+            batches = stream.begin(super().__iter__, resume)
+        length = order.length if order is not None else None
+        return self._passes.run(batches, resume["done"] if resume else 0, self._next, length, again=resume is not None)
+
+    def _next(self, batches: Iterator[Any]) -> Any:
+        """The next batch."""
+        if self._stream is not None:
+            with self._job.stages.stage(STORAGE):
+                return self._stream.seen(next(batches, _END))
+        return next(batches, _END) if self._fetching is None else self._fetching.next(batches, _END)
+
+    def state_dict(self, ahead: int = 0) -> dict[str, Any]:
+        """Where it is: pass, batches done, the streams that made the order.
+
+        `ahead`: batches that were handed out and that a trainer has not come to yet.
+        """
+        passes, order, stream = self._passes, self._order, self._stream
+        source = order if order is not None else stream  # Order has a length: it may be false
+        assert source is not None
+        done = passes.done - ahead
+        begun = passes.active and done > 0 and source.start is not None
+        if begun and order is not None and done == order.length and not self._job.in_epochs:
+            begun = False  # the script will count this pass as done
+        last = order.at(done) if order is not None else stream.mark(ahead) if stream is not None else None
+        return {
+            "active": begun,
+            "done": done if begun else 0,
+            "number": source.number,
+            "start": source.start if begun else None,
+            "last": last if begun else None,
+            "generators": [generator.get_state() for generator in self._generators],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there at the next `iter`."""
+        self._put_generators(state)
+        if self._order is not None:
+            self._order.number = state["number"]
+        if self._stream is not None:
+            self._stream.number = state["number"]
+        self._resume = state if state["active"] else None
+
+    def _put_generators(self, state: dict[str, Any]) -> None:
+        for generator, stream in zip(self._generators, state["generators"], strict=False):
+            generator.set_state(stream)
+
+
+class _Stream:
+    """Where a pass over a stream is: it cannot be skipped, so it is read again and compared."""
+
+    def __init__(
+        self, source: Any, generators: list[Any], streamed: Streamed | None = None, stays: bool = False
+    ) -> None:
+        self.source, self._generators = source, generators
+        self._streamed, self._stays = streamed, stays  # what workers iterate over, and whether they outlive a pass
+        self.number = 0  # of the pass
+        self.start: dict[str, Any] | None = None
+        self._marks: deque[int] = deque(maxlen=AHEAD + 1)  # fingerprints of the newest batches
+
+    def begin(self, start: Callable[[], Iterator[Any]], resume: Any) -> Iterator[Any]:
+        """A pass; after a resume without what was done."""
+        self.number = resume["number"] if resume is not None else self.number + 1
+        if resume is not None:
+            random_streams.restore(resume["start"], self._generators)
+        self.start = resume["start"] if resume is not None else random_streams.capture(self._generators)
+        if self._streamed is not None:
+            self._streamed.seed[0] = pass_seed(self.start, self.number) if self._stays and self.number > 1 else 0
+        batches = start()
+        if resume is not None:
+            batch: Any = None
+            for _ in range(resume["done"]):
+                batch = next(batches, _END)
+            if batch is _END or fingerprint(batch) != resume["last"]:
+                raise InputError(
+                    f"{type(self.source).__name__} does not give the same items again, so the epoch cannot go on after "
+                    f"batch {resume['done']}: give the dataset state_dict() and load_state_dict() and use torchdata's "
+                    "StatefulDataLoader, or make what it yields depend on nothing but random streams of its own (those "
+                    "of a loader worker are)"
+                )
+        return batches
+
+    def seen(self, batch: Any) -> Any:
+        """Remember a batch that is handed out."""
+        if batch is not _END:
+            self._marks.append(fingerprint(batch))
+        return batch
+
+    def mark(self, ahead: int = 0) -> int | None:
+        """Fingerprint of the newest batch, or of the one so many before it."""
+        return self._marks[-1 - ahead] if ahead < len(self._marks) else None
+
+
+class PassingLoader:
+    """Around a loader that keeps its own state, or of a kind not known here. Marks and step boundaries only."""
+
+    def __init__(self, job: AttachedJob, inner: Any, *, train: bool) -> None:
+        """Around `inner`."""
+        self._job, self._inner, self._passes = job, inner, _Passes(job, train=train)
+        self._stateful = all(callable(getattr(inner, name, None)) for name in ("state_dict", "load_state_dict"))
+        self._stateful &= getattr(inner, "use_stateful_dataloader", True)  # Accelerate's have both always
+        self._stream = _Stream(inner, generators_of(inner) if isinstance(inner, DataLoader) else [])
+        self._resume: dict[str, Any] | None = None
+        if isinstance(inner, DataLoader) and inner.num_workers:
+            inner.worker_init_fn = partial(ignore_in_worker, inner.worker_init_fn)
+
+    def __len__(self) -> int:
+        """Of the inner loader."""
+        return len(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        """Anything else is the inner loader's."""
+        return getattr(self.__dict__["_inner"], name)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The inner loader's batches under marks."""
+        self._passes.begin()
+        resume, self._resume = self._resume, None
+        done = resume["done"] if resume else 0
+        batches = iter(self._inner) if self._stateful else self._stream.begin(lambda: iter(self._inner), resume)
+        return self._passes.run(batches, done, self._next, again=resume is not None)
+
+    def _next(self, batches: Iterator[Any]) -> Any:
+        """The next batch."""
+        with self._job.stages.stage(STORAGE):
+            batch = next(batches, _END)
+        return batch if self._stateful else self._stream.seen(batch)
+
+    def state_dict(self, ahead: int = 0) -> dict[str, Any]:
+        """The inner loader's state while a pass is under way, or the place in it.
+
+        `ahead` as for `StagedLoader.state_dict`; a loader that keeps its own state knows nothing of it.
+        """
+        active = self._passes.active
+        return {
+            "inner": self._inner.state_dict() if self._stateful and active else None,
+            "done": max(self._passes.done - ahead, 0) if active else 0,
+            "number": self._stream.number,
+            "start": self._stream.start if active else None,
+            "last": self._stream.mark(ahead),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there at the next `iter`."""
+        if state["inner"] is not None:
+            self._inner.load_state_dict(state["inner"])
+            self._resume = state
+        elif state["done"]:
+            self._resume = state

@@ -1,0 +1,150 @@
+"""What runs where samples are loaded, in workers or in the job's own process: marks of stages, random streams.
+
+In workers the streams are set by (epoch, batch) before each batch: augmentations do not depend on which worker did what
+before. Storage and CPU time are told apart by the dataset's own `read(index)` and `decode(raw)` if it has both; else by
+the kernel: a thread that is neither running nor waiting for a core waits for its data.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from plait.core.resources import Resource
+from plait.runtime.stage_gate import NullGate
+from plait.training.environment import ControlFile, Surroundings
+from plait.training.stages import Stages
+from plait.training.state import random_streams
+
+STORAGE, CPU = Resource.STORAGE, Resource.CPU
+
+
+class _Around:
+    """Looks like the dataset it holds."""
+
+    inner: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("inner", "__getstate__", "__setstate__") or "inner" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+class Marked(_Around):
+    """A map-style dataset whose batches are loaded under marks."""
+
+    def __init__(self, inner: Any, workers: int, stages: Stages) -> None:
+        """`stages` are those of the job's own process."""
+        self.inner = inner
+        # Busy seconds by worker and resource, in memory that workers and job share.
+        self.seconds = torch.zeros((max(int(workers), 1), 2), dtype=torch.float64)
+        if workers:
+            self.seconds.share_memory_()  # type: ignore[no-untyped-call]
+        self._stages: Stages | None = stages
+        self._split = callable(getattr(inner, "read", None)) and callable(getattr(inner, "decode", None))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without marks of another process."""
+        return self.__dict__ | {"_stages": None}
+
+    def __len__(self) -> int:
+        """Samples."""
+        return len(self.inner)
+
+    def __getitem__(self, batch: Any) -> Any:
+        """One sample, when the loader does not collate."""
+        return self.__getitems__(batch)[0]
+
+    def __getitems__(self, batch: Any) -> list[Any]:
+        """The samples of a batch of `order.Indices`."""
+        worker = get_worker_info()
+        if worker is None:
+            assert self._stages is not None
+            return self._load(batch, self._stages)
+        self._stages = _stages_of_worker()
+        random_streams.reseed(getattr(batch, "seed", 0))
+        before = list(self._stages.busy_s)
+        try:
+            return self._load(batch, self._stages)
+        finally:
+            for resource in (STORAGE, CPU):
+                self.seconds[worker.id, resource] += self._stages.busy_s[resource] - before[resource]
+
+    def _load(self, indices: list[Any], stages: Stages) -> list[Any]:
+        if self._split:
+            with stages.stage(STORAGE):
+                raw = [self.inner.read(index) for index in indices]
+            with stages.stage(CPU):
+                return [self.inner.decode(item) for item in raw]
+        # One stage, at the gate for whichever of the two it has mostly been.
+        mostly = CPU if stages.busy_s[CPU] > stages.busy_s[STORAGE] else STORAGE
+        ran_s = _Ran()
+        with stages.stage(mostly):
+            loaded = self._fetch(indices)
+        part = ran_s.storage_part()
+        stages.split(mostly, {STORAGE: part, CPU: 1 - part})
+        return loaded
+
+    def _fetch(self, indices: list[Any]) -> list[Any]:
+        several = getattr(self.inner, "__getitems__", None)
+        return list(several(indices)) if several else [self.inner[index] for index in indices]
+
+
+class Streamed(_Around, IterableDataset[Any]):
+    """An iterable dataset of which workers that stay begin every pass but their first with streams of that pass."""
+
+    def __init__(self, inner: Any) -> None:
+        """Around `inner`; nothing is read yet."""
+        self.inner = inner
+        self.seed = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    def __len__(self) -> int:
+        """Samples, if the dataset says."""
+        return len(self.inner)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The items of a pass."""
+        worker = get_worker_info()
+        if worker is not None and int(self.seed):
+            random_streams.reseed((int(self.seed) * 1_000_003 + worker.id) & 0x7FFFFFFF)
+        yield from self.inner
+
+
+class _Ran:
+    """The part of a stretch of this thread's time in which it waited for data."""
+
+    path = Path("/proc/thread-self/schedstat")
+
+    def __init__(self) -> None:
+        self.begin_s, self.cpu_s, self.queued_s = self._now()
+
+    def _now(self) -> tuple[float, float, float]:
+        try:
+            queued_s = int(self.path.read_bytes().split()[1]) / 1e9
+        except (OSError, IndexError, ValueError):  # a system that does not say: waiting for a core counts as storage
+            queued_s = 0.0
+        return time.perf_counter(), time.thread_time(), queued_s
+
+    def storage_part(self) -> float:
+        now_s, cpu_s, queued_s = self._now()
+        all_s = now_s - self.begin_s
+        busy_s = (cpu_s - self.cpu_s) + (queued_s - self.queued_s)
+        return min(max(1 - busy_s / all_s, 0.0), 1.0) if all_s > 0 else 0.0
+
+
+_worker_stages: Stages | None = None
+
+
+def _stages_of_worker() -> Stages:
+    """The marks of this worker, with a gate of its own, opened when it is first needed."""
+    global _worker_stages
+    if _worker_stages is None:
+        watch = ControlFile(Surroundings.of(os.environ), worker=True)
+        _worker_stages = Stages(None, NullGate(), refresh=watch.gate)
+    return _worker_stages

@@ -1,0 +1,165 @@
+"""The order of an epoch's data, and how a resumed job finds the place where it was.
+
+What makes the order is the state of the random streams when the sampler was started. It is taken then; to resume, it is
+put back, the sampler is started again, and what was done is skipped as indices, so nothing is loaded for nothing. The
+last batch before the checkpoint is compared: an order that comes from elsewhere is an error, not another training.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from plait.core.errors import InputError
+from plait.training.state import random_streams
+
+#: More batches than any loader fetches ahead.
+FETCHED_AHEAD = 4096
+
+
+class Indices(list[Any]):
+    """The indices of a batch, with the seed of its random streams."""
+
+    seed = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By value, for workers."""
+        return indices_of, (list(self), self.seed)
+
+
+def indices_of(values: list[Any], seed: int) -> Indices:
+    """Indices with a seed."""
+    made = Indices(values)
+    made.seed = seed
+    return made
+
+
+class Order:
+    """The batches of a sampler, replayed from where its streams were when it was started."""
+
+    def __init__(self, sampler: Any, generators: list[Any], *, batched: bool) -> None:
+        """Of a sampler of indices, or of batches of them, which may draw from `generators`."""
+        self._given_sampler, self.generators, self._batched = sampler, generators, batched
+        self.sampler = getattr(sampler, "sampler", sampler)  # where trainers look for set_epoch
+        self.number = 0  # of the pass
+        self.start: dict[str, Any] | None = None
+        self._replay: tuple[int, Any] = (0, None)
+        self._given: dict[int, list[Any]] = {}  # what was handed to workers, by number
+
+    def __len__(self) -> int:
+        """Batches in a pass."""
+        return len(self._given_sampler)
+
+    @property
+    def length(self) -> int | None:
+        """Batches in a pass, if the sampler says: it need not."""
+        try:
+            return len(self._given_sampler)
+        except (TypeError, NotImplementedError):
+            return None
+
+    @contextmanager
+    def replay(self, state: dict[str, Any] | None) -> Iterator[None]:
+        """Inside, `iter` begins after the batches that were done in `state`; loaders with workers ask for it twice."""
+        if state is None:
+            self.number += 1
+        else:
+            self.number, self.start = state["number"], state["start"]
+            self._replay = state["done"], state.get("last")
+        yield
+        self._replay = 0, None
+
+    def at(self, done: int) -> list[Any] | None:
+        """The batch that was the `done`th, and forget those before."""
+        self._given = {number: batch for number, batch in self._given.items() if number >= done - 1}
+        return self._given.get(done - 1)
+
+    def __iter__(self) -> Iterator[Indices]:
+        """The batches of a pass."""
+        self._given = {}
+        done, last = self._replay
+        if not done:
+            return self._batches(0)
+        assert self.start is not None
+        random_streams.restore(self.start, self.generators)
+        batches, skipped = self._all(), None
+        for _ in range(done):
+            skipped = next(batches, None)
+        if skipped is None or (last is not None and skipped != list(last)):
+            raise InputError(
+                f"{type(self._given_sampler).__name__} does not repeat its order, so no epoch can go on after batch "
+                f"{done}: let it draw from the random streams or from the loader's generator= when it is started and "
+                "not later, and call set_epoch(epoch), if it has that, before each epoch"
+            )
+        return self._batches(done, batches)
+
+    def _batches(self, first: int, batches: Iterator[Any] | None = None) -> Iterator[Indices]:
+        if batches is None:  # as late as the loader looks at it: some samplers draw in `iter`, some in the first `next`
+            self.start = random_streams.capture(self.generators)
+            batches = self._all()
+        assert self.start is not None
+        seed = pass_seed(self.start, self.number)
+        for number, indices in enumerate(batches, start=first):
+            self._given[number] = indices
+            self._given.pop(number - FETCHED_AHEAD, None)
+            yield indices_of(indices, (seed * 1_000_003 + number) & 0x7FFFFFFF)
+
+    def _all(self) -> Iterator[list[Any]]:
+        """The batches of the sampler, which has come to its end before the last one is handed out.
+
+        What it draws there belongs to this pass, also where nobody asks for more after the last batch, or the job is
+        stopped then. Workers fetch ahead, so with them it is so anyway.
+        """
+        batches, length, number = iter(self._given_sampler), self.length, 1
+        indices = self._next(batches)
+        while indices is not None:
+            later = self._next(batches) if number == length else None
+            yield indices
+            indices, number = self._next(batches) if later is None else later, number + 1
+
+    def _next(self, batches: Iterator[Any]) -> list[Any] | None:
+        indices = next(batches, None)
+        return None if indices is None else list(indices) if self._batched else [indices]
+
+
+def pass_seed(start: dict[str, Any], number: int) -> int:
+    """A number that a pass has for itself and that a replay of it has too."""
+    return zlib.crc32(start["torch"].numpy().tobytes(), number)
+
+
+def generators_of(loader: DataLoader[Any]) -> list[Any]:
+    """The torch generators that the order of a loader may come from, each once, also inside samplers of samplers."""
+    found: dict[int, Any] = {}
+    owners: list[Any] = [loader]
+    for owner in owners:
+        generator = getattr(owner, "generator", None)
+        if generator is not None:
+            found[id(generator)] = generator
+        inner = [getattr(owner, name, None) for name in ("sampler", "batch_sampler")]
+        owners += [sampler for sampler in inner if sampler is not None and all(sampler is not o for o in owners)]
+    return list(found.values())
+
+
+def fingerprint(batch: Any) -> int:
+    """A number that tells this batch from others: shapes, and up to 64 values of each tensor of whole numbers.
+
+    Not of other numbers: where training and loading draw from the same streams, what was augmented does not come again,
+    and need not, as long as the items are the same. Tensors on other devices are not waited for.
+    """
+    if isinstance(batch, torch.Tensor):
+        mark = zlib.crc32(repr((batch.shape, batch.dtype)).encode())
+        whole = not (batch.is_floating_point() or batch.is_complex())
+        if whole and batch.device.type == "cpu" and batch.numel() and batch.layout == torch.strided:
+            some = batch.reshape(-1)[:: max(batch.numel() // 64, 1)][:64].tolist()
+            mark = zlib.crc32(repr(some).encode(), mark)
+        return mark
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        return zlib.crc32(repr([fingerprint(part) for part in batch[:8]]).encode())
+    return zlib.crc32(repr(batch).encode()) if isinstance(batch, int | str | bytes) else 0

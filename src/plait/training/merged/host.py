@@ -1,0 +1,173 @@
+"""The process that runs the scripts of a merged group, each as a thread: `python -m plait.training.merged.host`.
+
+Started by the agent's runner, which holds the other end of the socket PLAIT_MERGED (a descriptor). One JSON object a
+line; first the runner says who is to run:
+
+    -> {"members": [{"name", "argv", "env", "out": descriptor}]}
+    <- {"began": 0, "thread": ident}       the script of member 0 is about to run
+    -> {"stop": 0}                         it was told to stop (by its page); at once if nobody reads the page
+    -> {"interrupt": 0}                    its grace is over: raise an exception in its thread
+    <- {"last": 0, "what": "os._exit(3)"}  it is about to end the process
+    <- {"ended": 0, "code", "refused"}     its thread has ended; `refused` says what it cannot do merged
+    <- {"lost": "..."}                     the GPU cannot be used by this process any more: all are over
+
+The process ends with the last of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib.util
+import io
+import json
+import os
+import select
+import socket
+import sys
+import threading
+from types import ModuleType
+from typing import Any, NoReturn
+
+from plait.runtime.command_line import Script, parse_script
+from plait.training.merged.jobs import Crew, JobResult, device_lost
+from plait.training.merged.routes import leave_all
+from plait.training.merged.thread_jobs import Member, Preempted, Unmergeable
+from plait.training.stopping import PREEMPTED
+
+#: Exit code of a process whose GPU is lost.
+LOST = 70
+_LOOK_S = 0.5
+
+
+class Host:
+    """The scripts of one group."""
+
+    def __init__(self, control: socket.socket) -> None:
+        """Wait for the runner to say who is to run."""
+        self._control, self._lock, self._rest = control, threading.Lock(), b""
+        plan = self._read(None)
+        assert plan, "the runner says who is to run before anything else"
+        self.members = [
+            Member(index, one["name"], one["env"], list(one["argv"]), _open(one["out"]))
+            for index, one in enumerate(plan[0]["members"])
+        ]
+        self._scripts = [parse_script(one["argv"]) for one in plan[0]["members"]]
+        self._over, self._wake = os.pipe()
+
+    def run(self) -> None:
+        """Until the last of them has ended."""
+        _import_what_all_need()
+        with Crew(self._ended, self._last_words) as crew:
+            for member, script in zip(self.members, self._scripts, strict=True):
+                crew.start(member, lambda member=member, script=script: self._play(member, script))  # type: ignore[misc]
+            while len(crew.results) < len(self.members):
+                self._obey(self._read(_LOOK_S) or [])
+
+    def _say(self, **message: Any) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            self._control.sendall(json.dumps(message).encode() + b"\n")
+
+    def _read(self, wait_s: float | None) -> list[dict[str, Any]]:
+        """What the runner says; nothing if it says nothing for so long, or a member has ended."""
+        waits: list[Any] = [self._control] if wait_s is None else [self._control, self._over]
+        while b"\n" not in self._rest:
+            ready = select.select(waits, [], [], wait_s)[0]
+            if wait_s is not None and self._over in ready:
+                os.read(self._over, 64)
+            if self._control not in ready:
+                return []
+            data = self._control.recv(1 << 16)
+            if not data:  # the runner is gone, and this process is about to be killed
+                leave_all(LOST)
+            self._rest += data
+        *lines, self._rest = self._rest.split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _obey(self, orders: list[dict[str, Any]]) -> None:
+        for order in orders:
+            member = self.members[order["interrupt" if "interrupt" in order else "stop"]]
+            # A script without a job has nobody who looks at its page: it ends as by an unhandled SIGTERM.
+            if member.ident and ("interrupt" in order or member.job is None):
+                member.interrupt(Preempted)
+
+    def _play(self, member: Member, script: Script) -> None:
+        self._say(began=member.index, thread=member.ident)
+        run_script(member, script)
+
+    def _ended(self, member: Member, result: JobResult) -> None:
+        why = device_lost() if result.error is not None else ""
+        if why:
+            self._say(lost=why)
+            leave_all(LOST)
+        refused = str(result.error) if isinstance(result.error, Unmergeable) else None
+        self._say(ended=member.index, code=PREEMPTED if refused else result.exit_code, refused=refused)
+        with contextlib.suppress(OSError):
+            member.out.close()
+        os.write(self._wake, b".")
+
+    def _last_words(self, member: Member, what: str) -> None:
+        self._say(last=member.index, what=what)
+
+
+def run_script(member: Member, script: Script) -> None:
+    """Run it as the module __main__ of this member, as Python itself would."""
+    main = ModuleType("__main__")
+    if script.module:
+        spec = importlib.util.find_spec(script.target)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{script.target}.__main__")
+        get_code = getattr(spec.loader, "get_code", None) if spec is not None else None
+        if spec is None or get_code is None:
+            _fail(f"{script.python}: no module named {script.target}", 1)
+        code = get_code(spec.name)
+        main.__spec__, main.__package__, main.__file__ = spec, spec.parent, spec.origin
+    else:
+        try:
+            with io.open_code(os.path.abspath(script.target)) as file:
+                code = compile(file.read(), script.target, "exec", dont_inherit=True)
+        except OSError as error:
+            _fail(f"{script.python}: can't open file {script.target!r}: {error.strerror}", 2)
+        main.__spec__, main.__file__ = None, script.target
+    member.argv = [main.__file__ or script.target, *script.args]
+    member.main = main
+    vars(main)["__builtins__"] = __builtins__
+    exec(code, vars(main))
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    print(text, file=sys.stderr)
+    raise SystemExit(code)
+
+
+def _open(descriptor: int) -> io.TextIOWrapper:
+    """The output of a member, unbuffered as by `python -u`."""
+    os.set_inheritable(descriptor, False)
+    raw: Any = io.FileIO(descriptor, "w")
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
+
+
+def _import_what_all_need() -> None:
+    """Libraries whose random streams are routed, before there are threads that import them at the same time."""
+    for name in ("numpy", "torch"):
+        if importlib.util.find_spec(name) is not None:
+            with contextlib.suppress(ImportError):
+                __import__(name)
+
+
+def main() -> None:
+    """Run what the runner says, then leave without waiting for anybody's leftovers."""
+    control = socket.socket(fileno=int(os.environ.pop("PLAIT_MERGED")))
+    control.set_inheritable(False)
+    faulthandler.enable()  # names the thread that broke the process
+    host = Host(control)
+    folders = [script.folder for script in host._scripts]
+    sys.path[0] = os.path.abspath(folders[0])  # all have the same: the runner's condition
+    host.run()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    leave_all(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""Checkpoints that training hardly notices: copied at a step boundary, written by a thread.
+
+The blocking part is a copy of all tensors into host memory, into the same buffers each time. The rest happens beside
+training; whatever goes wrong there (a full disk, a folder that cannot be written, a newer attempt) is a warning, the
+older checkpoint stays, and training goes on. A rank's file is torch's (`rank0.pt`) where the job uses torch, else a
+pickle (`rank0.pkl`): a loop without torch never imports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import pickle
+import shutil
+import sys
+import threading
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from plait.core.errors import PlaitError
+from plait.training.state.checkpoint_store import Commit, Commits
+
+GATHER_S = 120.0
+PLAIN = (int, float, str, bytes, type(None))
+#: Ends of the names of a rank's file: of a job that uses torch, of any other.
+TORCH, PICKLE = ".pt", ".pkl"
+#: What goes wrong with state that cannot be copied or pickled.
+_NOT_PICKLED = (pickle.PicklingError, TypeError, AttributeError)
+
+
+class CheckpointHandle:
+    """A checkpoint on its way. `blocking_s` is how long training stood still for it."""
+
+    def __init__(self, step: int) -> None:
+        """Of `step`; not written yet."""
+        self.step, self.blocking_s = step, 0.0
+        self.commit: Commit | None = None
+        self._good = False
+        self._ended = threading.Event()
+
+    @property
+    def committed(self) -> bool:
+        """Whether it is complete. On ranks other than 0: whether this rank's part is written."""
+        return self._ended.is_set() and self._good
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is written or given up."""
+        return self._ended.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is written or given up; whether it is `committed`."""
+        self._ended.wait(timeout_s)
+        return self.committed
+
+    def end(self, commit: Commit | None, *, good: bool) -> None:
+        """Called by the writer, once."""
+        self.commit, self._good = commit, good
+        self._ended.set()
+
+
+class Staging:
+    """Copies of nested state in host memory. The buffers are used again by the next copy."""
+
+    def __init__(self) -> None:
+        """No buffers yet."""
+        self._buffers: dict[tuple[object, ...], Any] = {}
+
+    def copy(self, state: Any) -> Any:
+        """A copy that later changes of `state` do not reach: tensors into buffers, containers anew, others deep."""
+        torch = _torch()
+        waiting: list[Any] = []
+        made = self._copy(state, (), torch, waiting)
+        for device in set(waiting):
+            torch.cuda.current_stream(device).synchronize()
+        return made
+
+    def _copy(self, state: Any, path: tuple[object, ...], torch: Any, waiting: list[Any]) -> Any:
+        if torch is not None and isinstance(state, torch.Tensor):
+            return self._tensor(state.detach(), path, torch, waiting)
+        if isinstance(state, dict):
+            made = {key: self._copy(value, (*path, key), torch, waiting) for key, value in state.items()}
+            return _like(state, made)
+        if isinstance(state, PLAIN) or (type(state) is tuple and all(isinstance(item, PLAIN) for item in state)):
+            return state
+        if type(state) in (list, tuple):
+            return type(state)(self._copy(item, (*path, i), torch, waiting) for i, item in enumerate(state))
+        return copy.deepcopy(state)
+
+    def _tensor(self, tensor: Any, path: tuple[object, ...], torch: Any, waiting: list[Any]) -> Any:
+        if tensor.layout != torch.strided or tensor.numel() == 0:
+            return tensor.cpu().clone()
+        cuda = tensor.device.type == "cuda"
+        buffer = self._buffers.get(path)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            buffer = torch.empty_like(tensor, device="cpu", pin_memory=cuda)  # in the same order in memory
+            self._buffers[path] = buffer
+        buffer.copy_(tensor, non_blocking=cuda)
+        if cuda:
+            waiting.append(tensor.device)
+        return buffer
+
+
+class Checkpointer:
+    """Saves and loads the state of one rank; at most one checkpoint is being written at a time."""
+
+    def __init__(
+        self,
+        commits: Commits,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        done: Callable[[Commit], None] = lambda commit: None,
+    ) -> None:
+        """`done` is called from the writing thread of rank 0 with every complete checkpoint."""
+        self.commits, self.rank, self.world = commits, rank, world
+        self._done = done
+        self._staging = Staging()
+        self._thread: threading.Thread | None = None
+        self._handle: CheckpointHandle | None = None
+        #: Whether the last one that was tried, of this rank, could not be written.
+        self.failed = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether one is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def save(self, step: int, collect: Callable[[], dict[str, Any]]) -> CheckpointHandle:
+        """Copy what `collect` returns and write the copy beside training; waits for the one before."""
+        if self._handle and self._handle.step == step and (self.busy or self._handle.committed):
+            return self._handle  # nothing has changed since
+        handle = CheckpointHandle(step)
+        begin = time.perf_counter()
+        self.drain()
+        try:
+            state = self._staging.copy(collect())
+        except (MemoryError, *_NOT_PICKLED) as error:
+            self.failed = True
+            handle.end(None, good=False)
+            _warn(step, error)
+            return handle
+        handle.blocking_s = time.perf_counter() - begin
+        self._handle = handle
+        # Not a daemon: an interpreter that ends waits for what is being written.
+        self._thread = threading.Thread(target=self._write, args=(handle, state), name="plait-checkpoint")
+        self._thread.start()
+        return handle
+
+    def drain(self, timeout_s: float | None = None) -> None:
+        """Wait until nothing is being written."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if not self._thread.is_alive():
+                self._thread = None
+
+    def load(self) -> tuple[Commit, dict[str, Any]] | None:
+        """The newest complete checkpoint that can be read, with the states of this rank; None to begin anew.
+
+        A rank that had no file (the world has grown) gets rank 0's.
+        """
+        for commit in self.commits.choose(rank=self.rank, world=self.world):
+            try:
+                self.commits.verify(commit, self.rank)
+                return commit, self._states(commit)
+            except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+                if self.world > 1:  # the other ranks may have read theirs
+                    raise PlaitError(f"{commit.path}: this checkpoint cannot be read: {error}") from error
+                warnings.warn(f"plait: {commit.path} cannot be read, trying an older one: {error}", stacklevel=2)
+        return None
+
+    def _states(self, commit: Commit) -> dict[str, Any]:
+        states: dict[str, Any] = {}
+        for rank in (0, self.rank):
+            if (path := _file_of(commit.path, rank)) is not None:
+                own = _load(path)
+                states = states | own | {"states": states.get("states", {}) | own["states"]}
+        return states
+
+    def _write(self, handle: CheckpointHandle, state: dict[str, Any]) -> None:
+        making: Path | None = None
+        try:
+            self.commits.check_epoch()
+            making = self.commits.begin(handle.step)
+            _save(state, making / f"rank{self.rank}")
+            commit = None
+            if self.rank == 0:
+                self._gather(making)
+                commit = self.commits.commit(making, handle.step, world=self.world)
+                self._done(commit)
+            self.failed = False
+            handle.end(commit, good=True)
+        except (OSError, RuntimeError, PlaitError, *_NOT_PICKLED) as error:  # of torch a full disk is a RuntimeError
+            if making is not None:
+                (making / f"rank{self.rank}.part").unlink(missing_ok=True)
+                if self.rank == 0:
+                    shutil.rmtree(making, ignore_errors=True)
+                else:  # rank 0 need not wait
+                    with contextlib.suppress(OSError):
+                        (making / f"rank{self.rank}.failed").touch()
+            self.failed = True
+            handle.end(None, good=False)
+            _warn(handle.step, error)
+        finally:
+            if not handle.ended:  # something unforeseen: nobody may wait for ever
+                self.failed = True
+                handle.end(None, good=False)
+
+    def _gather(self, making: Path) -> None:
+        """Wait for the files of the other ranks: they stop at the same step, so they are being written."""
+        end_s = time.monotonic() + GATHER_S
+        for rank in range(1, self.world):
+            while _file_of(making, rank) is None:
+                if (making / f"rank{rank}.failed").exists():
+                    raise PlaitError(f"rank {rank} could not write its part")
+                if time.monotonic() > end_s:
+                    raise PlaitError(f"rank {rank} has not written its part within {GATHER_S:.0f} s")
+                time.sleep(0.01)
+
+
+def _like(given: dict[Any, Any], made: dict[Any, Any]) -> dict[Any, Any]:
+    """`made` as a dictionary of the kind that `given` is, with the versions that modules put beside their state."""
+    if type(given) is dict:
+        return made
+    if not isinstance(given, OrderedDict):
+        kind = copy.copy(given)  # a defaultdict and the like keep what they know beside their items
+        kind.update(made)
+        return kind
+    ordered = OrderedDict(made)
+    if hasattr(given, "_metadata"):
+        ordered._metadata = given._metadata  # type: ignore[attr-defined]
+    return ordered
+
+
+def _torch() -> Any:
+    """Torch, if the job uses it and its import is complete."""
+    torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "save") else None
+
+
+def _save(state: dict[str, Any], path: Path) -> None:
+    """Write and flush one file, in the form of its process; it appears under its whole name when it is whole."""
+    torch = _torch()
+    making = path.with_suffix(".part")
+    with making.open("wb") as file:
+        if torch is not None:
+            torch.save(state, file)
+        else:
+            pickle.dump(state, file, protocol=5)
+        file.flush()
+        os.fsync(file.fileno())
+    making.rename(path.with_suffix(PICKLE if torch is None else TORCH))
+
+
+def _file_of(folder: Path, rank: int) -> Path | None:
+    """The file of a rank in a checkpoint, in either form; None if there is none."""
+    return next((path for end in (TORCH, PICKLE) if (path := folder / f"rank{rank}{end}").exists()), None)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """The states in a rank's file: all of it, not only weights: folder and state are the user's own."""
+    found: dict[str, Any]
+    if path.suffix == PICKLE:
+        with path.open("rb") as file:
+            found = pickle.load(file)
+    else:
+        import torch
+
+        found = torch.load(path, map_location="cpu", weights_only=False)
+    return found
+
+
+def _warn(step: int, error: BaseException) -> None:
+    older = "training goes on, an older checkpoint stays"
+    warnings.warn(f"plait: no checkpoint of step {step} ({older}): {error}", RuntimeWarning, stacklevel=3)

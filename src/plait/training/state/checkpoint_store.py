@@ -1,0 +1,258 @@
+"""A folder of checkpoints of which each is there entirely or not at all.
+
+    checkpoints/
+      tmp-0000000120-e3/          being written
+      step-0000000100-e3/         complete once its marker is there
+        rank0.pt rank1.pt         (rank0.pkl of a job without torch)
+        COMMITTED                 {"step", "epoch", "world", "files": {name: [bytes, crc32]}, "crc32"}, written last
+
+A name has the step and the epoch of the attempt that wrote it. Files are flushed to the disk, then the folder is
+renamed, then the marker is written; whatever has no marker does not count. What is no longer what was written, by the
+checksums in the marker, is never loaded: the marker is renamed to DAMAGED, and the checkpoint before it counts.
+Before the marker the writer compares its epoch with the file EPOCH beside the folder: an attempt that was given up, but
+whose process lives on, commits nothing.
+No torch here: adapters use it for the checkpoints of other libraries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from plait.core.errors import PlaitError
+from plait.training.state.checksums import Damaged, check_file, marker_text, read_marker
+
+MARKER, DAMAGED = "COMMITTED", "DAMAGED"
+NAME = re.compile(r"step-(\d+)-e(\d+)")
+POLL_S = 0.01
+
+
+class StaleEpoch(PlaitError):
+    """A later attempt of the job has begun; what this one computes no longer counts."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A complete checkpoint."""
+
+    path: Path
+    step: int
+    epoch: int
+    world: int
+
+
+class Commits:
+    """The checkpoints of a job as one attempt sees them."""
+
+    def __init__(self, folder: Path, *, epoch: int = 0, epoch_file: Path | None = None, keep: int = 2) -> None:
+        """`folder` need not exist. `keep` >= 1 complete checkpoints stay."""
+        self.folder, self.epoch, self.epoch_file, self.keep = folder, epoch, epoch_file, max(keep, 1)
+        #: Files that were compared with their checksums.
+        self._verified: set[Path] = set()
+
+    def check_epoch(self) -> None:
+        """Raise `StaleEpoch` if a later attempt has begun; without an EPOCH file there is only one."""
+        try:
+            allowed = int(self.epoch_file.read_text()) if self.epoch_file else self.epoch
+        except FileNotFoundError:
+            return
+        except ValueError as error:
+            raise StaleEpoch(f"{self.epoch_file}: not a number, so nothing is committed: {error}") from None
+        if allowed > self.epoch:
+            raise StaleEpoch(f"attempt {self.epoch} was replaced by attempt {allowed}: its checkpoints no longer count")
+
+    def begin(self, step: int) -> Path:
+        """The folder to write the checkpoint of `step` into; the same for all ranks."""
+        making = self.folder / f"tmp-{step:010d}-e{self.epoch}"
+        making.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return making
+
+    def commit(self, making: Path, step: int, *, world: int = 1) -> Commit:
+        """Make what lies in `making` the newest checkpoint; raises `StaleEpoch` or `OSError`."""
+        final = self.folder / f"step-{step:010d}-e{self.epoch}"
+        self.check_epoch()
+        if final.exists():  # the same step of the same attempt, saved again
+            (final / MARKER).unlink(missing_ok=True)
+            shutil.rmtree(final)
+        marker = marker_text(step, self.epoch, world, making)
+        _flush_folders(making)
+        making.rename(final)
+        flush(self.folder)
+        try:
+            self.check_epoch()  # as late as can be
+            write_whole(final / MARKER, marker)
+        except (OSError, StaleEpoch):
+            shutil.rmtree(final, ignore_errors=True)
+            raise
+        self.prune()
+        return Commit(final, step, self.epoch, world)
+
+    def complete(self) -> list[Commit]:
+        """Marked checkpoints whose files are all there, newest first: by attempt, then by step."""
+        found = []
+        for path in self._folders():
+            name = NAME.fullmatch(path.name)
+            try:
+                if name and (commit := _read(path, int(name[1]), int(name[2]))):
+                    found.append(commit)
+            except Damaged:
+                continue
+        return sorted(found, key=lambda c: (c.epoch, c.step), reverse=True)
+
+    def verify(self, commit: Commit, rank: int | None = None) -> None:
+        """Compare files with their checksums: all, or those that one rank loads. Raises `Damaged`, and says so loudly.
+
+        A damaged checkpoint does not count from then on, for any attempt; its files stay until the next one begins.
+        """
+        wanted = None if rank is None else ("rank0.", f"rank{rank}.")
+        try:
+            _, files = read_marker((commit.path / MARKER).read_text(encoding="utf-8"))
+            for name, (_, crc) in files.items():
+                file = commit.path / name
+                if file not in self._verified and (wanted is None or name.startswith(wanted)):
+                    check_file(file, crc)
+                    self._verified.add(file)
+        except Damaged as error:
+            _retire(commit.path, str(error))
+            raise
+        except OSError as error:  # it may be read again one day, so it keeps its marker
+            _tell(commit.path, str(error))
+            raise Damaged(f"{commit.path} cannot be read: {error}") from error
+
+    def _sound(self) -> list[Commit]:
+        """Complete checkpoints from the newest on that is what was written; newer ones do not count any more."""
+        for path in self._folders():
+            try:
+                _read(path, 0, 0)
+            except Damaged as error:
+                _retire(path, str(error))
+        found = self.complete()
+        while found:
+            try:
+                self.verify(found[0])
+                break
+            except Damaged:
+                found = found[1:]
+        return found
+
+    def choose(self, *, rank: int = 0, world: int = 1, timeout_s: float = 120.0) -> list[Commit]:
+        """What this attempt resumes from, best first; all ranks get the same.
+
+        Rank 0 looks and writes its list down; the others read it, since a stale attempt may commit between two looks.
+        Raises `PlaitError` if rank 0 says nothing for `timeout_s`.
+        """
+        agreed = self.folder / f"resume-e{self.epoch}.json"
+        if rank == 0:
+            self.sweep(self.epoch)
+            found = self._sound()
+            if world > 1:
+                self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                write_whole(agreed, json.dumps({"names": [c.path.name for c in found]}))
+            return found
+        end_s = time.monotonic() + timeout_s
+        while not agreed.exists():
+            if time.monotonic() > end_s:
+                raise PlaitError(f"{agreed}: rank 0 has not said within {timeout_s:.0f} s where to resume")
+            time.sleep(POLL_S)
+        names = json.loads(agreed.read_text())["names"]
+        known = {c.path.name: c for c in self.complete()}
+        return [known[name] for name in names if name in known]
+
+    def prune(self) -> None:
+        """Remove all but the newest complete checkpoints; errors do not matter."""
+        for commit in self.complete()[self.keep :]:
+            (commit.path / MARKER).unlink(missing_ok=True)  # first, so that half a folder is never a checkpoint
+            shutil.rmtree(commit.path, ignore_errors=True)
+
+    def sweep(self, newest_epoch: int) -> None:
+        """Remove what attempts up to this one left unfinished. For rank 0.
+
+        What other ranks of this attempt write may be among it, so only before they begin to.
+        """
+        for path in self._folders():
+            unmarked = NAME.fullmatch(path.name) and not (path / MARKER).exists()
+            epoch = path.name.rpartition("-e")[2]
+            if (path.name.startswith("tmp-") or unmarked) and epoch.isdigit() and int(epoch) <= newest_epoch:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _folders(self) -> list[Path]:
+        try:
+            return sorted(path for path in self.folder.iterdir() if path.is_dir())
+        except OSError:
+            return []
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it is there entirely or not at all, also after a power cut."""
+    making = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with making.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        making.replace(path)
+    except OSError:
+        making.unlink(missing_ok=True)
+        raise
+    flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Flush a folder's entries (or a file) to the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _flush_folders(folder: Path) -> None:
+    """Flush everything below: writers of other libraries do not."""
+    for path in folder.rglob("*"):
+        flush(path)
+    flush(folder)
+
+
+def _read(path: Path, step: int, epoch: int) -> Commit | None:
+    """The checkpoint in `path`; None where there is no marker. Raises `Damaged` if it is not whole."""
+    try:
+        text = (path / MARKER).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise Damaged(f"the marker cannot be read: {error}") from error
+    except OSError:
+        return None
+    world, files = read_marker(text)
+    for name, (size, _) in files.items():
+        try:
+            there = (path / name).stat().st_size
+        except OSError as error:
+            if not (path / MARKER).exists():  # it is being removed
+                return None
+            raise Damaged(f"{path / name} cannot be found: {error.strerror or error}") from error
+        if there != size:
+            raise Damaged(f"{path / name} has {there} bytes, not {size}")
+    return Commit(path, step, epoch, world) if files else None
+
+
+def _tell(path: Path, why: str) -> None:
+    """Loudly: everybody who reads the job's log sees which checkpoint is not loaded, and why."""
+    warnings.warn(
+        f"plait: DAMAGED CHECKPOINT {path.name} is not loaded, an older one is: {why}. Look at the disk and the memory "
+        "of this machine",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+def _retire(path: Path, why: str) -> None:
+    """A damaged checkpoint counts no more."""
+    with contextlib.suppress(OSError):
+        (path / MARKER).replace(path / DAMAGED)
+    _tell(path, why)

@@ -1,0 +1,118 @@
+"""What a job has in its checkpoints: everything registered by name, the random streams, how far it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plait.core.errors import InputError
+from plait.training.state import random_streams
+from plait.training.state.plain_state import PlainState, plain_state
+
+
+class Kept:
+    """The registered state of one rank, and what a checkpoint held of it until somebody asks for it."""
+
+    def __init__(self) -> None:
+        """Nothing registered."""
+        self.values: dict[str, Any] = {}
+        self.given: set[str] = set()  # names that hold work, and not only a place in the data or the like
+        self.replicated: set[str] = set()  # names of models that all ranks have alike
+        self.rng: Any = None
+        self._found: dict[str, Any] | None = None  # the checkpoint's, less what has been put back
+
+    def free_name(self, name: str) -> str:
+        """`name`, with a number if it is taken."""
+        numbers = (f"{name}{i}" if i > 1 else name for i in range(1, len(self.values) + 2))
+        return next(n for n in numbers if n not in self.values)
+
+    def name_of(self, *values: Any) -> str | None:
+        """The name under which one of these is registered."""
+        return next((name for name, kept in self.values.items() if any(kept is value for value in values)), None)
+
+    def give(self, name: str, value: Any) -> None:
+        """Keep what the script has registered; raises `InputError` for what cannot be saved."""
+        value = value if _has_state(value) else plain_state(name, value)
+        self.given.add(name)
+        self.add(name, value)
+
+    @property
+    def missing(self) -> str:
+        """Why what is registered is not enough to go on from; "" if it may be."""
+        if not self.given:
+            return "nothing is registered" if not self.values else "only the place in the data is registered"
+        if all(hasattr(self.values[name], "param_groups") for name in self.given):
+            return "an optimizer is registered, and no model"
+        return ""
+
+    @property
+    def stale(self) -> list[str]:
+        """Names of plain values that are as they were when they were registered or put back."""
+        return [name for name, value in self.values.items() if isinstance(value, PlainState) and value.stale]
+
+    def add(self, name: str, value: Any) -> None:
+        """Keep it, as the checkpoint had it if one was read already; raises `InputError` if that does not fit."""
+        self.values[name] = value
+        self._put_back(name, value)
+
+    def found(self, state: dict[str, Any]) -> None:
+        """A checkpoint was read: put back what is registered, the rest when it is registered."""
+        self._found = state
+        for name, value in self.values.items():
+            self._put_back(name, value)
+        self.restore_streams()
+
+    def restore_streams(self) -> None:
+        """Random streams as they were at the checkpoint, after whatever had to be drawn to get here."""
+        if self._found is not None:
+            random_streams.restore(self._found["streams"], self._own_generators())
+
+    def generator(self, seed: int) -> Any:
+        """The job's own torch generator; made after the checkpoint was read, it begins where the checkpoint's was."""
+        if self.rng is None:
+            import torch
+
+            self.rng = torch.Generator().manual_seed(seed)
+            if self._found is not None and self._found["streams"]["own"]:
+                self.rng.set_state(self._found["streams"]["own"][0])
+        return self.rng
+
+    def collect(self, rank: int, about: dict[str, Any]) -> dict[str, Any]:
+        """The state of this rank at a boundary. What all ranks have alike is in rank 0's alone."""
+        for value in self.values.values():
+            if hasattr(value, "before_checkpoint"):  # all ranks are here: what belongs to all of them is put together
+                value.before_checkpoint()
+        left_out: set[str] = set()
+        if rank and self.replicated:  # replicas are identical, and so are the optimizers that step nothing else
+            models = [self.values[name] for name in self.replicated if hasattr(self.values[name], "parameters")]
+            same = {id(parameter) for model in models for parameter in model.parameters()}
+            left_out = self.replicated | {name for name, value in self.values.items() if _steps_only(value, same)}
+        return {
+            "plait": about,
+            "states": {name: v.state_dict() for name, v in self.values.items() if name not in left_out},
+            "streams": random_streams.capture(self._own_generators()),
+        }
+
+    def _own_generators(self) -> list[Any]:
+        return [] if self.rng is None else [self.rng]
+
+    def _put_back(self, name: str, value: Any) -> None:
+        if self._found is None or name not in self._found["states"]:
+            return
+        try:
+            value.load_state_dict(self._found["states"].pop(name))
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"the checkpoint of step {self._found['plait']['step']} does not fit {name!r} "
+                f"({type(value).__name__}): {error}; submit a changed script as a new job"
+            ) from error
+
+
+def _has_state(value: Any) -> bool:
+    """Whether it saves itself."""
+    return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def _steps_only(value: Any, parameters: set[int]) -> bool:
+    """Whether this is an optimizer of nothing but these parameters, given by their ids."""
+    groups = getattr(value, "param_groups", None)
+    return groups is not None and all(id(parameter) in parameters for group in groups for parameter in group["params"])
