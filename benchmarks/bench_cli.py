@@ -18,7 +18,7 @@ from pathlib import Path
 import common
 from common import Figure
 
-from plait.live.client import Client
+from plait.live.client.client import Client
 
 PLAIT = str(Path(sys.executable).parent / "plait")
 

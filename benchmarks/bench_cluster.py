@@ -23,12 +23,12 @@ import common
 from common import Figure
 
 from plait.live.backends.local import LocalBackend
-from plait.live.client import Client
+from plait.live.client.client import Client
 from plait.live.layout import Layout, make_private
-from plait.live.options import Options
+from plait.live.protocol.wire import NodeInfo, Run
+from plait.live.scheduler.options import Options
 from plait.live.service.auth import hashed, new_secret
 from plait.live.store import Store, Token
-from plait.live.wire import NodeInfo, Run
 from plait.testing.agents import Fleet, SimulatedAgent
 from plait.testing.over_http import HttpLink, live
 from plait.testing.programs import MemoryDisk, Program

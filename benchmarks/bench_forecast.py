@@ -25,7 +25,7 @@ import common
 
 from plait.core.errors import InputError
 from plait.forecast.queue import foresee
-from plait.live.client import Client
+from plait.live.client.client import Client
 from plait.testing.cluster import Cluster
 
 STARTS = 12 if "--quick" in sys.argv else 50

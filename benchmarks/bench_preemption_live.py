@@ -23,7 +23,7 @@ import common
 import numpy as np
 from bench_forecast import ATTACHED, PLAIN
 
-from plait.live.client import FINAL
+from plait.live.client.client import FINAL
 from plait.testing.cluster import Cluster
 
 JOBS = 8 if "--quick" in sys.argv else 24

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import common
 
-from plait.forecast.replayed import replay, stored_rows
-from plait.live.client import Client
-from plait.live.engine import Engine
+from plait.forecast.log_replay import replay, stored_rows
+from plait.live.client.client import Client
 from plait.live.layout import Layout
-from plait.live.options import Options
+from plait.live.protocol.wire import NodeInfo, Observed
+from plait.live.scheduler.engine import Engine
+from plait.live.scheduler.options import Options
 from plait.live.store import Store
-from plait.live.wire import NodeInfo, Observed
 
 Figure = partial(common.Figure, unit="s")
 QUICK = "--quick" in sys.argv

@@ -27,8 +27,8 @@ from plait.report.bars import GroupedBar, grouped_bars_svg
 from plait.report.figures import cdf_svg, policy_bars_svg
 from plait.report.html import write_html
 from plait.report.lines import Line, lines_svg
-from plait.reproduce.muri.own import HARDWARE, PLACEMENT, ROUND_S
-from plait.reproduce.muri.own import POLICIES as MURI_POLICIES
+from plait.reproduce.muri.fair_world import HARDWARE, PLACEMENT, ROUND_S
+from plait.reproduce.muri.fair_world import POLICIES as MURI_POLICIES
 from plait.sim.studies.cases import Case, run_case
 from plait.traces.formats.registry import read_trace
 from plait.traces.synthetic.generate import generate

@@ -17,8 +17,8 @@ import contract_job
 
 from plait.core.errors import PlaitError
 from plait.live.layout import Layout, make_private
+from plait.live.protocol.wire import Seen
 from plait.live.store import Store
-from plait.live.wire import Seen
 
 SCRIPT = Path(contract_job.__file__).resolve()
 #: The lease ends earlier by a fifth; a service that is started again takes some seconds, more on a busy machine.
@@ -181,7 +181,7 @@ class World(ABC):
 
 def verified(layout: Layout) -> str | None:
     """How the log of a closed world differs from what is derived from it again; None if it does not."""
-    from plait.forecast.replayed import replay, stored_rows
+    from plait.forecast.log_replay import replay, stored_rows
 
     store = Store.open(layout.database)
     try:

@@ -11,7 +11,7 @@ from backend_worlds import GPUS
 from served_world import Served
 
 from plait.core.errors import PlaitError
-from plait.live.backends.ray import RayBackend
+from plait.live.backends.ray.backend import RayBackend
 from plait.live.layout import Layout
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "live"))

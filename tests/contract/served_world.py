@@ -23,8 +23,8 @@ from plait.live.agent import journal, procs
 from plait.live.agent.procs import Process
 from plait.live.backends.base import Backend
 from plait.live.backends.local import LocalBackend
-from plait.live.client import Client, NotRunning, read_service_file
-from plait.live.wire import NodeInfo, Observed, Seen, to_json
+from plait.live.client.client import Client, NotRunning, read_service_file
+from plait.live.protocol.wire import NodeInfo, Observed, Seen, to_json
 
 
 class Served(World):

@@ -12,8 +12,8 @@ from typing import Any
 import contract_job
 from backend_worlds import FINAL, GPUS, LOST_S, POLICY, SCRIPT, Json, World
 
-from plait.live.options import LEASE_SHARE, Options
-from plait.live.wire import Ask, Assignment, NodeInfo, Observed, Run, Seen
+from plait.live.protocol.wire import Ask, Assignment, NodeInfo, Observed, Run, Seen
+from plait.live.scheduler.options import LEASE_SHARE, Options
 from plait.testing.agents import Fleet, SimulatedAgent
 from plait.testing.programs import HomeDisk, Program
 
@@ -46,12 +46,12 @@ class Simulated(World):
         return number
 
     def job(self, number: int) -> Json:
-        from plait.live.service import shapes
+        from plait.live.service import serializers
 
         row = self.fleet.store.job(number)
         assert row is not None
         live = self.fleet.engine.fields([number]).get(number, {})
-        return shapes.whole_job(row, live, self.fleet.now_s, secrets=False)
+        return serializers.whole_job(row, live, self.fleet.now_s, secrets=False)
 
     def cancel(self, number: int) -> None:
         self.fleet.engine.cancel(number, self.fleet.now_s)

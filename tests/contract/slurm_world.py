@@ -10,8 +10,8 @@ from typing import ClassVar
 from backend_worlds import GPUS
 from served_world import Served
 
-from plait.live.backends.slurm import SlurmBackend, job_of
-from plait.live.backends.slurm_cli import SlurmCli
+from plait.live.backends.slurm.backend import SlurmBackend, job_of
+from plait.live.backends.slurm.commands import SlurmCli
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "live"))
 from slurm.slurm_cluster import SlurmCluster, why_not

@@ -22,7 +22,7 @@ from simulated_world import Simulated  # noqa: E402
 from slurm_world import Slurm  # noqa: E402
 from slurm_world import why_not as no_slurm  # noqa: E402
 
-from plait.live.wire import ENDED, RUNNING, STARTING, Seen  # noqa: E402
+from plait.live.protocol.wire import ENDED, RUNNING, STARTING, Seen  # noqa: E402
 from plait.training.state.checkpoint_store import Commits  # noqa: E402
 
 #: So many steps are made before something happens.

@@ -15,7 +15,7 @@ import numpy as np
 
 from plait.core.goodput import BatchLimits
 from plait.forecast.fidelity import Fidelity, fidelity
-from plait.forecast.replayed import Difference, replay, stored_rows
+from plait.forecast.log_replay import Difference, replay, stored_rows
 from plait.live.layout import job_name
 from plait.live.store import Store
 from plait.testing import Cluster

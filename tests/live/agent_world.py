@@ -18,7 +18,19 @@ from typing import Any
 
 from plait.live.agent import procs
 from plait.live.layout import Layout, make_private
-from plait.live.wire import VERSION, Ask, Assignment, GroupInfo, Mate, Observed, Reply, Run, Seen, from_json, to_json
+from plait.live.protocol.wire import (
+    VERSION,
+    Ask,
+    Assignment,
+    GroupInfo,
+    Mate,
+    Observed,
+    Reply,
+    Run,
+    Seen,
+    from_json,
+    to_json,
+)
 
 DEADLINE_S = 20.0
 TOKEN = "enrolment-token"

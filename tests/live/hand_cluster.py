@@ -15,7 +15,7 @@ from typing import Any
 
 from agent_world import until
 
-from plait.live.client import Client
+from plait.live.client.client import Client
 from plait.live.layout import Layout, make_private
 
 JOB = Path(__file__).parent / "scripts" / "chaos_job.py"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from plait.live.agent import procs
-from plait.live.backends.ray_local import Member, RayCluster
+from plait.live.backends.ray.local_cluster import Member, RayCluster
 from plait.live.layout import Layout
 
 #: Ray's own is a minute: it is to find out within the test. Never so tight where people work.

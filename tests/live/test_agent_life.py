@@ -20,7 +20,7 @@ from plait.live.agent import journal, launch, lease, procs
 from plait.live.agent.journal import Journal
 from plait.live.agent.procs import Process
 from plait.live.layout import make_private
-from plait.live.wire import Assignment, GroupInfo, Mate
+from plait.live.protocol.wire import Assignment, GroupInfo, Mate
 
 LEASE_S = 3.0
 LAPSED = f"no contact with the service for its lease of {LEASE_S:g} s"
@@ -408,7 +408,7 @@ def test_an_agent_told_to_stop_jobs_ends_them_and_tells(world: World) -> None:
 @pytest.mark.parametrize("moment", ["death", "pause"])
 def test_a_notice_while_an_agent_is_being_started_again_costs_no_checkpoint(world: World, moment: str) -> None:
     agent = [sys.executable, "-m", "plait.live.agent", "--home", str(world.layout.home), "--gpus", "4", "--stop-jobs"]
-    keep = f"from plait.live.backends.slurm_node import Keeper; raise SystemExit(Keeper({agent!r}).run())"
+    keep = f"from plait.live.backends.slurm.node import Keeper; raise SystemExit(Keeper({agent!r}).run())"
     keeper = subprocess.Popen([sys.executable, "-c", keep], start_new_session=True)
     try:
         leave = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n" + PATIENT

@@ -27,9 +27,14 @@ pytest.importorskip("torch", reason="the jobs are real training: needs the extra
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
 
 from plait.core.errors import PlaitError  # noqa: E402
-from plait.forecast.replayed import replay, stored_rows  # noqa: E402
+from plait.forecast.log_replay import replay, stored_rows  # noqa: E402
 from plait.live.store import Store  # noqa: E402
-from plait.testing import Chaos, Cluster, plan_faults, remains  # noqa: E402
+from plait.testing import (  # noqa: E402
+    Chaos,
+    Cluster,
+    leak_check,
+    plan_faults,
+)
 
 SCRIPT = Path(__file__).parent / "scripts" / "chaos_job.py"
 #: A line about how far it is so often, seconds.
@@ -122,7 +127,7 @@ class Trial:
             print(
                 f"chaos: {len(chaos.done)} faults: {kinds}; the service was started {cluster.starts} times", flush=True
             )
-            assert remains(cluster.layout) == []
+            assert leak_check(cluster.layout) == []
             assert len(chaos.done) == self.faults
             self._check_log(cluster)
             for i, (world, seed) in enumerate(shapes):

@@ -17,7 +17,7 @@ from plait.core.errors import InputError  # noqa: E402
 from plait.live.agent import container, launch, procs  # noqa: E402
 from plait.live.agent.lease import Lease, NodeLease  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
-from plait.live.wire import GroupInfo, Run  # noqa: E402
+from plait.live.protocol.wire import GroupInfo, Run  # noqa: E402
 
 #: Notes its arguments, then runs what follows the image, as the real ones do.
 FAKE = """#!/bin/sh

@@ -18,12 +18,15 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra [live]")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
 
-from plait.cli import keeper, keeping  # noqa: E402
-from plait.cli.services import service_process  # noqa: E402
-from plait.cli.stopping import job_processes  # noqa: E402
 from plait.core.errors import PlaitError  # noqa: E402
-from plait.live.client import Client  # noqa: E402
+from plait.live.client.client import Client  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
+from plait.live.supervisor import (
+    daemon,
+    keeper,
+)
+from plait.live.supervisor.down import job_processes  # noqa: E402
+from plait.live.supervisor.services import service_process  # noqa: E402
 
 PLAIT = (sys.executable, "-c", "import sys; sys.argv[0] = 'plait'; from plait.cli import main; main()")
 HELLO = (
@@ -90,7 +93,7 @@ def plait(tmp_path):
     shell("down", "--stop-jobs")
     assert job_processes(shell.layout) == {}
     assert service_process(shell.layout) is None
-    assert keeping.running(shell.layout, keeper.NAME) is None
+    assert daemon.running(shell.layout, keeper.NAME) is None
     assert not shell.layout.gates.exists()
 
 
@@ -153,11 +156,11 @@ def test_a_day_in_the_life_of_a_cluster(plait, tmp_path):
     assert "  ->  start j-" in plait("events")
 
     # without a keeper `plait up` starts another, which mends what is broken
-    keeping.stop(plait.layout, keeper.NAME)
+    daemon.stop(plait.layout, keeper.NAME)
     killed = json.loads(agent.read_text())["pid"]
     os.kill(killed, signal.SIGKILL)
     assert "its keeper is started again" in plait("up")
-    assert keeping.running(plait.layout, keeper.NAME) is not None
+    assert daemon.running(plait.layout, keeper.NAME) is not None
     plait.comes(lambda: json.loads(agent.read_text())["pid"] != killed)
 
     # down: jobs go on, up takes them back; with --stop-jobs nothing is left

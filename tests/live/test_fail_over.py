@@ -20,16 +20,16 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra [live]")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
 
-from plait.cli.services import process_of, processes  # noqa: E402
-from plait.forecast.replayed import replay, stored_rows  # noqa: E402
+from plait.forecast.log_replay import replay, stored_rows  # noqa: E402
 from plait.live.agent import procs  # noqa: E402
 from plait.live.backends.local import LocalBackend  # noqa: E402
-from plait.live.client import Client  # noqa: E402
+from plait.live.client.client import Client  # noqa: E402
 from plait.live.layout import Layout, make_private  # noqa: E402
-from plait.live.service.facts import records  # noqa: E402
+from plait.live.protocol.wire import NodeInfo, Observed, to_json  # noqa: E402
+from plait.live.service.discovery import records  # noqa: E402
 from plait.live.store import Store  # noqa: E402
-from plait.live.wire import NodeInfo, Observed, to_json  # noqa: E402
-from plait.testing import remains  # noqa: E402
+from plait.live.supervisor.services import process_of, processes  # noqa: E402
+from plait.testing import leak_check  # noqa: E402
 
 #: Nothing here takes so long on any machine.
 PATIENCE_S = 60.0
@@ -192,7 +192,7 @@ def kill_often(home: Path, url: str, jobs: int, kills: int, length_s: float) -> 
         with Client.at(str(pair.layout.home)) as client:
             until(lambda: all(job["state"] == "finished" for job in client.jobs(limit=1000)), "all have finished")
     check_log(url, jobs)
-    assert remains(pair.layout) == []
+    assert leak_check(pair.layout) == []
     return took
 
 

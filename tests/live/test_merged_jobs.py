@@ -16,7 +16,7 @@ from agent_world import World, group, until
 from plait.live.agent import launch, procs
 from plait.live.agent.agent import Agent, Settings
 from plait.live.layout import Layout
-from plait.live.wire import Run, Seen
+from plait.live.protocol.wire import Run, Seen
 
 #: Steps until told to end; says where it runs. Torch is kept out: these are about processes.
 SCRIPT = """

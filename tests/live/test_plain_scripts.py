@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra [live]")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
 
-from plait.live.client import FINAL  # noqa: E402
-from plait.live.engine import DEFAULT_POLICY  # noqa: E402
+from plait.live.client.client import FINAL  # noqa: E402
+from plait.live.scheduler.engine import DEFAULT_POLICY  # noqa: E402
 from plait.testing.cluster import Cluster  # noqa: E402
 
 #: Both note each beginning; the second goes on from its checkpoint.

@@ -21,15 +21,15 @@ pytest.importorskip("torch", reason="the jobs are real training: needs the extra
 import test_chaos as chaos
 from small_ray import SmallRay, why_not
 
-from plait.cli.stopping import job_processes, kill_jobs
 from plait.core.errors import InputError
-from plait.forecast.replayed import replay, stored_rows
+from plait.forecast.log_replay import replay, stored_rows
 from plait.live.agent import procs
-from plait.live.backends.ray import RayBackend
-from plait.live.backends.ray_local import HEAD
-from plait.live.client import Client
+from plait.live.backends.ray.backend import RayBackend
+from plait.live.backends.ray.local_cluster import HEAD
+from plait.live.client.client import Client
 from plait.live.layout import Layout
 from plait.live.store import Store
+from plait.live.supervisor.down import job_processes, kill_jobs
 
 pytestmark = [
     pytest.mark.engines,

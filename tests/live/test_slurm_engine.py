@@ -20,12 +20,12 @@ from slurm.slurm_cluster import SlurmCluster, why_not
 
 pytest.importorskip("fastapi", reason="needs the extra [live]")
 
-from plait.cli import keeping
-from plait.cli.services import service_process
-from plait.cli.stopping import job_processes, kill_jobs
-from plait.live.backends.slurm_node import MARK
-from plait.live.client import Client
+from plait.live.backends.slurm.node import MARK
+from plait.live.client.client import Client
 from plait.live.layout import Layout
+from plait.live.supervisor import daemon
+from plait.live.supervisor.down import job_processes, kill_jobs
+from plait.live.supervisor.services import service_process
 
 pytestmark = [
     pytest.mark.engines,
@@ -114,7 +114,7 @@ class Cluster:
                 self("down", "--stop-jobs")
                 assert self.queue() == []
         finally:
-            keeping.stop(self.layout, keeping.KEEPER)
+            daemon.stop(self.layout, daemon.KEEPER)
             kill_jobs(self.layout)
             process = service_process(self.layout)
             if process is not None:
@@ -226,12 +226,14 @@ def test_an_agent_that_is_killed_is_started_again_and_its_jobs_go_on(plait):
 def test_another_keeper_goes_on_with_the_allocations_of_the_first(plait):
     plait.up(max_nodes=2, min_nodes=1, idle=2)
     plait.comes(lambda: len(plait.nodes()) == 1, "the node that is always there")
-    keeping.stop(plait.layout, keeping.KEEPER)
+    daemon.stop(plait.layout, daemon.KEEPER)
     job = plait.submit("--gpus", 4, "--", "sleep", 2)
     home = str(plait.layout.home)
-    started = f"import plait.cli.keeper as k; from plait.live.layout import Layout; k.spawn(Layout.at({home!r}))"
+    started = (
+        f"import plait.live.supervisor.keeper as k; from plait.live.layout import Layout; k.spawn(Layout.at({home!r}))"
+    )
     subprocess.run([sys.executable, "-c", started], env=plait.slurm.env, check=True, timeout=30)
-    plait.comes(lambda: keeping.running(plait.layout, keeping.KEEPER) is not None, "another keeper")
+    plait.comes(lambda: daemon.running(plait.layout, daemon.KEEPER) is not None, "another keeper")
     plait.comes(lambda: len(plait.nodes()) == 2, "a node for the rest of the job")
     for mark in (plait.layout.home / "nodes").glob(f"*/{MARK}"):
         mark.unlink()  # allocations of a version before have none

@@ -19,8 +19,8 @@ pytestmark = [
 
 from hand_cluster import HandCluster, alone  # noqa: E402
 
-from plait.cli.stopping import job_processes  # noqa: E402
-from plait.live.client import Refused  # noqa: E402
+from plait.live.client.client import Refused  # noqa: E402
+from plait.live.supervisor.down import job_processes  # noqa: E402
 
 SPOT = ("--stop-jobs", "--stop-grace", "45")
 

@@ -19,10 +19,10 @@ pytestmark = [
 
 from test_end_to_end import Shell  # noqa: E402
 
-from plait.cli import keeping  # noqa: E402
-from plait.cli.services import process_of, processes  # noqa: E402
-from plait.cli.stopping import job_processes  # noqa: E402
-from plait.live.service.facts import records  # noqa: E402
+from plait.live.service.discovery import records  # noqa: E402
+from plait.live.supervisor import daemon  # noqa: E402
+from plait.live.supervisor.down import job_processes  # noqa: E402
+from plait.live.supervisor.services import process_of, processes  # noqa: E402
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def plait(tmp_path: Path) -> Iterator[Shell]:
     shell("down", "--stop-jobs")
     assert job_processes(shell.layout) == {}
     assert processes(shell.layout) == {}
-    assert [keeping.running(shell.layout, name) for name in ("keeper", "keeper-2")] == [None, None]
+    assert [daemon.running(shell.layout, name) for name in ("keeper", "keeper-2")] == [None, None]
 
 
 def free_port() -> int:

@@ -24,7 +24,7 @@ pytestmark = [
 from hand_cluster import STEPS, HandCluster, alone  # noqa: E402
 
 import plait  # noqa: E402
-from plait.cli.stopping import job_processes  # noqa: E402
+from plait.live.supervisor.down import job_processes  # noqa: E402
 
 #: The last commit that spoke version 1.
 VERSION_1 = "817de312c3ccfd296337e532f1b8620448287a26"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from plait.cli.live import note
+from plait.cli.connection import note
 
 #: Seconds between two looks.
 LOOK_S = 0.3
@@ -20,7 +20,7 @@ AGAIN_S = 10.0
 
 def patiently(service: Any, job: str) -> dict[str, Any]:
     """The job; a service that is away for less than a minute is waited for: jobs go on without it."""
-    from plait.live.client import NotRunning
+    from plait.live.client.client import NotRunning
 
     until = time.monotonic() + STARTED_S
     while True:
@@ -35,14 +35,14 @@ def patiently(service: Any, job: str) -> dict[str, Any]:
 
 def while_it_is_started(home: str | None) -> Callable[[], bool]:
     """Whether to wait on for a service that does not answer: for a minute, while its keeper is there to start it."""
-    from plait.cli import keeping
     from plait.live.layout import Layout
+    from plait.live.supervisor import daemon
 
     until = asked = -math.inf
 
     def waits() -> bool:
         nonlocal until, asked
-        if keeping.running(Layout.at(home), keeping.KEEPER) is None:
+        if daemon.running(Layout.at(home), daemon.KEEPER) is None:
             return False
         now = time.monotonic()
         if now > asked + AGAIN_S:  # it answered in between
@@ -74,7 +74,7 @@ def last_state(job: str, home: str | None) -> str | None:
 
 def awaited(ask: Callable[[], Mapping[str, Any]], waits: Callable[[], bool]) -> Mapping[str, Any]:
     """The answer, waiting for the service as long as `waits` says."""
-    from plait.live.client import NotRunning
+    from plait.live.client.client import NotRunning
 
     while True:
         try:

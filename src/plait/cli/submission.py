@@ -15,8 +15,8 @@ from typing import Any
 from plait.cli.environment import of_submitter
 from plait.core.errors import InputError
 from plait.live.agent.node_environment import PATH as NODE_PATH
-from plait.live.jobfile import check, parse_bytes, read_jobs
-from plait.live.requests import check_sizes, command_of
+from plait.live.protocol.job_file import check, parse_bytes, read_jobs
+from plait.live.protocol.requests import check_sizes, command_of
 from plait.runtime.command_line import parse_script
 
 #: Fields of a job that are sizes in bytes; their options are texts such as 4G.
@@ -181,10 +181,10 @@ def batch_bounds(initial: int | None, most: int | None, local: str | None, accum
 
 def runs_here(home: str | None, environ: Mapping[str, str]) -> bool:
     """Whether the jobs of this service run on this machine: its home is here, and so are its nodes."""
-    from plait.cli.remembered import remembered
     from plait.live.agent.procs import boot_id
-    from plait.live.client import read_service_file
+    from plait.live.client.client import read_service_file
     from plait.live.layout import Layout
+    from plait.live.supervisor.saved_options import remembered
 
     if environ.get("PLAIT_URL"):
         return False

@@ -23,9 +23,9 @@ from plait.core.arrays import FloatArray
 from plait.core.errors import PlaitError
 from plait.core.jobs import Phase
 from plait.core.words import counted
-from plait.forecast.continued import Continued
 from plait.forecast.drawn import PACE_NOISE, Drawn, draw
-from plait.live.track_record import ENOUGH, START_UP_S, Calibration, Said, TrackRecord
+from plait.forecast.resume import Continued
+from plait.live.scheduler.explain.track_record import ENOUGH, START_UP_S, Calibration, Said, TrackRecord
 from plait.sim.physics import StandardPhysics
 from plait.sim.settings import SimulationSettings
 

@@ -19,9 +19,9 @@ from plait.control.controller import Controller
 from plait.control.drive import drive
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, Phase
-from plait.forecast.observed import Observed
-from plait.forecast.relived import News, Relived, numbered
-from plait.forecast.replayed import Row, replay
+from plait.forecast.live_replay import News, Relived, numbered
+from plait.forecast.log_replay import Row, replay
+from plait.forecast.measured_costs import Observed
 from plait.forecast.turns import TurnsPhysics, stages_known
 from plait.sim.adaptive import INTERVAL_S
 from plait.sim.overheads import Overheads

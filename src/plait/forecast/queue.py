@@ -11,8 +11,8 @@ from plait.control.controller import Controller
 from plait.control.snapshot import restore
 from plait.core.errors import InputError
 from plait.forecast.eta import Forecast, calibrated, forecast
-from plait.live.state import State
-from plait.live.track_record import TrackRecord
+from plait.live.scheduler.explain.track_record import TrackRecord
+from plait.live.scheduler.state import State
 
 
 def controller_of(state: Mapping[str, Any]) -> Callable[[], Controller]:

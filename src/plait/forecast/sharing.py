@@ -12,8 +12,8 @@ from plait.control.messages import ProgressReported
 from plait.core.jobs import JobBatch
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.forecast.eta import pace_s
-from plait.forecast.replayed import Row
-from plait.live.state import State
+from plait.forecast.log_replay import Row
+from plait.live.scheduler.state import State
 from plait.runtime.gate_choice import paces
 from plait.sim.physics import StandardPhysics
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from plait.testing.chaos import Chaos, Done
 from plait.testing.cluster import Cluster
-from plait.testing.remains import remains
+from plait.testing.leak_check import remains
 from plait.testing.schedule import Fault, Kind, plan_faults
 
 __all__ = ["Chaos", "Cluster", "Done", "Fault", "Kind", "plan_faults", "remains"]

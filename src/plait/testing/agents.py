@@ -18,11 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from plait.live.agent.lease import Lease
-from plait.live.engine import Engine
 from plait.live.layout import Layout
-from plait.live.options import LEASE_SHARE, LOST_S, Options
+from plait.live.protocol.wire import ENDED, PREEMPTED, STARTING, Ask, Assignment, NodeInfo, Observed, Reply, Run
+from plait.live.scheduler.engine import Engine
+from plait.live.scheduler.options import LEASE_SHARE, LOST_S, Options
 from plait.live.store import Store
-from plait.live.wire import ENDED, PREEMPTED, STARTING, Ask, Assignment, NodeInfo, Observed, Reply, Run
 from plait.testing.programs import Disk, Held, Key, MemoryDisk, Process, Program
 
 _LEAVES = "its node is leaving"

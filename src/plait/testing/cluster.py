@@ -19,7 +19,7 @@ from plait.core.errors import InputError
 from plait.live.agent import procs
 from plait.live.agent.procs import Process
 from plait.live.backends.local import LocalBackend
-from plait.live.client import Client, read_service_file
+from plait.live.client.client import Client, read_service_file
 from plait.live.layout import Layout, make_private
 
 _PATIENCE_S, _LOOK_S = 60.0, 0.1

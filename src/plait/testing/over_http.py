@@ -10,7 +10,7 @@ from types import TracebackType
 from urllib.parse import urlsplit
 
 from plait.live.agent.link import PATH
-from plait.live.wire import Assignment, Observed, from_json, to_json
+from plait.live.protocol.wire import Assignment, Observed, from_json, to_json
 from plait.testing.agents import SimulatedAgent
 
 

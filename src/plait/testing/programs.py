@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from plait.live.agent.lease import Lease
 from plait.live.layout import Layout
-from plait.live.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, Run, Seen
+from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, Run, Seen
 from plait.training.state.checkpoint_store import Commits, StaleEpoch
 
 #: (job, epoch, rank).
@@ -90,7 +90,7 @@ class HomeDisk:
 
     def __init__(self, layout: Layout) -> None:
         """Nothing is made yet."""
-        from plait.live.fences import Fences
+        from plait.live.fencing import Fences
 
         self._layout = layout
         self.fence = Fences(layout).write

@@ -2,7 +2,7 @@
 
 import json
 
-from plait.cli import demonstration
+from plait.cli.experiments import demonstration
 
 
 def test_clusters_are_compared_in_one_table_with_the_differences(plait, small, tmp_path):

@@ -12,17 +12,17 @@ import httpx
 import pytest
 from fake_service import TOKEN, Fake, serve
 
+from plait.cli.commands.explain import eta_lines
 from plait.cli.event_words import _WORDS, in_words
-from plait.cli.why import eta_lines
 from plait.control.messages import Command, Event, JobSubmitted, NodeJoined, ReplanDue
 from plait.core.cluster import Node
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec
 from plait.forecast.eta import Eta, Forecast, Interval
-from plait.live import calling
-from plait.live.client import Client, NotRunning, Refused, ServiceError
-from plait.live.jobfile import check, parse_bytes, read_jobs, schema
-from plait.live.state import State
+from plait.live.client import transport as calling
+from plait.live.client.client import Client, NotRunning, Refused, ServiceError
+from plait.live.protocol.job_file import check, parse_bytes, read_jobs, schema
+from plait.live.scheduler.state import State
 
 JOB = {
     "id": "j-3", "number": 3, "name": "mnist", "user": "ada", "project": "default", "state": "running", "gpus": 2,
@@ -50,7 +50,7 @@ def fake(monkeypatch, tmp_path):
     monkeypatch.setenv("PLAIT_TOKEN", TOKEN)
     monkeypatch.setenv("PLAIT_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(calling, "PAUSES_S", (0.0, 0.0, 0.0))
-    monkeypatch.setattr("plait.cli.jobs.LOOK_S", 0.0)
+    monkeypatch.setattr("plait.cli.commands.jobs.LOOK_S", 0.0)
     monkeypatch.setattr("plait.cli.submission.of_submitter", lambda *a, **b: (None, {}))  # see test_submission.py
     yield service
     server.shutdown()
@@ -491,7 +491,7 @@ def test_wait_has_the_exit_code_of_the_job(plait, fake):
 
 
 def test_drain_waits_until_the_node_is_empty(plait, fake, monkeypatch):
-    monkeypatch.setattr("plait.cli.watch.LOOK_S", 0.0)
+    monkeypatch.setattr("plait.cli.commands.status.LOOK_S", 0.0)
     other = {"id": "n1", "jobs": ["j-9"]}
     fake.answers |= {
         ("POST", "/v1/nodes/n0/drain"): {},
@@ -660,7 +660,7 @@ def test_a_log_that_is_followed_until_the_service_stops(plait, monkeypatch, tmp_
     stops.asked = False
     monkeypatch.setattr(calling, "PAUSES_S", (0.0, 0.0))
     made = Client("http://a:1", "x", transport=httpx.MockTransport(stops))
-    monkeypatch.setattr("plait.cli.jobs.client", lambda home: made)
+    monkeypatch.setattr("plait.cli.commands.jobs.client", lambda home: made)
     answer = plait("logs", "-f", "j-3")
     assert (answer.code, answer.out) == (code, "one\n")
     assert answer.err.endswith(said)
@@ -674,7 +674,7 @@ def test_a_log_of_a_service_that_never_answered_is_an_error(plait, monkeypatch, 
 
     monkeypatch.setattr(calling, "PAUSES_S", (0.0, 0.0))
     made = Client("http://a:1", "x", transport=httpx.MockTransport(nobody))
-    monkeypatch.setattr("plait.cli.jobs.client", lambda home: made)
+    monkeypatch.setattr("plait.cli.commands.jobs.client", lambda home: made)
     answer = plait("logs", "-f", "j-3")
     assert answer.code == 2
     assert "start it with: plait up" in answer.err

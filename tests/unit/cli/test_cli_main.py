@@ -53,7 +53,7 @@ def test_exit_codes(plait, monkeypatch, small):
         def fail(request):
             raise error
 
-        monkeypatch.setattr("plait.cli.runs.answer", fail)
+        monkeypatch.setattr("plait.cli.experiments.simulation.answer", fail)
         return plait("simulate", small)
 
     from plait.core.errors import InputError, PlanError, SimulationError
@@ -149,7 +149,7 @@ def test_a_short_command_loads_what_it_needs(words, tmp_path):
     code = (
         "import sys; from plait.cli import main\n"
         f"try: main({words!r})\n"
-        "except SystemExit: print(sorted(m for m in ('numpy', 'pydantic', 'plait.cli.runs', 'plait.cli.doctor') "
+        "except SystemExit: print(sorted(m for m in ('numpy', 'pydantic', 'plait.cli.experiments.simulation', 'plait.cli.commands.doctor') "
         "if m in sys.modules))"
     )
     done = python("-c", code, cwd=tmp_path, env={"PLAIT_HOME": str(tmp_path), "PATH": ""})

@@ -143,7 +143,7 @@ def test_bad_tunes(plait, small):
 
 
 def test_a_narrow_terminal_shows_fewer_figures(plait, small, monkeypatch):
-    from plait.cli import console as module
+    from plait.cli.render import console as module
 
     class Narrow(module.Printer):
         def fits(self, what):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from artifact_traces import rows, write_trace
-from plait.cli import reproduced
-from plait.cli.console import Printer
+from plait.cli.experiments import reproduce_muri
+from plait.cli.render.console import Printer
 from plait.core.errors import InputError
 from plait.reproduce.muri import published as numbers
 
@@ -79,7 +79,7 @@ def test_the_same_in_plaits_own_world_beside(plait, data):
 def test_a_second_time_nothing_is_run(plait, data, monkeypatch):
     first = plait("reproduce", "muri", "--data", data, "--figure", "9", "--work", "w", "--json", "-")
     assert "7 runs made, 0 were kept" in first.err
-    monkeypatch.setattr(reproduced, "run_all", lambda *_: pytest.fail("ran again"))
+    monkeypatch.setattr(reproduce_muri, "run_all", lambda *_: pytest.fail("ran again"))
     second = plait("reproduce", "muri", "--data", data, "--figure", "9", "--work", "w", "--json", "-")
     assert second.code == 0
     assert json.loads(second.out) == json.loads(first.out)
@@ -93,7 +93,7 @@ def test_fresh_runs_again(plait, data):
 
 
 def test_ctrl_c_keeps_what_is_done(plait, data, monkeypatch):
-    real = reproduced.run_all
+    real = reproduce_muri.run_all
 
     def stopped(cases, *more):
         for i, pair in enumerate(real(cases, *more)):
@@ -101,13 +101,13 @@ def test_ctrl_c_keeps_what_is_done(plait, data, monkeypatch):
                 raise KeyboardInterrupt
             yield pair
 
-    monkeypatch.setattr(reproduced, "run_all", stopped)
+    monkeypatch.setattr(reproduce_muri, "run_all", stopped)
     arguments = ("reproduce", "muri", "--data", data, "--figure", "9", "--work", "w", "--report", "r.html")
     answer = plait(*arguments)
     assert answer.code == 130
     assert "2 of 7 runs are kept in w; the same command goes on from there" in answer.err
     assert not Path("r.html").exists()
-    monkeypatch.setattr(reproduced, "run_all", real)
+    monkeypatch.setattr(reproduce_muri, "run_all", real)
     again = plait(*arguments)
     assert again.code == 0
     assert "4 runs made, 3 were kept" in again.err
@@ -243,7 +243,7 @@ def test_a_figure_of_the_published_traces(plait, published, tmp_path):
 
 
 def test_an_unknown_world_has_no_runs():
-    from plait.cli.published import run_published
+    from plait.cli.experiments.published import run_published
     from plait.reproduce.worlds import PublishedRun, published_world
 
     assert published_world("plait") is None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.cli.outputs import Outputs, names_of_runs
+from plait.cli.experiments.outputs import Outputs, names_of_runs
 from plait.core.errors import InputError
 
 HEADER = "job_id,submit_s,gpus,duration_s,duration_kind,state"
@@ -309,7 +309,7 @@ def test_names_of_runs(tmp_path):
 
 def test_interrupting_a_process(small, tmp_path):
     code = (
-        "import os, signal, plait.cli.runs as runs\n"
+        "import os, signal, plait.cli.experiments.simulation as runs\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where tests run in the background
         "def stop(*a, **k): os.kill(os.getpid(), signal.SIGINT)\n"
         "runs.run_case = stop\n"

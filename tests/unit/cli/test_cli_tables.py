@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from plait.cli.jobs import JOB_COLUMNS, brief, job_row
-from plait.cli.tables import piped, plain, plain_lines, table
+from plait.cli.commands.jobs import JOB_COLUMNS, brief, job_row
+from plait.cli.render.tables import piped, plain, plain_lines, table
 
 WRITTEN = "\x1b[2J\x1b]0;title\x07" + "very long failure message " * 200 + "x" * 900 + "\nnext\x1b[31m"
 JOB = {

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from plait.cli import keeper, keeping
 from plait.core.errors import InputError
 from plait.live.layout import Layout
+from plait.live.supervisor import daemon, keeper
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
 #: Nothing here takes so long on any machine.
@@ -25,20 +25,20 @@ def layout(tmp_path: Path) -> Layout:
 
 
 def test_there_is_one_of_a_name(layout: Layout) -> None:
-    with keeping.only_one(layout, "keeper") as first, keeping.only_one(layout, "keeper") as second:
+    with daemon.only_one(layout, "keeper") as first, daemon.only_one(layout, "keeper") as second:
         assert (first, second) == (True, False)
-        with keeping.only_one(layout, "keeper-2") as other:
+        with daemon.only_one(layout, "keeper-2") as other:
             assert other
-        assert keeping.running(layout, "keeper") is not None
-    assert keeping.running(layout, "keeper") is None
+        assert daemon.running(layout, "keeper") is not None
+    assert daemon.running(layout, "keeper") is None
 
 
 def test_a_machine_that_died_at_work_keeps_no_other_from_it(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    with keeping.alone(layout):  # NFS may hold its lock for as long as that machine is away
-        with pytest.raises(InputError, match="another plait up"), keeping.alone(layout, 0.0):
+    with daemon.alone(layout):  # NFS may hold its lock for as long as that machine is away
+        with pytest.raises(InputError, match="another plait up"), daemon.alone(layout, 0.0):
             pass
-        monkeypatch.setattr(keeping.socket, "gethostname", lambda: "another")
-        with keeping.alone(layout, 0.0):
+        monkeypatch.setattr(daemon.socket, "gethostname", lambda: "another")
+        with daemon.alone(layout, 0.0):
             pass
 
 
@@ -52,12 +52,12 @@ def test_those_of_this_machine_are_ended_and_those_of_others_left_alone(layout: 
     try:
         assert child.stdout is not None
         assert child.stdout.readline() == b"up\n"
-        found = keeping.running(layout, "keeper-2")
+        found = daemon.running(layout, "keeper-2")
         assert found is not None
         assert found.pid == child.pid
         foreign = layout.home / "keeper-3.json"
         foreign.write_text(f'{{"pid": {child.pid}, "start_time": {found.start_time}, "boot": "another machine"}}')
-        keeping.stop_all(layout)
+        daemon.stop_all(layout)
         assert child.wait(PATIENCE_S) == -9
         assert foreign.exists()
         assert not (layout.home / "keeper-2.json").exists()
@@ -69,7 +69,7 @@ def test_those_of_this_machine_are_ended_and_those_of_others_left_alone(layout: 
 
 def test_no_trouble_ends_a_keeper(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(keeping.time, "sleep", pauses.append)
+    monkeypatch.setattr(daemon.time, "sleep", pauses.append)
     troubles = [InputError("the port is taken"), ZeroDivisionError("a mistake of ours"), None, InputError("again")]
 
     def look() -> list[str]:
@@ -78,8 +78,8 @@ def test_no_trouble_ends_a_keeper(monkeypatch: pytest.MonkeyPatch, capsys: pytes
             raise trouble
         return ["one thing", "another"]
 
-    keeping.look_on(look, until=lambda: not troubles)
-    assert pauses == [1.0, 2.0, keeping.LOOK_S, 1.0]
+    daemon.look_on(look, until=lambda: not troubles)
+    assert pauses == [1.0, 2.0, daemon.LOOK_S, 1.0]
     said = capsys.readouterr().out
     assert "the port is taken; next try in 1 s" in said
     assert "Traceback" in said
@@ -102,7 +102,7 @@ def test_a_service_is_started_again_while_the_backend_hangs(layout: Layout, monk
         died.clear()
         restarted.set()
 
-    monkeypatch.setattr(keeping, "LOOK_S", 0.01)
+    monkeypatch.setattr(daemon, "LOOK_S", 0.01)
     monkeypatch.setattr(keeper, "remembered_backend", lambda layout: Backend())
     monkeypatch.setattr(keeper, "service_process", lambda layout: None if died.is_set() else object())
     monkeypatch.setattr(keeper, "restart_service", restart)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from plait.cli.app import app
 from plait.core.errors import InputError, PlaitError
-from plait.live import jobfile
+from plait.live.protocol import job_file
 from plait.live.service.main import main
 
 BIG, HEX = "9" * 4301, "0x" + "f" * 4000
@@ -41,7 +41,7 @@ def test_a_job_file_of_any_content_is_refused_with_a_sentence_that_names_it(kind
     for text in JOBS[kind]:
         file.write_text(text)
         with pytest.raises(InputError, match=f"job.{kind}") as caught:
-            jobfile.read_jobs(file)
+            job_file.read_jobs(file)
         assert len(str(caught.value)) < 1000, text[:50]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from plait.cli import keeping, patience
-from plait.live.client import NotRunning
+from plait.cli import patience
+from plait.live.client.client import NotRunning
+from plait.live.supervisor import daemon
 
 
 @pytest.fixture
@@ -14,9 +15,9 @@ def away(plait, tmp_path, monkeypatch):
     (tmp_path / "service.json").write_text('{"url": "http://127.0.0.1:9", "pid": 1}')
     monkeypatch.setenv("PLAIT_TOKEN", "x")
     monkeypatch.delenv("PLAIT_URL", raising=False)
-    monkeypatch.setattr("plait.live.calling.PAUSES_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("plait.live.client.transport.PAUSES_S", (0.0, 0.0, 0.0))
     kept = [True]
-    monkeypatch.setattr(keeping, "running", lambda layout, name: object() if kept[0] else None)
+    monkeypatch.setattr(daemon, "running", lambda layout, name: object() if kept[0] else None)
     return kept
 
 

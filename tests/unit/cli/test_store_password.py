@@ -11,13 +11,16 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra [live]")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
 
-from plait.cli import starting, stopping  # noqa: E402
-from plait.cli.remembered import options_file, remember, remembered  # noqa: E402
-from plait.cli.services import start_service  # noqa: E402
 from plait.core.errors import InputError  # noqa: E402
 from plait.live.agent.launch import environment  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
-from plait.live.wire import GroupInfo, Run  # noqa: E402
+from plait.live.protocol.wire import GroupInfo, Run  # noqa: E402
+from plait.live.supervisor import (
+    down,
+    up,
+)
+from plait.live.supervisor.saved_options import options_file, remember, remembered  # noqa: E402
+from plait.live.supervisor.services import start_service  # noqa: E402
 
 
 @pytest.fixture
@@ -38,9 +41,9 @@ def test_a_service_is_told_in_its_environment(layout: Layout, tmp_path: Path, mo
         assert not layout.database.exists()
         assert (layout.home / "service.log").stat().st_mode & 0o077 == 0
     finally:
-        stopping.stop(layout, stop_jobs=False)
+        down.stop(layout, stop_jobs=False)
     process = start_service(layout, {})  # that of the environment is somebody else's
-    stopping.stop(layout, stop_jobs=False)
+    down.stop(layout, stop_jobs=False)
     assert layout.database.exists()
 
 
@@ -71,7 +74,7 @@ def test_up_takes_it_from_the_environment(
         given.update(options)
         raise InputError("enough")
 
-    monkeypatch.setattr(starting, "start", start)
+    monkeypatch.setattr(up, "start", start)
     monkeypatch.setenv("PLAIT_DB", "postgresql://u:secret@h/d")
     monkeypatch.delenv("PLAIT_DEBUG", raising=False)
     with pytest.raises(SystemExit):
@@ -86,11 +89,11 @@ def test_a_home_that_others_can_see_is_noted(
     def start_service(layout: Layout, options: dict[str, object]) -> None:
         raise InputError("enough")
 
-    monkeypatch.setattr(starting, "start_service", start_service)
+    monkeypatch.setattr(up, "start_service", start_service)
     for mode, said in ((0o700, False), (0o755, True)):
         layout.home.chmod(mode)
         with pytest.raises(InputError, match="enough"):
-            starting.start(layout, {"fake": True})
+            up.start(layout, {"fake": True})
         assert (f"chmod 700 {layout.home}" in capsys.readouterr().err) is said
 
 

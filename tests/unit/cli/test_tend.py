@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from plait.cli import keeping, tend
 from plait.core.errors import InputError
-from plait.live.client import NotRunning
+from plait.live.client.client import NotRunning
 from plait.live.layout import Layout
+from plait.live.supervisor import agent_keeper as tend
+from plait.live.supervisor import daemon
 
 
 class Nodes:
@@ -49,7 +50,7 @@ def looks(monkeypatch, tmp_path, capsys):
 
         monkeypatch.setattr(tend, "own_client", own_client)
         monkeypatch.setattr(tend, "open_backend", open_backend)
-        monkeypatch.setattr(keeping.time, "sleep", pauses.append)
+        monkeypatch.setattr(daemon.time, "sleep", pauses.append)
         words = ["--home", str(tmp_path), "--backend", "ray", "--address", "a:1", "-o", "x=y=z"]
         code = tend.main(words, until=lambda: len(pauses) >= looks)
         return code, pauses, capsys.readouterr().out
@@ -61,7 +62,7 @@ def test_starts_once_and_looks_every_second(looks):
     nodes = Nodes()
     code, pauses, said = looks(nodes, 3)
     assert (code, nodes.asked) == (0, ["start", "tend", "tend", "tend"])
-    assert pauses == [keeping.LOOK_S] * 3
+    assert pauses == [daemon.LOOK_S] * 3
     assert "started the agent of n0" in said
     assert "n1 is dead" in said
 
@@ -70,7 +71,7 @@ def test_trouble_passes(looks):
     away = NotRunning("no service")
     nodes = Nodes([InputError("no head answers")])
     _, pauses, said = looks(nodes, 5, [away, away])
-    assert pauses == [1.0, 2.0, 4.0, keeping.LOOK_S, keeping.LOOK_S]
+    assert pauses == [1.0, 2.0, 4.0, daemon.LOOK_S, daemon.LOOK_S]
     assert nodes.asked == ["start", "tend", "start", "tend", "tend"]
     assert "no service; next try in 2 s" in said
     assert "no head answers; next try in 4 s" in said
@@ -78,9 +79,9 @@ def test_trouble_passes(looks):
 
 def test_there_is_one_of_a_home(looks, tmp_path):
     nodes = Nodes()
-    with keeping.only_one(Layout(tmp_path), keeping.KEEPER):
+    with daemon.only_one(Layout(tmp_path), daemon.KEEPER):
         _, pauses, said = looks(nodes, 3)
-    assert (nodes.asked, pauses) == ([], [keeping.LOOK_S] * 3)
+    assert (nodes.asked, pauses) == ([], [daemon.LOOK_S] * 3)
     assert said.count("another process keeps the nodes") == 1
     _, pauses, _ = looks(nodes, 2)
     assert nodes.asked == ["start", "tend", "tend"]

@@ -18,14 +18,20 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra [live]")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
 
-from plait.cli import keeper, keeping, starting, stopping, tend  # noqa: E402
-from plait.cli.remembered import remember, remembered, was_up  # noqa: E402
-from plait.cli.services import elsewhere, process_of, start_service  # noqa: E402
 from plait.core.errors import InputError  # noqa: E402
 from plait.live.agent.procs import Process  # noqa: E402
-from plait.live.client import Client  # noqa: E402
+from plait.live.client.client import Client  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
 from plait.live.service.main import only_one  # noqa: E402
+from plait.live.supervisor import agent_keeper as tend  # noqa: E402
+from plait.live.supervisor import (
+    daemon,
+    down,
+    keeper,
+)
+from plait.live.supervisor import up as starting  # noqa: E402
+from plait.live.supervisor.saved_options import remember, remembered, was_up  # noqa: E402
+from plait.live.supervisor.services import elsewhere, process_of, start_service  # noqa: E402
 
 #: Nothing here takes so long on any machine.
 PATIENCE_S = 60.0
@@ -60,7 +66,7 @@ class Nodes:
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
     found = Nodes()
     monkeypatch.setattr(starting, "open_backend", lambda layout, options: found)
-    monkeypatch.setattr(stopping, "remembered_backend", lambda layout, patience_s: found)
+    monkeypatch.setattr(down, "remembered_backend", lambda layout, patience_s: found)
     return found
 
 
@@ -72,7 +78,7 @@ def slow_keeper(layout: Layout) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(layout.home), environment]))
         yield "slow_keeper"
-    keeping.stop(layout, "keeper")
+    daemon.stop(layout, "keeper")
 
 
 def test_they_wait_for_each_other(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +86,7 @@ def test_they_wait_for_each_other(layout: Layout, monkeypatch: pytest.MonkeyPatc
     up: list[object] = []
 
     def other() -> None:
-        with keeping.alone(layout):
+        with daemon.alone(layout):
             entered.set()
             assert leave.wait(PATIENCE_S)
             up.append(object())  # the service that it starts
@@ -91,9 +97,9 @@ def test_they_wait_for_each_other(layout: Layout, monkeypatch: pytest.MonkeyPatc
     thread.start()
     try:
         assert entered.wait(PATIENCE_S)
-        with pytest.raises(InputError, match=r"another plait up .* end that one"), keeping.alone(layout, 0.0):
+        with pytest.raises(InputError, match=r"another plait up .* end that one"), daemon.alone(layout, 0.0):
             pass
-        monkeypatch.setattr(keeping.time, "sleep", lambda _: leave.set())  # the keeper has looked, and waits
+        monkeypatch.setattr(daemon.time, "sleep", lambda _: leave.set())  # the keeper has looked, and waits
         assert keeper.keep_service(layout) == []
     finally:
         leave.set()
@@ -166,18 +172,18 @@ def test_up_ends_the_keeper_that_has_the_options_of_before_and_failing_starts_it
     seen, spawned = [], []
 
     def start_service(layout: Layout, options: dict[str, Any]) -> SimpleNamespace:
-        seen.append(keeping.running(layout, "keeper"))
+        seen.append(daemon.running(layout, "keeper"))
         raise InputError("enough")
 
     monkeypatch.setattr(starting, "start_service", start_service)
     with pytest.raises(InputError, match="enough"):
         starting.start(layout, {"nodes": 3})  # nobody kept it
-    keeping.spawn(layout, "keeper", slow_keeper)
-    monkeypatch.setattr(keeping, "spawn", lambda layout, *words: spawned.append(words))
+    daemon.spawn(layout, "keeper", slow_keeper)
+    monkeypatch.setattr(daemon, "spawn", lambda layout, *words: spawned.append(words))
     with pytest.raises(InputError, match="enough"):
         starting.start(layout, {"nodes": 3})
     assert seen == [None, None]
-    assert spawned == [("keeper", "plait.cli.keeper")]
+    assert spawned == [("keeper", "plait.live.supervisor.keeper")]
 
 
 @pytest.mark.usefixtures("no_engine")
@@ -195,12 +201,12 @@ def test_one_that_comes_back_beside_a_leader_stands_by_though_the_engine_is_away
 
 
 def test_down_ends_a_keeper_that_has_hardly_begun(layout: Layout, nodes: Nodes, slow_keeper: str) -> None:
-    keeping.spawn(layout, "keeper", slow_keeper)
-    child = keeping.running(layout, "keeper")
+    daemon.spawn(layout, "keeper", slow_keeper)
+    child = daemon.running(layout, "keeper")
     assert child is not None
-    keeping.spawn(layout, "keeper", slow_keeper)  # there is one
-    assert keeping.running(layout, "keeper") == child
-    stopping.stop(layout, stop_jobs=False)
+    daemon.spawn(layout, "keeper", slow_keeper)  # there is one
+    assert daemon.running(layout, "keeper") == child
+    down.stop(layout, stop_jobs=False)
     assert not child.alive
 
 
@@ -250,7 +256,7 @@ def test_a_home_that_was_up_has_its_service_though_the_engine_is_away(
         assert "no head answers; the service runs, and its nodes are tried again" in capsys.readouterr().err
         assert nodes.asked == ["start"]
     finally:
-        stopping.stop(layout, stop_jobs=False)
+        down.stop(layout, stop_jobs=False)
 
 
 @pytest.mark.usefixtures("no_engine")
@@ -283,7 +289,7 @@ def test_a_start_after_down_that_fails_leaves_nothing_but_the_options_of_before(
     (layout.home / "nodes").mkdir()
     before = {"backend": "ray", "address": "a:1"}
     remember(layout, before)
-    stopping.stop(layout, stop_jobs=False)
+    down.stop(layout, stop_jobs=False)
     for _ in range(2):
         nodes.asked.clear()
         with pytest.raises(type(error)):
@@ -294,12 +300,12 @@ def test_a_start_after_down_that_fails_leaves_nothing_but_the_options_of_before(
 @pytest.mark.usefixtures("no_engine")
 def test_after_down_the_service_comes_though_the_engine_is_away(layout: Layout) -> None:
     remember(layout, {"backend": "ray", "address": "a:1"})
-    stopping.stop(layout, stop_jobs=False)
+    down.stop(layout, stop_jobs=False)
     try:
         with starting.start(layout, {}) as service:  # agents of other machines may run on, as those of Slurm do
             assert service.status()["nodes"]
     finally:
-        stopping.stop(layout, stop_jobs=False)
+        down.stop(layout, stop_jobs=False)
 
 
 def test_down_says_that_it_ended_agents_that_had_no_service(
@@ -311,9 +317,9 @@ def test_down_says_that_it_ended_agents_that_had_no_service(
         assert agent is not None
         layout.node("n0").mkdir(parents=True)
         (layout.node("n0") / "agent.json").write_text(json.dumps(vars(agent)))
-        assert stopping.stop(layout, stop_jobs=False) == [f"nothing runs in {layout.home}"]
+        assert down.stop(layout, stop_jobs=False) == [f"nothing runs in {layout.home}"]
         monkeypatch.setattr(nodes, "stop", lambda jobs: (child.kill(), child.wait()))
-        assert stopping.stop(layout, stop_jobs=False) == ["1 agent ended"]
+        assert down.stop(layout, stop_jobs=False) == ["1 agent ended"]
     finally:
         child.kill()
         child.wait()
@@ -330,9 +336,9 @@ def test_down_promises_no_job_more_than_its_checkpoint(
     jobs: int, says: str, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marks = {100 + n: f"home:j-{n}:1:0" for n in range(jobs)}
-    monkeypatch.setattr(stopping, "job_processes", lambda _: dict(marks))
-    monkeypatch.setattr(stopping, "kill_jobs", lambda _: marks.clear())
-    assert stopping.stop(layout, stop_jobs=True) == [says]
+    monkeypatch.setattr(down, "job_processes", lambda _: dict(marks))
+    monkeypatch.setattr(down, "kill_jobs", lambda _: marks.clear())
+    assert down.stop(layout, stop_jobs=True) == [says]
 
 
 def of_another_machine(layout: Layout, file: str, **more: object) -> Path:
@@ -346,7 +352,7 @@ def of_another_machine(layout: Layout, file: str, **more: object) -> Path:
 def test_what_another_machine_keeps_is_left_to_it(layout: Layout, nodes: Nodes, file: str) -> None:
     path = of_another_machine(layout, file)
     (layout.home / "nodes").mkdir()
-    for begin in (lambda: starting.start(layout, {}), lambda: stopping.stop(layout, stop_jobs=True)):
+    for begin in (lambda: starting.start(layout, {}), lambda: down.stop(layout, stop_jobs=True)):
         with pytest.raises(InputError, match=rf"is kept on login1: .* down there; .* rm {path}"):
             begin()
     assert path.exists()
@@ -359,25 +365,23 @@ def test_a_standby_is_ended_without_nodes_of_another_machine(
     (layout.home / "nodes").mkdir()
     of_another_machine(layout, "service-1.json", role="leader")
     of_another_machine(layout, "service.json")
-    keeping.spawn(layout, "keeper-2", slow_keeper)
-    child = keeping.running(layout, "keeper-2")
+    daemon.spawn(layout, "keeper-2", slow_keeper)
+    child = daemon.running(layout, "keeper-2")
     assert child is not None
-    assert stopping.stop(layout, stop_jobs=True) == [
-        "nodes and jobs are kept on login1; to end them say plait down there"
-    ]
+    assert down.stop(layout, stop_jobs=True) == ["nodes and jobs are kept on login1; to end them say plait down there"]
     assert not child.alive
     assert layout.service_file.exists()
     assert nodes.asked == []
 
 
 def test_what_ran_before_this_machine_was_started_anew_is_dead(layout: Layout) -> None:
-    with keeping.only_one(layout, "keeper"):
+    with daemon.only_one(layout, "keeper"):
         said = json.loads((layout.home / "keeper.json").read_text())
     assert said["host"] == socket.gethostname()
     for file in ("service.json", "keeper.json"):
         of_another_machine(layout, file, host=socket.gethostname())
     assert elsewhere(layout) == {}
-    assert stopping.stop(layout, stop_jobs=False) == [f"nothing runs in {layout.home}"]
+    assert down.stop(layout, stop_jobs=False) == [f"nothing runs in {layout.home}"]
 
 
 def test_a_service_that_nobody_keeps_is_kept_again(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +392,7 @@ def test_a_service_that_nobody_keeps_is_kept_again(layout: Layout, monkeypatch: 
     assert starting.start(layout, {"nodes": 2}).url == "http://127.0.0.1:2"
     with pytest.raises(InputError, match=r"runs in .* already"):
         starting.start(layout, {"nodes": 3})
-    with keeping.only_one(layout, "keeper"), pytest.raises(InputError, match=r"runs in .* already"):
+    with daemon.only_one(layout, "keeper"), pytest.raises(InputError, match=r"runs in .* already"):
         starting.start(layout, {})
 
 

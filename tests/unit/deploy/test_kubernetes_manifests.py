@@ -18,10 +18,10 @@ from custom_kinds import SCHEMAS
 from kustomized import CLUSTER_WIDE, render
 from typer.main import get_command
 
-from plait.cli import tend
 from plait.cli.app import app
-from plait.live.service.front import HEALTH
+from plait.live.service.gateway import HEALTH
 from plait.live.service.main import _arguments
+from plait.live.supervisor import agent_keeper
 
 kubernetes_validate = pytest.importorskip(
     "kubernetes_validate", reason="kubernetes-validate is not installed; pip install 'plait[dev]' brings it"
@@ -315,7 +315,7 @@ def parse(words: list[str]) -> dict:
     """The options of a command of plait, by whichever of its parsers has to understand them."""
     if words[0] == "plait":
         return parse_plait(words[1:])
-    parser = {"plait.live.service": _arguments, "plait.cli.tend": tend.arguments}[words[2]]
+    parser = {"plait.live.service": _arguments, "plait.live.supervisor.agent_keeper": agent_keeper.arguments}[words[2]]
     return vars(parser(words[3:]))
 
 

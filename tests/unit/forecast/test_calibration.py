@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from plait.forecast.queue import foresee
-from plait.live.options import Options
-from plait.live.track_record import ENOUGH, PRIOR, Calibration, Said, TrackRecord, score
-from plait.live.wire import NodeInfo
+from plait.live.protocol.wire import NodeInfo
+from plait.live.scheduler.explain.track_record import ENOUGH, PRIOR, Calibration, Said, TrackRecord, score
+from plait.live.scheduler.options import Options
 from plait.testing.agents import Fleet, SimulatedAgent
 from plait.testing.programs import Program
 

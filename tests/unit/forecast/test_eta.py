@@ -12,9 +12,9 @@ from plait.core.cluster import Cluster
 from plait.core.goodput import BatchLimits
 from plait.core.jobs import JobBatch, JobSpec
 from plait.forecast import drawn
-from plait.forecast.continued import Continued, running_now
 from plait.forecast.eta import Eta, Interval, _least, forecast, pace_s
-from plait.live.track_record import TrackRecord
+from plait.forecast.resume import Continued, running_now
+from plait.live.scheduler.explain.track_record import TrackRecord
 from plait.policies.catalog import make_policy
 from plait.sim.settings import SimulationSettings
 

@@ -13,9 +13,9 @@ from plait.core.goodput import BatchLimits
 from plait.core.jobs import JobBatch
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.forecast.fidelity import fidelity
-from plait.forecast.observed import Observed
-from plait.forecast.relived import numbered
-from plait.forecast.replayed import read_rows, replay
+from plait.forecast.live_replay import numbered
+from plait.forecast.log_replay import read_rows, replay
+from plait.forecast.measured_costs import Observed
 from plait.forecast.turns import TurnsPhysics
 from plait.runtime.gate_choice import choose_gate, paces
 

@@ -20,9 +20,9 @@ from plait.core.goodput import BatchLimits
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.resources import StageProfile
 from plait.forecast.fidelity import fidelity
-from plait.forecast.replayed import read_rows, replay
+from plait.forecast.log_replay import read_rows, replay
 from plait.forecast.sharing import Watch
-from plait.live.state import State
+from plait.live.scheduler.state import State
 
 COMMAND = {"command": ["true"]}
 

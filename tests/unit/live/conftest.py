@@ -11,7 +11,7 @@ from live_cases import Cluster
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     """Makes clusters; what they decided must be derived again from their logs."""
-    from plait.forecast.replayed import replay, stored_rows
+    from plait.forecast.log_replay import replay, stored_rows
 
     made: list[Cluster] = []
 

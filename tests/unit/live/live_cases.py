@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from plait.live.engine import Engine
 from plait.live.layout import Layout
-from plait.live.options import Options
+from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, Assignment, NodeInfo, Observed, Run, Seen
+from plait.live.scheduler.engine import Engine
+from plait.live.scheduler.options import Options
 from plait.live.store import Store
-from plait.live.wire import ENDED, PREEMPTED, RUNNING, Assignment, NodeInfo, Observed, Run, Seen
 
 Key = tuple[int, int, int]
 

@@ -17,9 +17,9 @@ from plait.control.messages import Command, Event, JobFinished
 from plait.core.cluster import Cluster
 from plait.core.goodput import BatchLimits, Estimate
 from plait.core.jobs import JobBatch, JobSpec
-from plait.forecast.replayed import replay, stored_rows
-from plait.live.options import Options
-from plait.live.wire import NodeInfo
+from plait.forecast.log_replay import replay, stored_rows
+from plait.live.protocol.wire import NodeInfo
+from plait.live.scheduler.options import Options
 from plait.policies.catalog import make_policy
 from plait.sim.backend import Simulator
 from plait.sim.overheads import Overheads

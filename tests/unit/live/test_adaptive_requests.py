@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from live_cases import Cluster
 
-from plait.cli.why import explanation_lines
+from plait.cli.commands.explain import explanation_lines
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits, Estimate
-from plait.live.adaptive import differs
 from plait.live.agent.pages import PageReader
-from plait.live.engine import Engine
+from plait.live.protocol.wire import Adaptive, Profile
+from plait.live.scheduler.adaptive import differs
+from plait.live.scheduler.engine import Engine
 from plait.live.service.models import Invalid, JobIn, parse
-from plait.live.service.warm import warm_up
-from plait.live.wire import Adaptive, Profile
+from plait.live.service.warmup import warm_up
 from plait.runtime.page import Page
 
 Make = Callable[..., Cluster]

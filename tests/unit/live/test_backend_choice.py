@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from plait.cli.remembered import pairs
 from plait.core.errors import InputError
 from plait.live.backends import base
 from plait.live.layout import Layout
+from plait.live.supervisor.saved_options import pairs
 
 
 class Foreign:

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from plait.live import calling
-from plait.live.client import Client, NotRunning, ServiceError
+from plait.live.client import transport as calling
+from plait.live.client.client import Client, NotRunning, ServiceError
 
 A, B = "http://a:1", "http://b:1"
 

@@ -12,16 +12,16 @@ from live_cases import Cluster
 
 from plait.forecast.eta import forecast
 from plait.forecast.queue import controller_of
-from plait.live import rounds as rounds_module
-from plait.live import state as state_module
-from plait.live.asking import Asker
-from plait.live.engine import Engine
 from plait.live.layout import Layout
-from plait.live.options import Options
-from plait.live.reconcile import reconcile
-from plait.live.state import State
+from plait.live.protocol.wire import NodeInfo
+from plait.live.scheduler import decide as rounds_module
+from plait.live.scheduler import state as state_module
+from plait.live.scheduler.engine import Engine
+from plait.live.scheduler.explain.what_if import Asker
+from plait.live.scheduler.options import Options
+from plait.live.scheduler.reconcile import reconcile
+from plait.live.scheduler.state import State
 from plait.live.store import pack
-from plait.live.wire import NodeInfo
 from plait.testing.agents import Fleet, SimulatedAgent
 from plait.testing.programs import MemoryDisk, Program
 

@@ -11,9 +11,9 @@ import pytest
 from live_cases import Cluster
 
 from plait.core.errors import InputError
-from plait.live.engine import Engine
-from plait.live.sane import LONGEST_REASON
-from plait.live.wire import NodeInfo, Observed, Profile
+from plait.live.protocol.validation import LONGEST_REASON
+from plait.live.protocol.wire import NodeInfo, Observed, Profile
+from plait.live.scheduler.engine import Engine
 
 Make = Callable[..., Cluster]
 

@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from live_cases import Cluster
 
-from plait.forecast.replayed import replay, stored_rows
-from plait.live.errors import Conflict
-from plait.live.wire import ENDED, RUNNING, Assignment, Observed, Run, to_json
+from plait.forecast.log_replay import replay, stored_rows
+from plait.live.protocol.wire import ENDED, RUNNING, Assignment, Observed, Run, to_json
+from plait.live.scheduler.errors import Conflict
 
 FINAL = {"finished", "failed", "cancelled"}
 

@@ -13,11 +13,11 @@ from live_cases import Cluster, Node
 
 from plait.core.errors import InputError
 from plait.core.jobs import Phase
-from plait.live.asking import Asker
-from plait.live.attempts import JobRecord
-from plait.live.errors import Conflict
 from plait.live.layout import make_private
-from plait.live.wire import ENDED, RUNNING, STARTING, NodeInfo, Observed, Profile, Seen
+from plait.live.protocol.wire import ENDED, RUNNING, STARTING, NodeInfo, Observed, Profile, Seen
+from plait.live.scheduler.attempts import JobRecord
+from plait.live.scheduler.errors import Conflict
+from plait.live.scheduler.explain.what_if import Asker
 
 Make = Callable[..., Cluster]
 
@@ -855,7 +855,7 @@ def test_a_private_folder_is_private_with_what_it_is_in(tmp_path: Path) -> None:
 def test_a_submission_is_known_by_its_key_after_a_restart_from_the_log_and_from_a_snapshot(
     cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from plait.live import submissions
+    from plait.live.scheduler import submissions
 
     for weight in (1e9, 0.0):  # no snapshot but at the start, one at each commit
         c = cluster(snapshot_weight=weight)

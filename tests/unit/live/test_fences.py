@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from live_cases import Cluster
 
-from plait.live.attempts import JobRecord
-from plait.live.fences import Fences
+from plait.live.fencing import Fences
 from plait.live.layout import Layout, make_private
+from plait.live.scheduler.attempts import JobRecord
 from plait.live.store import Replaced, Store
 
 Make = Callable[..., Cluster]

@@ -18,19 +18,19 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from plait.cli.services import any_service_process
-from plait.cli.stopping import kill_jobs
 from plait.live.agent import cgroups, procs
 from plait.live.agent.journal import Journal
-from plait.live.engine import Engine
 from plait.live.layout import Layout
-from plait.live.options import Options
+from plait.live.protocol.wire import RUNNING, NodeInfo, Observed, Reply, Seen, to_json
+from plait.live.scheduler.engine import Engine
+from plait.live.scheduler.options import Options
 from plait.live.service.app import Api, make_app
 from plait.live.service.auth import Tokens
 from plait.live.service.logs import Mailbox
 from plait.live.service.worker import Worker
 from plait.live.store import NoRoom, Store
-from plait.live.wire import RUNNING, NodeInfo, Observed, Reply, Seen, to_json
+from plait.live.supervisor.down import kill_jobs
+from plait.live.supervisor.services import any_service_process
 
 
 @pytest.fixture
@@ -207,8 +207,8 @@ def test_a_full_disk_refuses_submissions_and_is_read_all_the_same(
 
 
 def test_agents_go_on_as_they_are_while_the_service_waits_for_room() -> None:
+    from plait.live.protocol.wire import ENDED
     from plait.live.service.routes.agents import _as_it_is
-    from plait.live.wire import ENDED
 
     class One:
         class worker:
@@ -281,7 +281,7 @@ class Hidden:
     def __init__(self, tmp_path: Path) -> None:
         from plait.live.agent import launch
         from plait.live.agent.lease import Lease, NodeLease
-        from plait.live.wire import GroupInfo, Mate, Run
+        from plait.live.protocol.wire import GroupInfo, Mate, Run
 
         self.layout, self.name = Layout(tmp_path / "home"), f"hidden-{os.getpid()}"
         argv = [sys.executable, "-S", "-c", DAEMON, self.name]

@@ -12,8 +12,8 @@ from live_cases import Cluster, Node
 from plait.core.errors import InputError
 from plait.live.backends.base import open_backend
 from plait.live.layout import Layout
-from plait.live.options import ANY_SIZE
-from plait.live.service.lead import open_lead
+from plait.live.scheduler.options import ANY_SIZE
+from plait.live.service.leadership import open_lead
 from plait.live.service.main import _arguments
 from plait.policies.catalog import CATALOG
 

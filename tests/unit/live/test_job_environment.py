@@ -13,7 +13,7 @@ from plait.cli.app import app
 from plait.live.agent.launch import environment
 from plait.live.agent.node_environment import FILE, PATH, node_environment
 from plait.live.layout import Layout
-from plait.live.wire import GroupInfo, Run
+from plait.live.protocol.wire import GroupInfo, Run
 
 #: As of somebody who runs `plait up` at work.
 SHELL = {

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from plait.live.client import Client
+from plait.live.client.client import Client
 from plait.live.service.routes import logs as route
 
 

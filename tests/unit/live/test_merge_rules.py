@@ -9,8 +9,8 @@ import pytest
 from live_cases import Cluster
 
 from plait.core.errors import InputError
-from plait.live.jobfile import check
-from plait.live.requests import merge_key
+from plait.live.protocol.job_file import check
+from plait.live.protocol.requests import merge_key
 
 Make = Callable[..., Cluster]
 JOB: dict[str, Any] = {"command": ["python", "train.py"], "merge": True, "workdir": "/w"}

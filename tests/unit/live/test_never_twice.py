@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from plait.core.errors import InputError
-from plait.live.options import Options
-from plait.live.wire import Assignment, NodeInfo, Run
+from plait.live.protocol.wire import Assignment, NodeInfo, Run
+from plait.live.scheduler.options import Options
 from plait.testing.agents import Fleet, SimulatedAgent
 from plait.testing.programs import MemoryDisk, Program
 

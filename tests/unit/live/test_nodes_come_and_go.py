@@ -15,10 +15,10 @@ from plait.control.outcomes import outcomes
 from plait.control.usage import usage
 from plait.core.cluster import Cluster as Hardware
 from plait.core.cluster import Node as Machine
-from plait.forecast.replayed import replay, stored_rows
-from plait.live.errors import Conflict
-from plait.live.state import State, entry_from_json
-from plait.live.wire import PREEMPTED, RUNNING, Assignment, Observed
+from plait.forecast.log_replay import replay, stored_rows
+from plait.live.protocol.wire import PREEMPTED, RUNNING, Assignment, Observed
+from plait.live.scheduler.errors import Conflict
+from plait.live.scheduler.state import State, entry_from_json
 
 
 class Leaver(Node):

@@ -25,7 +25,7 @@ from plait.core.errors import InputError
 from plait.live.agent import procs
 from plait.live.agent.agent import Agent, Settings
 from plait.live.layout import Layout, make_private
-from plait.live.wire import (
+from plait.live.protocol.wire import (
     ENDED,
     Ask,
     Assignment,
@@ -164,7 +164,7 @@ def test_files_of_a_job_are_its_own_trouble(node: Node) -> None:
 
 def service_job(number: int) -> Any:
     """A record as the engine has it."""
-    from plait.live.attempts import JobRecord
+    from plait.live.scheduler.attempts import JobRecord
 
     return JobRecord(number, {}, "ann", "default", 0.0)
 
@@ -260,7 +260,7 @@ def test_a_node_of_another_size_joins_whatever_a_process_of_the_old_one_says(
             raise ZeroDivisionError("odd")
         return seen
 
-    monkeypatch.setattr("plait.live.hearing.sane_seen", sane_seen)
+    monkeypatch.setattr("plait.live.scheduler.ingest.sane_seen", sane_seen)
     c.nodes[0].end(odd)
     c.nodes[0].end(other)
     c.engine.observe(Observed(NodeInfo("n0", 3), "new", attempts=list(c.nodes[0].seen.values())), c.now)
@@ -312,7 +312,7 @@ def test_what_no_store_can_hold_breaks_no_engine(tmp_path: Path) -> None:
 
 
 def test_reasons_of_many_ranks_fit_into_a_report() -> None:
-    from plait.live.sane import sane_seen
+    from plait.live.protocol.validation import sane_seen
 
     seen = [sane_seen(Seen(1, 1, rank, ENDED, reason="\x1b[2J" * 200_000)) for rank in range(1000)]
     text = json.dumps(to_json(Observed(NodeInfo("n0", 8), "a", attempts=seen)))

@@ -15,10 +15,10 @@ import pytest
 
 from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.live.agent import procs
-from plait.live.backends import ray
 from plait.live.backends.base import COMING, DEAD, UP
-from plait.live.backends.ray_nodes import name_nodes
-from plait.live.client import NotRunning, Refused
+from plait.live.backends.ray import backend as ray
+from plait.live.backends.ray.nodes import name_nodes
+from plait.live.client.client import NotRunning, Refused
 from plait.live.layout import Layout, make_private
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")

@@ -17,8 +17,8 @@ import pytest
 
 from plait.core.errors import InputError
 from plait.live.agent import procs
-from plait.live.backends import ray_local
-from plait.live.backends.ray_local import HEAD, RayCluster
+from plait.live.backends.ray import local_cluster
+from plait.live.backends.ray.local_cluster import HEAD, RayCluster
 from plait.live.layout import Layout
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
@@ -57,7 +57,7 @@ def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Layout]:
     monkeypatch.setenv("PYTHONPATH", f"{fake.parent.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("PLAIT_TEST_FOLDER", str(tmp_path))
     monkeypatch.setenv("RAY_ADDRESS", "of another cluster")
-    monkeypatch.setattr(ray_local, "_STOP_S", 0.5)
+    monkeypatch.setattr(local_cluster, "_STOP_S", 0.5)
     layout = Layout(tmp_path / "home")
     yield layout
     RayCluster(layout).down()
@@ -171,13 +171,13 @@ def test_a_port_that_is_taken_is_passed_over() -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
         port = taken.getsockname()[1]
-        assert ray_local._free_port(port) > port
+        assert local_cluster._free_port(port) > port
 
 
 @pytest.mark.parametrize("has_client", [True, False])
 def test_the_clients_server_gets_a_port_only_where_ray_was_installed_with_it(
     layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_client: bool
 ) -> None:
-    monkeypatch.setattr(ray_local, "_has_client", lambda: has_client)
+    monkeypatch.setattr(local_cluster, "_has_client", lambda: has_client)
     RayCluster(layout).up(1)
     assert ("--ray-client-server-port" in (tmp_path / "head.tries").read_text()) == has_client

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from plait.live.engine import Engine
 from plait.live.layout import Layout
+from plait.live.scheduler.engine import Engine
 from plait.live.store import Entry, Replaced, Store, StoreError
-from plait.live.store import seat as seat_module
+from plait.live.store import leader_lease as seat_module
 from plait.live.store.holders import is_dead, this_process
-from plait.live.store.seat import Seat
+from plait.live.store.leader_lease import Seat
 from plait.live.store.store import parse_url
 
 

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from plait.live.client import jobs_of_table
-from plait.live.engine import Engine
+from plait.live.client.client import jobs_of_table
 from plait.live.layout import Layout
-from plait.live.options import Options
+from plait.live.protocol.wire import ENDED, RUNNING, Adaptive, NodeInfo, Observed, Reply, Seen, to_json
+from plait.live.scheduler.engine import Engine
+from plait.live.scheduler.options import Options
 from plait.live.service.app import Api, make_app
 from plait.live.service.auth import Tokens, hashed
 from plait.live.service.limits import LARGEST_BODY
 from plait.live.service.logs import Mailbox
 from plait.live.service.worker import Worker
 from plait.live.store import Store
-from plait.live.wire import ENDED, RUNNING, Adaptive, NodeInfo, Observed, Reply, Seen, to_json
 
 
 @dataclass

@@ -13,7 +13,7 @@ import pytest
 from plait.live.layout import Layout
 from plait.live.service import clock as clocks
 from plait.live.service.clock import FACT, MOST_AWAY_S, SLOW, Anchor, Clock, begin_s
-from plait.live.service.lead import open_lead
+from plait.live.service.leadership import open_lead
 from plait.live.service.main import _arguments
 
 DAY, YEAR = 86_400.0, 365 * 86_400.0

@@ -120,7 +120,7 @@ def test_random_requests_are_never_answered_with_an_error_of_the_service(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("plait.live.service.warm.warm_up", lambda policy: None)
+    monkeypatch.setattr("plait.live.service.warmup.warm_up", lambda policy: None)
     service.sync(gpus=2)
     service.submit()
     maker = Maker(service.http.get("/openapi.json").json(), 15)

@@ -18,11 +18,11 @@ import pytest
 from live_cases import Cluster, Node
 
 from plait.core.errors import InputError
-from plait.live import jobfile
 from plait.live.backends.local import LocalBackend
-from plait.live.engine import Engine
-from plait.live.errors import Conflict
 from plait.live.layout import Layout, make_private, write_secret
+from plait.live.protocol import job_file
+from plait.live.scheduler.engine import Engine
+from plait.live.scheduler.errors import Conflict
 from plait.live.service import auth
 from plait.live.service.auth import HOME_TOKEN, Denied, Tokens, hashed, speaks_for
 from plait.live.service.logs import Mailbox, NoAnswer
@@ -374,10 +374,10 @@ FITS: list[tuple[dict[str, Any], bool]] = [
 def test_the_published_schema_and_the_service_say_the_same(given: dict[str, Any], fits: bool) -> None:
     job = {"command": ["true"], **given}
     if fits:
-        jobfile.check(dict(job), "job.yaml")
+        job_file.check(dict(job), "job.yaml")
         parse(JobIn, job)
         return
     with pytest.raises(InputError):
-        jobfile.check(dict(job), "job.yaml")
+        job_file.check(dict(job), "job.yaml")
     with pytest.raises(Invalid):
         parse(JobIn, job)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from live_cases import Cluster
 
-from plait.live.state import State, entry_from_json
+from plait.live.scheduler.state import State, entry_from_json
 
 
 @pytest.fixture

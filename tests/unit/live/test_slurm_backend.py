@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from plait.core.errors import InputError
 from plait.live.backends.base import open_backend
-from plait.live.backends.slurm import SlurmBackend, job_of
-from plait.live.backends.slurm_cli import ENDING, OVER, PENDING, RUNNING, Job, SlurmCli, SlurmError, read_jobs
-from plait.live.backends.slurm_node import MARK, node_name
-from plait.live.backends.slurm_options import SlurmOptions
-from plait.live.backends.slurm_plan import Held, Limits, Moves, plan_allocations
+from plait.live.backends.slurm.backend import SlurmBackend, job_of
+from plait.live.backends.slurm.commands import ENDING, OVER, PENDING, RUNNING, Job, SlurmCli, SlurmError, read_jobs
+from plait.live.backends.slurm.node import MARK, node_name
+from plait.live.backends.slurm.options import SlurmOptions
+from plait.live.backends.slurm.plan import Held, Limits, Moves, plan_allocations
 from plait.live.layout import NODE_NAME, Layout
 
 ANSWERS = Path(__file__).parent / "slurm_answers"
@@ -65,7 +65,7 @@ def test_errors_name_the_command_and_what_it_said(tmp_path):
 
 
 def test_a_command_that_does_not_answer_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("plait.live.backends.slurm_cli.PATIENCE_S", 0.2)
+    monkeypatch.setattr("plait.live.backends.slurm.commands.PATIENCE_S", 0.2)
     with pytest.raises(SlurmError, match=r"squeue .*: no answer in 0.2 s"):
         SlurmCli(tool(tmp_path, "squeue", "exec sleep 60")).jobs(NAME)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from plait.control.messages import from_json
-from plait.live import views
-from plait.live.explain import explain
-from plait.live.options import Options
-from plait.live.wire import NodeInfo, Profile
+from plait.live.protocol.wire import NodeInfo, Profile
+from plait.live.scheduler.explain import views
+from plait.live.scheduler.explain.waiting import explain
+from plait.live.scheduler.options import Options
 from plait.testing.agents import Fleet, SimulatedAgent
 from plait.testing.programs import Program
 

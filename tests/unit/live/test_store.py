@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from live_cases import Cluster
 
 from plait.core.errors import InputError
-from plait.forecast.replayed import replay, stored_rows
-from plait.live.engine import Engine
+from plait.forecast.log_replay import replay, stored_rows
 from plait.live.layout import Layout
+from plait.live.scheduler.engine import Engine
 from plait.live.store import Entry, Store, StoreError, Token, schema
 from plait.live.store.migrate import migrate, upgrade, version
 from plait.live.store.store import restore_backup
@@ -191,7 +191,7 @@ def test_an_engine_lives_in_it(url: str, tmp_path: Path) -> None:
 CLIENT = """
 import sys
 from pathlib import Path
-from plait.live.engine import Engine
+from plait.live.scheduler.engine import Engine
 from plait.live.layout import Layout
 from plait.live.store import Store
 

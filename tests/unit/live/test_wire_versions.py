@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from plait.live import wire
 from plait.live.agent.gates import Gates
-from plait.live.wire import Assignment, Observed, WireError, from_json, to_json
+from plait.live.protocol import wire
+from plait.live.protocol.wire import Assignment, Observed, WireError, from_json, to_json
 from plait.runtime import page as pages
 from plait.runtime.page import Page, PageError, check_versions
 from plait.training.environment import ControlFile, Surroundings

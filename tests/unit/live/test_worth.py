@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from live_cases import Cluster
 
-from plait.live.options import ANY_SIZE
-from plait.live.wire import Adaptive
+from plait.live.protocol.wire import Adaptive
+from plait.live.scheduler.options import ANY_SIZE
 from plait.policies.pollux import Pollux
 
 Make = Callable[..., Cluster]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from plait.cli.trace import app
+from plait.cli.commands.trace import app
 from plait.core.errors import InputError, TraceError
 from plait.traces.canonical import read_canonical
 

@@ -9,7 +9,7 @@ import pytest
 
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits
-from plait.live.assign import BATCH_VARIABLE
+from plait.live.scheduler.assignments import BATCH_VARIABLE
 from plait.training.adaptive.bounds import VARIABLE, bounds
 
 GIVEN = BatchLimits(initial=16, most=256, least_local=4, most_local=32, accumulation=True)

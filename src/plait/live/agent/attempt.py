@@ -16,8 +16,8 @@ from plait.live.agent.journal import Key
 from plait.live.agent.lease import Lease
 from plait.live.agent.pages import PageReader
 from plait.live.agent.procs import Process
-from plait.live.sane import sane_seen, sane_text
-from plait.live.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, Run, Seen
+from plait.live.protocol.validation import sane_seen, sane_text
+from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, Run, Seen
 from plait.runtime.page import STOP_GRACEFULLY, STOP_NOW
 
 #: What the runner is given beyond the grace before the agent ends everything itself.

@@ -17,7 +17,7 @@ from typing import Any
 from plait.live.agent import procs
 from plait.live.agent.attempt import Attempt
 from plait.live.layout import Layout, make_private
-from plait.live.wire import ENDED, GroupInfo
+from plait.live.protocol.wire import ENDED, GroupInfo
 from plait.runtime.group_files import Group, GroupError, Member, make_group, remove_group
 from plait.runtime.page import OLDEST, VERSION
 

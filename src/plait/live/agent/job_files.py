@@ -10,7 +10,7 @@ from pathlib import Path
 
 from plait.live.agent import procs
 from plait.live.agent.procs import Process
-from plait.live.sane import sane_code, sane_text
+from plait.live.protocol.validation import sane_code, sane_text
 
 #: The largest pid of Linux, and ticks since boot.
 _MOST_PID, _MOST_TICKS = 1 << 22, 1 << 60

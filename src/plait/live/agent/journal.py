@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.live.agent.procs import Process
-from plait.live.wire import Run, from_json, to_json
+from plait.live.protocol.wire import Run, from_json, to_json
 
 Key = tuple[int, int, int]
 _REWRITE_BYTES = 4 << 20

@@ -17,7 +17,7 @@ from plait.live.agent.lease import NodeLease
 from plait.live.agent.node_environment import node_environment, passed
 from plait.live.agent.runner import HELD_BACK
 from plait.live.layout import Layout, job_name, job_number, make_private
-from plait.live.wire import Run
+from plait.live.protocol.wire import Run
 from plait.runtime.command_line import parse_script
 from plait.runtime.page import Page
 

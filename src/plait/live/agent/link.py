@@ -25,7 +25,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from plait.live.agent.procs import boot_s
-from plait.live.wire import OLDEST, VERSION, Assignment, Observed, WireError, from_json, to_json
+from plait.live.protocol.wire import OLDEST, VERSION, Assignment, Observed, WireError, from_json, to_json
 
 PATH = "/agent/v1/sync"
 _CONNECT_S, _READ_S = 3.0, 10.0

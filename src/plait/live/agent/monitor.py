@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from plait.live.wire import GpuUsage, NodeInfo, Usage
+from plait.live.protocol.wire import GpuUsage, NodeInfo, Usage
 
 
 @dataclass(frozen=True)

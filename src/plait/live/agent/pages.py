@@ -11,7 +11,7 @@ from pathlib import Path
 
 from plait.core.resources import Resource
 from plait.live.agent import procs
-from plait.live.wire import Adaptive, Profile
+from plait.live.protocol.wire import Adaptive, Profile
 from plait.runtime.page import GATES, JobState, Page, PageError
 from plait.training.state.saving import Saves
 

@@ -15,7 +15,7 @@ from plait.core.errors import InputError
 from plait.live.layout import Layout
 
 if TYPE_CHECKING:
-    from plait.live.client import Client
+    from plait.live.client.client import Client
 
 #: States of a node as its backend sees it.
 UP, COMING, DEAD, LEAVING = "up", "coming", "dead", "leaving"
@@ -106,13 +106,13 @@ def _local(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> B
 
 
 def _slurm(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> Backend:
-    from plait.live.backends.slurm import SlurmBackend
+    from plait.live.backends.slurm.backend import SlurmBackend
 
     return SlurmBackend(layout, options, stop_grace_s)
 
 
 def _ray(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> Backend:
-    from plait.live.backends.ray import RayBackend
+    from plait.live.backends.ray.backend import RayBackend
 
     return RayBackend(layout, options, stop_grace_s)
 

@@ -30,7 +30,7 @@ from plait.live.backends.host import AgentHost
 from plait.live.layout import Layout
 
 if TYPE_CHECKING:
-    from plait.live.client import Client
+    from plait.live.client.client import Client
 
 #: In the folder of a node: how many slots or which GPUs its last agent had.
 _SIZE = "size.json"

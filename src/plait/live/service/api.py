@@ -11,9 +11,9 @@ from fastapi.responses import Response
 from pydantic_core import PydanticSerializationError
 from pydantic_core import to_json as to_json_bytes
 
-from plait.live import views
-from plait.live.asking import Asker
 from plait.live.layout import job_number
+from plait.live.scheduler.explain import views
+from plait.live.scheduler.explain.what_if import Asker
 from plait.live.service.auth import Tokens, need
 from plait.live.service.logs import Mailbox
 from plait.live.service.metrics import Metrics

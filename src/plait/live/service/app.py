@@ -11,7 +11,8 @@ from fastapi.responses import Response
 
 from plait import __version__
 from plait.core.errors import InputError, PlaitError
-from plait.live.errors import Conflict
+from plait.live.protocol.wire import WireError
+from plait.live.scheduler.errors import Conflict
 from plait.live.service.api import Api, Json
 from plait.live.service.auth import Denied
 from plait.live.service.limits import BodyLimit
@@ -20,7 +21,6 @@ from plait.live.service.models import ErrorOut, Invalid
 from plait.live.service.routes import admin, agents, cluster, jobs, logs
 from plait.live.service.worker import Stopped
 from plait.live.store import NoRoom, StoreError
-from plait.live.wire import WireError
 
 
 def make_app(api: Api) -> FastAPI:

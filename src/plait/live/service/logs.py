@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Iterable
 
-from plait.live.wire import Ask, Reply
+from plait.live.protocol.wire import Ask, Reply
 
 #: An agent that has not replied by then is asked again; and after so long nobody waits any more.
 AGAIN_S, PATIENCE_S = 2.0, 6.0

@@ -21,11 +21,11 @@ from typing import IO, TYPE_CHECKING
 
 from plait.core.errors import InputError, PlaitError
 from plait.live.layout import NODE_NAME, Layout, make_private
-from plait.live.options import LEASE_SHARE, check_lease
-from plait.live.service import facts
+from plait.live.scheduler.options import LEASE_SHARE, check_lease
+from plait.live.service import discovery
 
 if TYPE_CHECKING:
-    from plait.live.store.seat import Seat
+    from plait.live.store.leader_lease import Seat
 
 _LOG = logging.getLogger("plait.service")
 #: A service that has lost its lead comes back after so many seconds, to stand by.
@@ -66,7 +66,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--round", type=float, default=1.0, help="decide at most this often, seconds")
     parser.add_argument(
         "--db",
-        default=os.environ.get(facts.STORE_VARIABLE) or None,
+        default=os.environ.get(discovery.STORE_VARIABLE) or None,
         help="sqlite:///file or postgresql://host/db (PLAIT_DB, for one with a password); default: HOME/plait.db",
     )
     parser.add_argument(
@@ -107,7 +107,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--standby", action="store_true", help="wait until no other service leads, then lead")
     parser.add_argument("--name", help="of this service, where a home has several; default: 1, with --standby 2")
     args = parser.parse_args(argv)
-    args.name = args.name or ("2" if args.standby else facts.FIRST)
+    args.name = args.name or ("2" if args.standby else discovery.FIRST)
     args.lease = LEASE_SHARE * args.lost if args.lease is None else args.lease
     return args
 
@@ -120,10 +120,10 @@ def run(args: argparse.Namespace) -> int:
     make_private(layout.home)
     with only_one(layout, args.name), _listen(args.host, args.port) as listener:
         from plait.live.service.journal import begin_log
-        from plait.live.service.lead import open_lead
+        from plait.live.service.leadership import open_lead
         from plait.live.service.serving import STAND_BY, Service
 
-        begin_log(facts.file_of(layout, args.name, "log"))
+        begin_log(discovery.file_of(layout, args.name, "log"))
         address = _address(args, listener)
         seat, again = _seat(args, address), False
         try:
@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
             return code
         finally:
             if not again:
-                facts.forget(layout, args.name)
+                discovery.forget(layout, args.name)
             if seat is not None:
                 seat.close()
             _LOG.info("stopped")
@@ -147,7 +147,7 @@ def _seat(args: argparse.Namespace, address: str) -> Seat | None:
         return None
     try:
         from plait.live.store.holders import this_process
-        from plait.live.store.seat import Seat
+        from plait.live.store.leader_lease import Seat
         from plait.live.store.store import parse_url
 
         return Seat(parse_url(args.db), holder=this_process(args.lead_lease), address=address, lease_s=args.lead_lease)
@@ -223,9 +223,9 @@ def _loopback(host: str) -> bool:
         return False
 
 
-def only_one(layout: Layout, name: str = facts.FIRST) -> IO[str]:
+def only_one(layout: Layout, name: str = discovery.FIRST) -> IO[str]:
     """The lock of the home folder, or of one service of several; `InputError` if another process has it."""
-    lock = open(facts.file_of(layout, name, "lock"), "a+")  # noqa: SIM115 - held as long as the service
+    lock = open(discovery.file_of(layout, name, "lock"), "a+")  # noqa: SIM115 - held as long as the service
     for _ in range(_LOCK_TRIES):  # whoever looks whether a service runs holds the lock for a moment
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from plait.live.stop_costs import LOSSES
+from plait.live.scheduler.stop_costs import LOSSES
 
 if TYPE_CHECKING:
-    from plait.live.engine import Engine
+    from plait.live.scheduler.engine import Engine
     from plait.live.service.worker import Worker
 
 

@@ -13,20 +13,20 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from plait.core.errors import PlaitError
+from plait.live.client.tls import certificates
 from plait.live.layout import Layout
-from plait.live.service import facts
+from plait.live.service import discovery
 from plait.live.service.connections import Connection, Connections, Door, counted, room
-from plait.live.service.front import Front
-from plait.live.service.lead import Lead, open_lead
-from plait.live.service.warm import get_ready, warm_up
-from plait.live.tls import certificates
+from plait.live.service.gateway import Front
+from plait.live.service.leadership import Lead, open_lead
+from plait.live.service.warmup import get_ready, warm_up
 
 if TYPE_CHECKING:
     import uvicorn
 
     from plait.live.service.api import Api
     from plait.live.service.worker import Worker
-    from plait.live.store.seat import Seat
+    from plait.live.store.leader_lease import Seat
 
 _LOG = logging.getLogger("plait.service")
 #: Seconds that open requests get when the service is told to end.
@@ -113,7 +113,7 @@ class Service:
 
     async def _follow(self) -> Lead | None:
         """Until it is our turn; None if told to end before."""
-        from plait.live.store.seat import LOOK_S as look_s
+        from plait.live.store.leader_lease import LOOK_S as look_s
 
         assert self.seat is not None
         self._record("standby")
@@ -147,8 +147,8 @@ class Service:
 
     def _prepare(self, policy: str | None) -> None:
         """Load all that leading needs, while there is time."""
-        import plait.live.engine  # noqa: F401
-        from plait.live.engine import DEFAULT_POLICY
+        import plait.live.scheduler.engine  # noqa: F401
+        from plait.live.scheduler.engine import DEFAULT_POLICY
         from plait.live.service.app import make_app  # noqa: F401
 
         policy = policy or DEFAULT_POLICY
@@ -210,7 +210,7 @@ class Service:
 
     def _facts(self) -> dict[str, Any]:
         return {
-            "url": self.address, **facts.me(), "backend": self.args.backend,
+            "url": self.address, **discovery.me(), "backend": self.args.backend,
             "admin_token_file": str(self.layout.token_file),
             **({"certificate": certificates(self.args.tls_cert)} if self.args.tls_cert else {}),
         }  # fmt: skip
@@ -219,13 +219,13 @@ class Service:
         """Tell where the leader is."""
         if self.seat is not None:
             self._record("leader")
-        facts.write(self.layout.service_file, self._facts())
+        discovery.write(self.layout.service_file, self._facts())
         after_s = round(time.monotonic() - self.begin, 3)
         _LOG.info("answers", extra={"facts": {"url": self.address, "after_s": after_s}})
 
     def _record(self, role: str) -> None:
         words = {"name": self.args.name, "role": role, "standby": bool(self.args.standby)}
-        facts.write(facts.record_file(self.layout, self.args.name), self._facts() | words)
+        discovery.write(discovery.record_file(self.layout, self.args.name), self._facts() | words)
 
     async def _stay(self) -> None:
         """Until told to end, or the home folder has vanished; see to it that service.json names the leader."""
@@ -240,9 +240,9 @@ class Service:
                 self.stop()
                 return
             leads = self.seat is None or self.front.leads
-            if leads and not facts.is_mine(self.layout.service_file):
+            if leads and not discovery.is_mine(self.layout.service_file):
                 try:
-                    facts.write(self.layout.service_file, self._facts())
+                    discovery.write(self.layout.service_file, self._facts())
                     trouble = ""
                 except OSError as error:  # a full disk: at the next look
                     if str(error) != trouble:

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from plait.live.engine import Engine
+from plait.live.scheduler.engine import Engine
 from plait.live.store import NoRoom
 
 T = TypeVar("T")

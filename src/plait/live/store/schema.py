@@ -5,7 +5,7 @@ log_jobs    which jobs an entry of the log is about
 snapshots   everything known after an entry, so that a restart need not read the whole log
 jobs, attempts, nodes    views for listing, written in the transaction of the entries that change them
 tokens, projects, meta   who may ask, quotas and weights, and the store's own facts
-lease       one row: which service leads, and until when (PostgreSQL only; `plait.live.store.seat`)
+lease       one row: which service leads, and until when (PostgreSQL only; `plait.live.store.leader_lease`)
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from plait.core.errors import InputError, MissingExtra
 from plait.live.store import schema
+from plait.live.store.leader_lease import Seat, take_lock
 from plait.live.store.migrate import migrate, version
 from plait.live.store.schema import Entry, Token, Views
-from plait.live.store.seat import Seat, take_lock
 
 _BUSY_S = 10
 _KEPT_SNAPSHOTS = 2

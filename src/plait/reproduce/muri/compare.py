@@ -9,8 +9,8 @@ from typing import Any
 
 from plait.core.errors import InputError
 from plait.reproduce.muri import published
+from plait.reproduce.muri.fair_world import POLICIES, unreadable
 from plait.reproduce.muri.figures import FIGURES, Bar, Figure
-from plait.reproduce.muri.own import POLICIES, unreadable
 from plait.reproduce.muri.runs import Case, Done
 
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.grouping.matching.blossom import maximum_weight_matching
-from plait.reproduce.muri.belief import Believed
 from plait.reproduce.muri.matching import tied_matching
 from plait.reproduce.muri.nodes import Nodes, merge, share, split_slow
+from plait.reproduce.muri.noise_model import Believed
 from plait.reproduce.muri.queues import Queues
 from plait.reproduce.muri.speeds import INTERFERENCE, SLOTS, UNMATCHED_INTERFERENCE, Profiles, kinds_of
 from plait.reproduce.muri.state import Rule, State

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from plait.core.errors import InputError
-from plait.reproduce.muri.belief import noisy
+from plait.reproduce.muri.noise_model import noisy
 from plait.reproduce.muri.settings import read_setting
 from plait.reproduce.muri.trace import PERCENTILE_RULE
 from plait.reproduce.store import Kept, folder_of
@@ -116,7 +116,7 @@ def code_hash(own: bool) -> str:
 def run_case(case: Case, ended: Callable[[int], None] | None = None) -> Done:
     """Run it. `ended(n)` is told whenever `n` more jobs have ended."""
     if case.world == "plait":
-        from plait.reproduce.muri.own import simulate_own
+        from plait.reproduce.muri.fair_world import simulate_own
 
         return Done(**simulate_own(case.trace, case.policy, case.jobs, ended))
     from plait.reproduce.muri.engine import run

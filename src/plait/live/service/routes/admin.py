@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from plait.live.engine import Engine
+from plait.live.scheduler.engine import Engine
 from plait.live.service.api import Json, api_of
 from plait.live.service.models import BackupIn, ProjectIn, TokenIn, parse
 from plait.live.store import Token

@@ -9,11 +9,11 @@ from dataclasses import replace
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from plait.live.engine import Engine
+from plait.live.protocol.wire import Assignment, Observed, report_from_json, to_json
+from plait.live.scheduler.engine import Engine
 from plait.live.service.api import Api, Json, api_of
 from plait.live.service.auth import speaks_for
 from plait.live.store import NoRoom
-from plait.live.wire import Assignment, Observed, report_from_json, to_json
 
 #: An agent's question is held back this long at most.
 LONG_POLL_S = 1.0
@@ -23,7 +23,7 @@ router = APIRouter()
 
 @router.post("/agent/v1/sync")
 async def sync(request: Request) -> Response:
-    """An agent tells what it sees and hears what should be; see `plait.live.wire`."""
+    """An agent tells what it sees and hears what should be; see `plait.live.protocol.wire`."""
     api = api_of(request)
     header = request.headers.get("authorization")
     known = api.tokens.knows(header)

@@ -14,8 +14,8 @@ from fastapi.responses import PlainTextResponse, Response
 
 from plait import __version__
 from plait.core.errors import InputError, PlaitError
-from plait.live.engine import Engine
-from plait.live.service import shapes
+from plait.live.scheduler.engine import Engine
+from plait.live.service import serializers
 from plait.live.service.api import Api, Json, api_of
 from plait.live.service.models import LARGEST, GoneIn, PolicyIn, parse
 from plait.policies.catalog import check_named, make_policy
@@ -28,7 +28,7 @@ router = APIRouter()
 async def _status(api: Api) -> dict[str, Any]:
     found: dict[str, Any] = await api.worker.look(lambda engine, now: engine.status(now))
     counts = await asyncio.to_thread(api.store.counts)
-    found["jobs"].update({state: counts.get(state, 0) for state in shapes.FINAL})
+    found["jobs"].update({state: counts.get(state, 0) for state in serializers.FINAL})
     trouble = api.worker.trouble or None
     return {**found, "store_error": trouble, "version": __version__, "uptime_s": time.monotonic() - api.begin}
 
@@ -135,7 +135,7 @@ async def events(
     token = api.who(request, "admin", "viewer")
 
     def read() -> Response:
-        shown = [shapes.entry(e, secrets=token.role == "admin") for e in api.store.entries(after, limit)]
+        shown = [serializers.entry(e, secrets=token.role == "admin") for e in api.store.entries(after, limit)]
         return Json({"events": shown})
 
     return await asyncio.to_thread(read)
@@ -146,7 +146,7 @@ def _try_out(policy: str, modules: Collection[str], folder: Path) -> None:
 
     Raises `InputError` for one that there is not, that may not be named over HTTP, or whose options it does not take.
     """
-    from plait.live.service.warm import warm_up
+    from plait.live.service.warmup import warm_up
 
     try:
         check_named(policy, modules, folder)

@@ -9,11 +9,11 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
 from pydantic.json_schema import models_json_schema
 
-from plait.live import views
-from plait.live.engine import Engine
-from plait.live.errors import Conflict
 from plait.live.layout import job_name
-from plait.live.service import shapes
+from plait.live.scheduler.engine import Engine
+from plait.live.scheduler.errors import Conflict
+from plait.live.scheduler.explain import views
+from plait.live.service import serializers
 from plait.live.service.api import Json, api_of
 from plait.live.service.auth import Denied, owns
 from plait.live.service.models import LARGEST, ForecastIn, Invalid, JobIn, JobOut, JobsIn, parse
@@ -75,7 +75,7 @@ async def list_jobs(
             raise Invalid(f"{one[:40]!r} is no state; known: {', '.join(views.STATES)}", "state")
     found = await asyncio.to_thread(api.store.job_columns, states=states, owner=user, limit=limit, offset=offset)
     shown = zip(found["number"], found["state"], strict=True)
-    open_ones = [number for number, now in shown if now not in shapes.FINAL]
+    open_ones = [number for number, now in shown if now not in serializers.FINAL]
     live = await api.worker.look(lambda engine, now: (now, engine.fields(open_ones)))
     return await asyncio.to_thread(_listed, found, live, token, columns)
 
@@ -88,7 +88,7 @@ async def show(request: Request, job: str) -> Response:
     owns(token, job, row["owner"], change=False)
     live = await api.live(row["number"])
     secrets = token.role == "admin" or token.user == row["owner"]
-    return Json(shapes.whole_job(row, live, api.worker.clock(), secrets=secrets))
+    return Json(serializers.whole_job(row, live, api.worker.clock(), secrets=secrets))
 
 
 @router.delete("/v1/jobs/{job}")
@@ -123,7 +123,7 @@ async def explain(request: Request, job: str) -> Response:
         found = {"id": job, "number": number, "state": row["state"], "summary": row["reason"]}
         found["started"] = bool(row["attempts"])
         if row["request"].get("batch"):
-            found["attempts"] = [shapes.attempt(one) for one in row["attempts"]]
+            found["attempts"] = [serializers.attempt(one) for one in row["attempts"]]
         return Json(found)
     answer = None if question is None else api.asker.ask(question)
     if answer is not None:
@@ -158,7 +158,7 @@ async def job_events(
 
     def read() -> Response:
         entries = api.store.entries(after, limit, number, newest)
-        shown = (shapes.entry(entry, secrets=token.role == "admin") for entry in entries)
+        shown = (serializers.entry(entry, secrets=token.role == "admin") for entry in entries)
         return Json({"events": [_only(entry, number, token) for entry in shown]})
 
     return await asyncio.to_thread(read)
@@ -197,9 +197,12 @@ def _listed(
     now_s, fields = live
     only = None if token.role in ("admin", "viewer") else token.user
     if columns:
-        return Json(shapes.table(found, fields, now_s, only))
+        return Json(serializers.table(found, fields, now_s, only))
     none: dict[str, Any] = {}
     rows = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
     return Json(
-        [shapes.job(row, fields.get(row["number"], none), now_s, mine=only in (None, row["owner"])) for row in rows]
+        [
+            serializers.job(row, fields.get(row["number"], none), now_s, mine=only in (None, row["owner"]))
+            for row in rows
+        ]
     )

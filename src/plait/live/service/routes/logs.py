@@ -13,14 +13,14 @@ from fastapi.responses import Response, StreamingResponse
 
 from plait.live.agent.logs import MOST_BYTES, read_part
 from plait.live.layout import job_name
-from plait.live.profiles import processes_per_gpu
-from plait.live.requests import most_gpus
-from plait.live.service import shapes
+from plait.live.protocol.requests import most_gpus
+from plait.live.protocol.wire import Reply
+from plait.live.scheduler.profiles import processes_per_gpu
+from plait.live.service import serializers
 from plait.live.service.api import Api, Json, api_of
 from plait.live.service.auth import Denied, owns
 from plait.live.service.logs import NoAnswer
 from plait.live.service.models import LARGEST
-from plait.live.wire import Reply
 
 #: Parts of a log: default, at most.
 PART, LARGEST_PART = 65_536, 1_000_000
@@ -108,7 +108,7 @@ async def _follow(
         row = await api.row(job)
         tries = {a["epoch"]: a for a in row["attempts"]}
         newest = max(tries, default=0)
-        over = row["state"] in shapes.FINAL
+        over = row["state"] in serializers.FINAL
         part: dict[str, Any] | None = None
         if newest:
             epoch = epoch or newest

@@ -1,0 +1,208 @@
+"""`plait token`, `project`, `backup`, `restore`, `replay`: what an administrator does, and checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from plait.cli.connection import HomeOption, JsonFlag, client, duration, note, print_json, print_table, seconds
+from plait.cli.policy_modules import AllowForLog, let_load_of_log, only_allowed
+
+token = typer.Typer(help="Tokens: who may use the service.", no_args_is_help=True)
+project = typer.Typer(help="Projects: quotas and shares.", no_args_is_help=True)
+
+
+def _print_rows(rows: list[dict[str, Any]], as_json: bool, nothing: str) -> None:
+    """Rows with whatever columns they have."""
+    if as_json:
+        print_json(rows)
+        return
+    columns = tuple(dict.fromkeys(key for row in rows for key in row))
+    print_table(columns, ([row.get(c) for c in columns] for row in rows), nothing)
+
+
+@token.command("new", no_args_is_help=True)
+@token.command("create", no_args_is_help=True, hidden=True)
+def create_token(
+    user: Annotated[str, typer.Argument(help="Who will use it.")],
+    role: Annotated[str, typer.Option(help="admin, user (own jobs) or viewer (reads only).")] = "user",
+    in_project: Annotated[str | None, typer.Option("--project", help="Project of this user's jobs.")] = None,
+    expires: Annotated[str | None, typer.Option(help="Valid for so long: 12h, 30d, 8w; default: for ever.")] = None,
+    home: HomeOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make a token; it is shown once."""
+    lasts_s = None if expires is None else seconds(expires)
+    with client(home) as service:
+        made = service.create_token(user, role, in_project, expires_in_s=lasts_s)
+    if as_json:
+        print_json(made)
+        return
+    typer.echo(made["token"])
+    until = "" if lasts_s is None else f", for {duration(lasts_s)}"
+    note(f"for {user} ({role}){until}; it is not shown again. They use it with: export PLAIT_URL=... PLAIT_TOKEN=...")
+
+
+@token.command("ls")
+def list_tokens(home: HomeOption = None, as_json: JsonFlag = False) -> None:
+    """List tokens, without their secrets."""
+    with client(home) as service:
+        found = service.tokens()
+    if as_json:
+        print_json(found)
+        return
+    rows = [[t["id"], t["user"], t["role"], t.get("project"), t.get("node"), _expiry(t)] for t in found]
+    print_table(("id", "user", "role", "project", "node", "expires"), rows, "no tokens")
+
+
+def _expiry(shown: dict[str, Any]) -> str:
+    left_s = shown.get("left_s")
+    if left_s is None:
+        return "never"
+    return f"in {duration(left_s)}" if left_s > 0 else "has expired"
+
+
+@token.command("revoke", no_args_is_help=True)
+def revoke_token(
+    which: Annotated[str, typer.Argument(metavar="TOKEN", help="The id of a token of `plait token ls`.")],
+    home: HomeOption = None,
+) -> None:
+    """Let a token count no more."""
+    with client(home) as service:
+        service.revoke_token(which)
+    typer.echo(f"{which} is revoked")
+
+
+@project.command("ls")
+def list_projects(home: HomeOption = None, as_json: JsonFlag = False) -> None:
+    """List projects."""
+    with client(home) as service:
+        found = service.projects()
+    _print_rows(found, as_json, "no projects")
+
+
+@project.command("set", no_args_is_help=True)
+def set_project(
+    name: Annotated[str, typer.Argument(help="A new one, or one that is there.")],
+    quota_gpus: Annotated[int | None, typer.Option(min=0, help="GPUs its jobs may hold together.")] = None,
+    weight: Annotated[float | None, typer.Option(help="Its share beside other projects.")] = None,
+    home: HomeOption = None,
+) -> None:
+    """Make a project, or change its quota and weight."""
+    with client(home) as service:
+        service.set_project(name, quota_gpus, weight)
+    typer.echo(f"project {name} is set")
+
+
+@project.command("rm", no_args_is_help=True)
+def remove_project(
+    name: Annotated[str, typer.Argument(help="A project of `plait project ls`.")], home: HomeOption = None
+) -> None:
+    """Take a project away."""
+    with client(home) as service:
+        service.delete_project(name)
+    typer.echo(f"project {name} is gone")
+
+
+def backup(
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="Where the copy goes; must not be there yet.")],
+    home: HomeOption = None,
+) -> None:
+    """Copy the store while the service runs."""
+    from plait.core.errors import InputError
+
+    path = target.expanduser().resolve()
+    if path.exists():
+        raise InputError(f"{path} is there already; give another name")
+    with client(home) as service:
+        answer = service.backup(str(path))
+    where = Path(str(answer.get("path", path)))
+    if where != path and where.exists():
+        where.replace(path)
+    typer.echo(f"{path}: the store; put it back with: plait restore {target}")
+
+
+def restore(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="What `plait backup` wrote.")],
+    home: HomeOption = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Overwrite the store that is there.")] = False,
+) -> None:
+    """Put a copy of the store back; the service must be down."""
+    import sqlite3
+
+    from plait.core.errors import InputError
+    from plait.live.layout import Layout, make_private
+    from plait.live.store.store import restore_backup
+
+    layout = Layout.at(home)
+    if service_lives(layout):
+        raise InputError(f"the service in {layout.home} runs; stop it with: plait down")
+    try:
+        with sqlite3.connect(f"{source.expanduser().resolve().as_uri()}?mode=ro&immutable=1", uri=True) as database:
+            sound = database.execute("PRAGMA integrity_check").fetchone()[0]
+            tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master")}
+    except sqlite3.Error as error:
+        raise InputError(f"{source} is not a backup of a store: {error}") from error
+    if sound != "ok" or "log" not in tables:
+        raise InputError(f"{source} is not a sound backup of a store: {sound if sound != 'ok' else 'it has no log'}")
+    if layout.database.exists() and not replace:
+        raise InputError(f"{layout.database} is there; add --replace to overwrite it")
+    make_private(layout.home)
+    restore_backup(source, layout.database)
+    typer.echo(f"restored {layout.database}; go on with: plait up")
+
+
+def service_lives(layout: Any) -> bool:
+    """Whether the process that wrote the service file is still there."""
+    import os
+
+    from plait.live.client.client import read_service_file
+
+    data = read_service_file(layout)
+    if data is None:
+        return False
+    try:
+        os.kill(int(data["pid"]), 0)
+    except (OSError, KeyError, ValueError):
+        return False
+    return True
+
+
+def replay(
+    log: Annotated[
+        Path | None, typer.Argument(metavar="[LOG]", help="A log of plait simulate --log; default: live.")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Derive every decision again; exit code 4 on a difference.")
+    ] = False,
+    allow_policy: AllowForLog = None,
+    home: HomeOption = None,
+) -> None:
+    """Derive every decision again from the event log, and compare."""
+    from plait.core.errors import PlanError
+
+    if log is not None:
+        from plait.control.log import read_log
+        from plait.control.replay import replay as replay_log
+        from plait.policies.catalog import make_policy
+
+        run = read_log(log)
+        let_load_of_log(str(run.header["policy"]), allow_policy or ())
+        controller, found = replay_log(run, make_policy(str(run.header["policy"])))
+        count, last_s, difference = len(run.steps), controller.now_s, None if found is None else str(found)
+    else:
+        from plait.forecast import log_replay
+        from plait.live.layout import Layout
+        from plait.live.supervisor.saved_options import remembered
+
+        with client(home) as service:
+            rows = only_allowed(service.all_events(), allow_policy or (), remembered(Layout.at(home)))
+            answer = log_replay.replay(log_replay.read_rows(rows))
+        count, last_s = answer.entries, answer.state.now_s
+        difference = None if answer.difference is None else str(answer.difference)
+    if difference is not None and verify:
+        raise PlanError(f"the replay decides otherwise at {difference}")
+    what = "every decision is the same" if difference is None else f"it decides otherwise at {difference}"
+    typer.echo(f"{count:,} entries over {duration(last_s)}: {what}")

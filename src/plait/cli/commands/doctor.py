@@ -1,0 +1,168 @@
+"""`plait doctor`: is this machine set up to run jobs, and what would fix it?"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from plait.cli.connection import HomeOption, JsonFlag
+
+OK, WARNING, BROKEN = "ok", "warning", "broken"
+
+#: extra -> modules it brings; the first two are needed to run a cluster
+EXTRAS = {
+    "live": ("fastapi", "uvicorn", "sqlalchemy", "alembic", "httpx", "psutil", "yaml", "prometheus_client"),
+    "torch": ("torch",),
+    "sim": ("numba",),
+}
+LEAST_DISK_BYTES, LEAST_SHM_BYTES = 1e9, 64e6
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: what it is, how it is, and what to do about it."""
+
+    what: str
+    state: str
+    found: str
+    fix: str = ""
+
+
+def doctor(home: HomeOption = None, as_json: JsonFlag = False) -> None:
+    """Check the set-up and say what to fix.
+
+    The exit code is 1 if a cluster cannot run here.
+    """
+    findings = list(examine(home))
+    if as_json:
+        from plait.cli.connection import print_json
+
+        print_json([vars(f) for f in findings])
+    else:
+        marks = {OK: "ok     ", WARNING: "warning", BROKEN: "BROKEN "}
+        for f in findings:
+            typer.echo(f"{marks[f.state]} {f.what}: {f.found}" + (f"\n        -> {f.fix}" if f.fix else ""))
+        broken = sum(f.state == BROKEN for f in findings)
+        typer.echo("a cluster can run here: plait up" if not broken else f"{broken} things to fix first")
+    if any(f.state == BROKEN for f in findings):
+        raise typer.Exit(1)
+
+
+def examine(home: str | None) -> Iterator[Finding]:
+    """Look at everything, from the outside in."""
+    yield python()
+    yield from extras()
+    yield from folders(home)
+    yield port()
+    yield shared_memory()
+    yield gpus()
+    yield service(home)
+
+
+def python() -> Finding:
+    """The interpreter."""
+    found = f"{sys.version.split()[0]} at {sys.executable}"
+    return Finding("Python", OK, found)
+
+
+def extras() -> Iterator[Finding]:
+    """What is installed, without importing it."""
+    for extra, modules in EXTRAS.items():
+        missing = [m for m in modules if importlib.util.find_spec(m) is None]
+        install = f"pip install 'plait[{extra}]'"
+        if not missing:
+            yield Finding(f"extra [{extra}]", OK, "installed")
+        elif extra == "live":
+            yield Finding("extra [live]", BROKEN, f"without {', '.join(missing)}", install)
+        else:
+            why = {
+                "torch": "jobs of this Python cannot train; other commands run, without stages",
+                "sim": "decisions take five to ten times longer",
+            }[extra]
+            yield Finding(f"extra [{extra}]", WARNING, f"not installed: {why}", install)
+
+
+def folders(home: str | None) -> Iterator[Finding]:
+    """The home folder: its owner's alone, writable, with room; short enough for what is made in it."""
+    from plait.live.layout import Layout
+
+    folder = Layout.at(home).home
+    there = next(p for p in (folder, *folder.parents) if p.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        fix = "give another folder with --home, or set PLAIT_HOME"
+        yield Finding("home folder", BROKEN, f"{there} is not writable", fix)
+        return
+    if folder.exists() and folder.stat().st_mode & 0o077:
+        mode = oct(folder.stat().st_mode & 0o777)[2:]
+        yield Finding("home folder", BROKEN, f"{folder} is open to others (mode {mode})", f"chmod 700 {folder}")
+    else:
+        yield Finding("home folder", OK, str(folder) + ("" if folder.exists() else " (made by plait up)"))
+    free = shutil.disk_usage(there).free
+    text = f"{free / 1e9:.1f} GB free for logs and checkpoints in {there}"
+    if free < LEAST_DISK_BYTES:
+        yield Finding("disk", WARNING, text, "make room, or give another folder with --home")
+    else:
+        yield Finding("disk", OK, text)
+
+
+def port() -> Finding:
+    """Whether this machine lets a service listen on loopback."""
+    try:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+    except OSError as error:
+        return Finding("loopback", BROKEN, f"cannot listen on 127.0.0.1: {error.strerror}", "look at the firewall")
+    return Finding("loopback", OK, "a service can listen on 127.0.0.1")
+
+
+def shared_memory() -> Finding:
+    """Where jobs that take turns meet."""
+    from plait.live.layout import SHARED_MEMORY
+
+    if not (SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)):
+        text = "not writable: gates are files in the home folder, and turns take longer"
+        return Finding("/dev/shm", WARNING, text, "mount a tmpfs on /dev/shm")
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    if free < LEAST_SHM_BYTES:
+        fix = "mount -o remount,size=1G /dev/shm; in containers: --shm-size=1g"
+        return Finding("/dev/shm", WARNING, f"{free / 1e6:.0f} MB free; data loaders of PyTorch need more", fix)
+    return Finding("/dev/shm", OK, f"{free / 1e9:.1f} GB free")
+
+
+def gpus() -> Finding:
+    """GPUs that the driver shows."""
+    if not Path("/proc/driver/nvidia/gpus").is_dir():
+        return Finding("GPUs", OK, "no NVIDIA driver: give CPU slots, plait up --nodes 2 --gpus-per-node 4")
+    count = len(list(Path("/proc/driver/nvidia/gpus").iterdir()))
+    if importlib.util.find_spec("pynvml") is None:
+        fix = "pip install 'plait[nvidia]'"
+        return Finding("GPUs", WARNING, f"{count} there, but their kind and memory cannot be read", fix)
+    return Finding("GPUs", OK, f"{count}")
+
+
+def service(home: str | None) -> Finding:
+    """Whether a service answers; none is fine."""
+    from plait.core.errors import PlaitError
+    from plait.live.client.client import Client, read_service_file
+    from plait.live.layout import Layout
+
+    layout = Layout.at(home)
+    data = read_service_file(layout)
+    if data is None and "PLAIT_URL" not in os.environ:
+        return Finding("service", OK, "none runs; start one with: plait up")
+    try:
+        with Client.at(home) as client:
+            found = client.status()
+    except PlaitError as error:
+        fix = f"plait down; plait up; its log is {layout.home / 'service.log'}"
+        return Finding("service", WARNING, str(error), fix)
+    return Finding("service", OK, f"answers at {client.url}, policy {found.get('policy')}")

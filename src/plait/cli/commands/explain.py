@@ -1,0 +1,313 @@
+"""`plait explain`, `plait fidelity`: why a job waits, when it ends, and whether such forecasts come true."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from plait.cli.commands.jobs import JobArgument, stop_text, stopped_text
+from plait.cli.connection import HomeOption, JsonFlag, client, duration, print_json, print_table
+from plait.cli.policy_modules import AllowForLog
+from plait.cli.render import adaptive_view
+from plait.cli.render.tables import plain_lines
+from plait.core.words import counted
+
+if TYPE_CHECKING:
+    from plait.forecast.eta import Eta, Forecast, Interval
+    from plait.forecast.fidelity import Compared, Fidelity
+    from plait.forecast.queue import Foreseen
+    from plait.live.client.client import Client
+
+#: Open jobs up to which a forecast is made without being asked for: it plays all of them forward, ten times.
+FORESEEN = 1000
+
+
+def explain(
+    job: JobArgument,
+    eta: Annotated[
+        bool | None,
+        typer.Option(help="Play the queue forward for an estimate of start and end; default: up to 1000 open jobs."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of what nobody knows.")] = 0,
+    home: HomeOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Say why a job waits, how it shares, and when it will end.
+
+    Of a waiting job, also what would start it now.
+    """
+    from plait.live.client.client import FINAL
+    from plait.live.layout import job_number
+
+    with client(home) as service:
+        found = service.explain(job)
+        many = _too_many(service, found) if eta is None else 0
+        state = service.state() if eta is not False and not many and found.get("state") not in FINAL else None
+        number = found.get("number", job_number(str(found.get("id", job))))
+        foreseen, unforeseen = (
+            (None, _cut(many, str(found["id"]))) if state is None else try_to_foresee(state, seed, home)
+        )
+        if foreseen is not None and number in foreseen.raw.etas:
+            tell(service, str(found["id"]), foreseen.raw.etas[number])
+    mine = None if foreseen is None or number is None else foreseen.honest.etas.get(int(number))
+    # At its own pace, which a job that is about to stop will not keep.
+    left_s = found.get("left_s") if found["state"] == "running" else None
+    mine = mine and _with_pace(mine, left_s)
+    if as_json:
+        print_json({**found, "eta": _eta_json(foreseen, mine), "no_eta": unforeseen})
+        return
+    if foreseen is None or mine is None:
+        for line in explanation_lines(found) + ([f"  no estimate of times: {unforeseen}"] if unforeseen else []):
+            typer.echo(plain_lines(line))
+        return
+    for line in explanation_lines({**found, "left_s": None}) + eta_lines(foreseen.honest, mine, left_s):
+        typer.echo(plain_lines(line))
+
+
+def _too_many(service: Client, found: dict[str, Any]) -> int:
+    """How many jobs are open, if so many that nobody waits for a forecast who did not ask for it; else 0."""
+    from plait.live.client.client import FINAL
+
+    if found.get("state") in FINAL:
+        return 0
+    count = found.get("waiting")  # all others have GPUs, which are not as many
+    if count is None:
+        count = sum(n for state, n in service.status()["jobs"].items() if state not in FINAL)
+    return count if count > FORESEEN else 0
+
+
+def _cut(many: int, job: str) -> str | None:
+    """Why there is no forecast of a long queue."""
+    return f"{many:,} jobs are open; plait explain {job} --eta plays all of them forward" if many else None
+
+
+def try_to_foresee(state: dict[str, Any], seed: int = 0, home: str | None = None) -> tuple[Foreseen | None, str | None]:
+    """The forecast of the queue, or why there is none: this process need not be able to load the service's policy."""
+    from plait.cli.policy_modules import let_load
+    from plait.core.errors import PlaitError
+    from plait.forecast.queue import foresee
+    from plait.live.layout import Layout
+    from plait.live.supervisor.saved_options import remembered
+
+    try:
+        let_load(str(state["policy"]), remembered(Layout.at(home)))
+        return foresee(state, seed), None
+    except Exception as error:  # whatever a user's module does when it is imported here
+        why = str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
+        return None, f"the queue cannot be played forward here: {why}"
+
+
+def tell(service: Client, job: str, eta: Eta) -> None:
+    """Have the forecast kept, so that what comes of it counts; not if the token may not, or the job has ended."""
+    from plait.core.errors import PlaitError
+
+    said = [None if interval is None else interval.said_json() for interval in (eta.start, eta.end)]
+    with contextlib.suppress(PlaitError):
+        service.tell_forecast(job, said[0], said[1] or [])
+
+
+def explanation_lines(found: dict[str, Any]) -> list[str]:
+    """The service's explanation for people: a headline, what blocks it in order, what would start it, its stages."""
+    head = f"{found['id']} is {found['state']}"
+    if found.get("position") is not None:
+        head += f", place {found['position']} of {found.get('waiting')} in the queue"
+    summary = str(found.get("summary") or "")
+    if summary.startswith(f"{found['state']} "):  # "failed 4 times, last: ..."
+        head, summary = f"{found['id']} {summary}", ""
+    lines = [head + (f": {summary}" if summary else "")]
+    decision = found.get("decision") or {}
+    if decision.get("at_s") is not None:
+        lines.append(f"  decided by {found.get('policy')} in entry {decision.get('seq')} of the log (plait events)")
+    lines += [f"  ahead of it: {blocker['text']}" for blocker in found.get("blockers") or ()]
+    lines += [f"  {change['text']}" for change in found.get("would_start") or ()]
+    if found.get("shares_with"):
+        lines.append(f"  takes turns with {', '.join(found['shares_with'])} by {found.get('gate')}")
+    lines += adaptive_view.explanation_lines(found)
+    if found.get("stages"):
+        lines += _iteration_lines(found)
+    if stops := found.get("stops"):
+        if found.get("state") == "running":
+            lines.append(f"  if it were stopped now, it {_stop(stops)}")
+        if had := stopped_text(stops):
+            lines.append(f"  stops have cost it so far: {had}")
+    if found.get("left_s") is not None:
+        lines.append(f"  about {duration(found['left_s'])} left at this pace")
+    if found.get("last_trouble"):
+        lines.append(f"  last trouble: {found['last_trouble']}")
+    return lines + _next_lines(found)
+
+
+def _next_lines(found: Mapping[str, Any]) -> list[str]:
+    """Of a job that has ended, the commands that say more of it, and what can be done."""
+    from plait.live.client.client import FINAL
+
+    job, state = found["id"], found["state"]
+    if state not in FINAL:
+        return []
+    shows = f"plait show {job} its attempts and its command"
+    if found.get("started", True):
+        shows = f"plait logs {job} shows what it wrote, {shows}"
+    else:
+        shows = shows.replace(job, f"{job} shows", 1)
+    again = {"failed": "; once that is mended, submit it again", "cancelled": "; submit it again if it is wanted"}
+    return [f"  next: {shows}{again.get(state, '')}"]
+
+
+def _stop(stops: Mapping[str, Any]) -> str:
+    text = stop_text(stops)
+    return text.replace("goes", "would go", 1) if text.startswith("goes") else text.replace("begins", "would begin", 1)
+
+
+def _iteration_lines(found: dict[str, Any]) -> list[str]:
+    """An iteration now and alone, by stage."""
+    stages = dict(found["stages"])
+    whole = stages.pop("iteration", {})
+    if whole.get("now_s") is None:
+        return ["  no iteration was measured yet"]
+    text = f"  an iteration takes {_ms(whole['now_s'])}"
+    if whole.get("alone_s") is not None:
+        text += f"; alone {_ms(whole['alone_s'])}"
+    if found.get("slowdown") is not None:
+        text += f" ({found['slowdown']:.2f} times as long)"
+    if found.get("contended"):
+        text += f"; it waits most for {found['contended']}"
+    shown = {name: s for name, s in stages.items() if s["now_s"] is not None or s["alone_s"] is not None}
+    alone = {name: "" if s["alone_s"] is None else f", {_ms(s['alone_s'])} alone" for name, s in shown.items()}
+    return [text] + [f"    {name:<8} {_ms(s['now_s'])} now{alone[name]}" for name, s in shown.items()]
+
+
+def _ms(seconds: Any) -> str:
+    return "-" if seconds is None else f"{1000 * float(seconds):.1f} ms"
+
+
+def _with_pace(eta: Eta, left_s: float | None) -> Eta:
+    """With the end that a job's own pace gives, if known, within its interval."""
+    if left_s is None:
+        return eta
+    end = replace(eta.end, low_s=min(eta.end.low_s, left_s), high_s=max(eta.end.high_s, left_s))
+    return replace(eta, end=end)
+
+
+def eta_lines(foreseen: Forecast, eta: Eta, left_s: float | None = None) -> list[str]:
+    """Start and end as intervals, with what was assumed; `left_s`: what it has left at its pace now, if it runs."""
+    lines = []
+    if eta.start is not None:
+        lines.append(f"  starts {_interval(eta.start, foreseen.runs)}")
+    pace = "" if left_s is None else f"; at its pace now in {duration(left_s)}"
+    lines.append(f"  ends   {_interval(eta.end, foreseen.runs)}{pace}")
+    lines += [f"  assumed: {text}" for text in foreseen.assumptions]
+    return lines
+
+
+def _interval(interval: Interval, runs: int) -> str:
+    low, high = (duration(max(0.0, v)) if math.isfinite(v) else None for v in (interval.low_s, interval.high_s))
+    if low is None:
+        return f"in none of {counted(runs, 'run')} of the forecast"
+    if high is None:
+        return f"in {low} or later; in some runs never"
+    return f"in {low}" if low == high else f"in {low} to {high}"
+
+
+def _eta_json(found: Foreseen | None, eta: Eta | None) -> dict[str, Any] | None:
+    if found is None or eta is None:
+        return None
+    return {
+        "start_in_s": None if eta.start is None else eta.start.to_json(),
+        "end_in_s": eta.end.to_json(),
+        "runs": found.honest.runs,
+        "assumptions": list(found.honest.assumptions),
+    }
+
+
+def fidelity(
+    log: Annotated[
+        Path | None, typer.Option(help="A saved log instead of the service's: the JSON of its events.")
+    ] = None,
+    round_s: Annotated[
+        float | None, typer.Option("--round", min=0, help="Seconds between decisions; default: the service's, or 1.")
+    ] = None,
+    allow_policy: AllowForLog = None,
+    home: HomeOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Simulate what was submitted, and compare completion times.
+
+    Each job is simulated with what was measured of it.
+
+    Taken from the log: submissions, stage times of each job alone, seconds of its starts, stops and end, when profiles
+    and policies came. Predicted: all decisions, waits, gates, and the pace of jobs that share.
+    """
+    from plait.cli.policy_modules import only_allowed
+    from plait.forecast import fidelity as judge
+    from plait.forecast.log_replay import read_rows
+    from plait.live.layout import Layout
+    from plait.live.supervisor.saved_options import remembered
+
+    allowed = allow_policy or ()
+
+    if log is None:
+        with client(home) as service:
+            round_s = float(service.state().get("round_s") or 0.0) if round_s is None else round_s
+            rows = list(read_rows(only_allowed(service.all_events(), allowed, remembered(Layout.at(home)))))
+    else:
+        rows = list(read_rows(only_allowed(_saved(log), allowed)))
+    found = judge.fidelity(rows, round_s=1.0 if round_s is None else round_s)
+    if as_json:
+        print_json(found.to_json())
+        return
+    print_table(FIDELITY_HEADS, [fidelity_row(job) for job in found.jobs], "no job has finished yet")
+    for line in fidelity_lines(found):
+        typer.echo(line)
+
+
+#: Columns of a comparison: first what was predicted, then what was given.
+FIDELITY_HEADS = ("job", ">predicted", ">measured", ">error", ">given: start", ">iterations", ">each alone", ">end")
+
+
+def fidelity_row(job: Compared, name: str = "") -> list[str]:
+    """One job's prediction beside the truth, and what went into it."""
+    return [
+        name or job.id, f"{job.predicted_s:.2f} s", f"{job.measured_s:.2f} s", f"{job.error:+.1%}",
+        f"{job.start_s:.2f} s", f"{job.iterations:,.0f}", f"{1000 * job.iteration_s:.1f} ms{'*' * job.own_pace}",
+        f"{job.end_s:.2f} s",
+    ]  # fmt: skip
+
+
+def fidelity_lines(found: Fidelity) -> list[str]:
+    """What was taken as measured and what was predicted, and what is missing."""
+    from plait.forecast.fidelity import PREDICTED, TAKEN
+
+    lines = [
+        f"{found.policy}; the largest error is {found.worst:.1%}",
+        f"as measured: {TAKEN}",
+        f"predicted: {PREDICTED}",
+    ]
+    if any(job.own_pace for job in found.jobs):
+        lines.append("* never profiled alone: its pace is that of this very run, so it is no proof")
+    if found.failures:
+        lines.append(f"{counted(found.failures, 'attempt')} failed, which the simulator does not foresee")
+    if found.lost_gpu_s:
+        lines.append(f"work lost to stops and failures: {duration(found.lost_gpu_s)} on a GPU")
+    if found.left_out:
+        lines.append(f"left out, as they did not finish: {counted(found.left_out, 'job')}")
+    return lines
+
+
+def _saved(log: Path) -> list[Any]:
+    import json
+
+    from plait.core.errors import InputError
+
+    try:
+        data = json.loads(log.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read the log {log}: {error}; plait demo saves one in its folder") from error
+    if not isinstance(data, list) or not all(isinstance(row, dict) and {"seq", "event"} <= row.keys() for row in data):
+        raise InputError(f"{log} is no log: needs a list of entries with seq and event, as plait demo saves them")
+    return data

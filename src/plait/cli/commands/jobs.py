@@ -1,0 +1,503 @@
+"""`plait submit`, `ls`, `show`, `logs`, `cancel`, `wait`, `history`: a job from its submission to its end."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from plait.cli.connection import HomeOption, JsonFlag, client, duration, note, print_json, print_table, progress
+from plait.cli.patience import LOOK_S, awaited, last_state, patiently, while_it_is_started
+from plait.cli.render.adaptive_view import batch_text, gpus_cell, pace_text
+from plait.cli.render.adaptive_view import rows as adaptive_rows
+from plait.cli.render.tables import plain, plain_lines
+
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The name it got when it was submitted, e.g. j-12.")]
+JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="Names of jobs, e.g. j-12.")]
+CommandArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[--] COMMAND...", help="The program and its arguments.")
+]
+EnvOption = Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE, or NAME for its value here.")]
+MergeFlag = Annotated[bool, typer.Option("--merge", help="May share a process with other jobs of mine in this folder.")]
+WaitForNodesFlag = Annotated[
+    bool, typer.Option("--wait-for-nodes", help="Take it although no node that may come has room for it.")
+]
+AccumulationFlag = Annotated[
+    bool, typer.Option("--accumulation", help="Adaptive: several passes may make one optimizer step.")
+]
+SchemaFlag = Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of job files and leave.")]
+
+#: Of a job, points in time by the service's clock; all its other seconds are durations.
+_POINTS = ("created_s", "started_s", "ended_s")
+#: Of the list of jobs; see `job_row`.
+JOB_COLUMNS = ("job", "?name", "?user", "state", "?>gpus", "?progress", "?>age", "?>held", "~where or why")
+
+
+def submit(
+    context: typer.Context,
+    command: CommandArgument = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="A job, or several, as YAML, TOML or JSON.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", "-g", help="Processes, one a GPU; all at once or none.")] = None,
+    min_gpus: Annotated[int | None, typer.Option(help="Elastic: the fewest GPUs it can go on with.")] = None,
+    max_gpus: Annotated[int | None, typer.Option(help="Elastic: the most GPUs it can use.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Adaptive: the batch its learning rate was tuned for.")] = None,
+    max_batch_size: Annotated[int | None, typer.Option(help="Adaptive: the largest batch, all GPUs together.")] = None,
+    local_batch: Annotated[str | None, typer.Option(help="Adaptive: examples that one GPU takes, 32..1024.")] = None,
+    accumulation: AccumulationFlag = False,
+    name: Annotated[str | None, typer.Option("--name", "-n", help="A label to recognise it by.")] = None,
+    job_class: Annotated[str | None, typer.Option("--class", help="guaranteed or opportunistic.")] = None,
+    model: Annotated[str | None, typer.Option(help="What is trained; jobs of one model share measurements.")] = None,
+    iterations: Annotated[float | None, typer.Option(help="Optimizer steps it will make; default: until exit.")] = None,
+    env: EnvOption = None,
+    python: Annotated[str | None, typer.Option(help="Interpreter, or venv folder; default: this shell's.")] = None,
+    conda: Annotated[str | None, typer.Option(help="Conda environment, by name or folder.")] = None,
+    container: Annotated[str | None, typer.Option(help="Image to run in (Apptainer, Podman or Docker).")] = None,
+    export_all: Annotated[bool, typer.Option("--export-all", help="All of this shell's variables.")] = False,
+    node_env: Annotated[bool, typer.Option("--node-env", help="No variables of this shell.")] = False,
+    workdir: Annotated[Path | None, typer.Option(help="Folder to run in; default: this one.")] = None,
+    retries: Annotated[int | None, typer.Option(help="New starts after failures; default 3, 0 if at once.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="GPU memory of a process, e.g. 4G.")] = None,
+    cpus: Annotated[float | None, typer.Option(help="CPU cores of the whole job.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory of the whole job, e.g. 16G.")] = None,
+    deadline_s: Annotated[
+        float | None,
+        typer.Option("--deadline", help="Seconds until it should be done, for policies with deadlines=on."),
+    ] = None,
+    checkpoint_s: Annotated[float | None, typer.Option("--checkpoint", help="Seconds between checkpoints.")] = None,
+    merge: MergeFlag = False,
+    wait_for_nodes: WaitForNodesFlag = False,
+    project: Annotated[str | None, typer.Option(help="Whose quota it counts against.")] = None,
+    priority: Annotated[float | None, typer.Option(help="Higher goes first; default 0.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for the end; exit code 1 if it fails.")] = False,
+    show_schema: SchemaFlag = False,
+    home: HomeOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Submit a job: a command, or a file.
+
+    \b
+    plait submit -- python train.py --epochs 3
+    plait submit --gpus 2 --model gpt2 -- python train.py
+    plait submit --batch-size 128 --max-batch-size 4096 --local-batch 32..1024 --max-gpus 8 -- python train.py
+    plait submit -f job.yaml
+    """
+    import os
+
+    from plait.cli.render.panels import TYPED
+    from plait.cli.submission import Asked, batch_bounds, misplaced, requests_of, runs_here
+    from plait.live.protocol.job_file import schema_text
+
+    if show_schema:
+        typer.echo(schema_text(), nl=False)
+        return
+    given: dict[str, Any] = {
+        "gpus": gpus, "min_gpus": min_gpus, "max_gpus": max_gpus, "name": name, "class": job_class, "model": model,
+        "iterations": iterations, "retries": retries, "merge": merge or None, "cpus": cpus, "deadline_s": deadline_s,
+        "checkpoint_s": checkpoint_s, "project": project, "priority": priority,
+        "wait_for_nodes": wait_for_nodes or None,
+    }  # fmt: skip
+    asked = Asked(
+        command, file, given, {"gpu_memory": gpu_memory, "memory": memory},
+        batch_bounds(batch_size, max_batch_size, local_batch, accumulation), workdir, env or (), python, conda,
+        container, export_all, node_env,
+    )  # fmt: skip
+    ready = requests_of(asked, os.environ, here=runs_here(home, os.environ))
+    with client(home) as service:
+        answers = service.submit(ready)
+    if strays := misplaced(command or (), context.meta.get(TYPED, ())):
+        note(strays)
+    _tell(answers, as_json)
+    if wait:
+        _wait([answer["id"] for answer in answers], None, home)
+
+
+def _tell(answers: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    """What became of a submission."""
+    if as_json:
+        print_json(answers)
+        return
+    said: Counter[str] = Counter()
+    for answer in answers:
+        typer.echo(answer["id"])
+        said.update(answer.get("remarks", ()))
+    for remark, jobs in said.items():
+        note(f"warning: {remark}" + (f" (of {jobs} jobs)" if len(answers) > 1 else ""))
+    note(f"submitted; follow it with: plait logs -f {answers[0]['id']}")
+
+
+def ls(
+    state: Annotated[str | None, typer.Option(help="waiting, starting, running, finished, failed, ...")] = None,
+    user: Annotated[str | None, typer.Option(help="Only jobs of this user.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many, newest first.")] = 50,
+    offset: Annotated[int, typer.Option(min=0, help="Leave out the newest so many.")] = 0,
+    home: HomeOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List jobs, newest first."""
+    with client(home) as service:
+        jobs = service.jobs(state=state, user=user, limit=limit, offset=offset)
+    if as_json:
+        print_json(jobs)
+        return
+    print_jobs(jobs)
+    if len(jobs) == limit:
+        note(f"these are the newest {limit}; --limit and --offset show more")
+
+
+def print_jobs(jobs: list[dict[str, Any]]) -> None:
+    """A line a job."""
+    print_table(
+        JOB_COLUMNS, (job_row(job) for job in jobs), "no jobs; submit one with: plait submit -- python train.py"
+    )
+
+
+def job_row(job: dict[str, Any]) -> list[object]:
+    """What the list says of a job; its age ends when it does."""
+    return [
+        job["id"], short_name(job), job["user"], job["state"], gpus_cell(job),
+        progress(job), duration(_age_s(job)), duration(job.get("run_s")),
+        _where(job) or brief(str(job.get("reason") or "")),
+    ]  # fmt: skip
+
+
+def short_name(job: Mapping[str, Any]) -> str:
+    """Its name, else its command, in 28 characters."""
+    name = plain(str(job.get("name") or " ".join(job.get("command") or ())))
+    return name if len(name) <= 28 else name[:27] + "…"
+
+
+def brief(reason: str) -> str:
+    """A reason with the last of the lines that it quotes, which is the one that says what went wrong.
+
+    >>> brief("its process ended with exit code 1; last lines of the log: Traceback: | line 1 | KeyError: 'a'")
+    "its process ended with exit code 1: KeyError: 'a'"
+    """
+    head, quoted, lines = reason.partition("; last lines of the log: ")
+    return f"{head}: {lines.rpartition(' | ')[2]}" if quoted else reason
+
+
+def _age_s(job: Mapping[str, Any]) -> float:
+    """Seconds from the submission until now, or until it ended."""
+    age_s: float = job["age_s"] if job.get("jct_s") is None else job["jct_s"]
+    return age_s
+
+
+def _where(job: dict[str, Any]) -> str:
+    nodes = dict.fromkeys(place["node"] for place in job.get("places") or ())
+    others = [m for m in (job.get("group") or {}).get("members", ()) if m != job["id"]]
+    where = ", ".join(nodes) + (f" with {', '.join(others)}" if others and nodes else "")
+    return "; ".join(part for part in (where, pace_text(job) if nodes else "") if part)
+
+
+def show(job: JobArgument, home: HomeOption = None, as_json: JsonFlag = False) -> None:
+    """Show everything about a job."""
+    with client(home) as service:
+        found = service.job(job)
+    if as_json:
+        print_json(found)
+        return
+    rows: list[tuple[str, object]] = []
+    for key, value in found.items():
+        if value is None or value in ("", [], {}) or key in ("attempts", "places", "number"):
+            continue
+        if key == "epoch":  # of the job's folder, not of its data; a job that waits for its first has none
+            if value:
+                rows.append(("attempt", value))
+            continue
+        if key == "adaptive":
+            rows += adaptive_rows(found)
+        elif key == "checkpoint_s":
+            rows.append(("checkpoint every", duration(value)))
+            if found.get("state") == "running":
+                rows.append(("newest checkpoint", _newest(found)))
+        elif key in ("checkpoint_steps", "checkpoint_age_s", "jct_s", "saves"):
+            continue
+        elif key == "stops":
+            rows += stop_rows(value, found.get("state"), begun=bool(found.get("attempts")))
+        elif key == "age_s":
+            rows.append(("age", duration(_age_s(found))))
+        elif key == "attained_gpu_s":
+            rows.append(("attained service", f"{value:,.1f} GPU-seconds"))
+        elif key in _POINTS:
+            rows.append((key.removesuffix("_s"), f"{duration(_ago_s(found, value))} ago"))
+        else:
+            rows.append((key.removesuffix("_s").replace("_", " "), _shown(key, value)))
+    print_table(("", "~"), rows, "", most_lines=1000)
+    if found.get("places"):
+        typer.echo("")
+        names = ("rank", "node", "gpu", "state", "pid")
+        print_table(
+            (">rank", "node", ">gpu", "state", "?>pid"), ([p.get(c) for c in names] for p in found["places"]), ""
+        )
+    if found.get("attempts"):
+        typer.echo("")
+        heads = (
+            ">attempt", "?>began", "?>lasted", "?>gpus", "?>batch", "?>work lost", "state", "?>exit", "~why", "?nodes",
+        )  # fmt: skip
+        print_table(heads, (_attempt_row(a, found["created_s"]) for a in found["attempts"]), "")
+
+
+def stop_rows(stops: Mapping[str, Any], state: str | None, *, begun: bool = False) -> list[tuple[str, object]]:
+    """What a stop would cost a job that has not ended, and what stops have cost it so far; `begun`: it ran before."""
+    rows: list[tuple[str, object]] = []
+    if state == "running":
+        rows.append(("if stopped", stop_text(stops)))
+    if begun and state == "waiting" and stops.get("resumable") is False:
+        rows.append(("when it starts", "it begins at the beginning: it has no checkpoint to go on from"))
+    if had := stopped_text(stops):
+        rows.append(("stops so far", had))
+    return rows
+
+
+def stop_text(stops: Mapping[str, Any]) -> str:
+    """What a stop would cost now.
+
+    >>> stop_text({"resumable": True, "kept": False, "stop_costs_s": 4.2})
+    'goes on from a checkpoint after about 4.2 s'
+    """
+    if stops.get("resumable"):
+        cost_s = stops.get("stop_costs_s")
+        return "goes on from a checkpoint" + ("" if cost_s is None else f" after about {duration(cost_s)}")
+    return "begins at the beginning" + ("; no policy may stop it" if stops.get("kept") else "")
+
+
+def stopped_text(stops: Mapping[str, Any]) -> str:
+    """What stops have cost a job so far; empty for none.
+
+    >>> stopped_text({"restarts": 2, "restart_s": 4.2, "lost_work_s": 30.0})
+    '2 restarts of about 4.2 s, 30.0 s of work lost'
+    """
+    count, parts = int(stops.get("restarts") or 0), []
+    if count:
+        parts.append(f"{count} restart{'s' * (count > 1)} of about {duration(stops['restart_s'])}")
+    if stops.get("lost_work_s"):
+        parts.append(f"{duration(stops['lost_work_s'])} of work lost")
+    return ", ".join(parts)
+
+
+def _ago_s(job: Mapping[str, Any], at_s: float) -> float:
+    """Seconds since a point in time of the service's clock, by the answer about a job."""
+    return max(0.0, float(job["created_s"]) + float(job["age_s"]) - at_s)
+
+
+#: Why a job that runs would not go on from a checkpoint, by what its process says.
+_NOT_SAVED = {
+    "nothing": "its work cannot be saved: the script registers nothing; its log says what to add",
+    "not_resumed": "its loop begins at step 0 whatever was saved; its log says what to add",
+}
+#: The same where it would go on from an older one.
+_FAILED = "the last one could not be written; its log says why"
+
+
+def _newest(job: Mapping[str, Any]) -> str:
+    """The step of the checkpoint that a running job would go on from."""
+    steps, age_s = job.get("checkpoint_steps"), job.get("checkpoint_age_s")
+    if (why := _NOT_SAVED.get(job.get("saves") or "")) is not None:
+        return why
+    if steps is None:
+        newest = "none yet" if job.get("epoch", 1) == 1 else "none yet of this attempt"
+    else:
+        newest = f"step {steps:,.0f}" + ("" if age_s is None else f", {duration(age_s)} ago")
+    return f"{newest}; {_FAILED}" if job.get("saves") == "failed" else newest
+
+
+def _shown(key: str, value: Any) -> object:
+    """A value for people; durations in words."""
+    if key == "command":
+        import shlex
+
+        return shlex.join(value)
+    if key == "stage_s":
+        return ", ".join(f"{1000 * v:.1f} ms" for v in value)
+    if key in ("iterations", "iterations_done"):
+        return f"{value:,.0f}"
+    if key in ("step_s", "iteration_s"):
+        return f"{1000 * value:.1f} ms"
+    if key.endswith("_s") and isinstance(value, (int, float)):
+        return duration(value)
+    if key in ("memory", "gpu_memory"):
+        return f"{value / 1e9:,.6g} GB"
+    if key == "profile":
+        return ", ".join(f"{stage} {1000 * seconds:,.1f} ms" for stage, seconds in value.items())
+    if isinstance(value, dict):
+        return ", ".join(f"{k}={_shown('', v)}" for k, v in value.items() if v is not None)
+    if isinstance(value, list):
+        return ", ".join(str(_shown("", v)) for v in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return plain_number(value) if isinstance(value, (int, float)) else value
+
+
+def plain_number(value: float) -> str:
+    """A number as people write it.
+
+    >>> plain_number(3000.0), plain_number(3.0), plain_number(0.25), plain_number(12345678)
+    ('3,000', '3', '0.25', '12,345,678')
+    """
+    return f"{value:,.0f}" if value % 1 == 0 else f"{value:,.6g}"  # what is infinite is the latter
+
+
+def _attempt_row(attempt: dict[str, Any], created_s: float) -> list[object]:
+    began, ended = attempt["started_s"], attempt["ended_s"]
+    lasted = None if ended is None else ended - began
+    return [
+        attempt["epoch"], f"+{duration(max(0.0, began - created_s))}", duration(lasted), attempt.get("gpus"),
+        batch_text(attempt), duration(attempt.get("lost_work_s") or None),
+        attempt["state"], attempt["exit_code"], brief(attempt["reason"] or ""), ", ".join(attempt["nodes"]),
+    ]  # fmt: skip
+
+
+def logs(
+    job: JobArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it grows, until the job ends.")] = False,
+    rank: Annotated[int, typer.Option(min=0, help="Which process of the job.")] = 0,
+    tail: Annotated[int | None, typer.Option("--tail", min=1, help="Only about the last so many bytes.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="As it was written, with escapes that a terminal obeys.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Print what a job wrote in its newest attempt.
+
+    Terminal escapes are left out where a terminal would obey them.
+    """
+    import sys
+
+    shown = plain_lines if sys.stdout.isatty() and not raw else str
+
+    with client(home) as service:
+        if not follow and (waits := _between_attempts(service.job(job))):
+            note(f"{waits}; plait logs -f {job} shows its next attempt as it comes")
+        offset = 0
+        if tail is not None:
+            patience = while_it_is_started(home) if follow else lambda: False
+            offset = max(0, int(awaited(lambda: service.logs(job, rank=rank, limit=1), patience)["size"]) - tail)
+        if follow:
+            from plait.live.client.client import NotRunning
+
+            patience, said = while_it_is_started(home), lambda text: note(f"{job}: {text}")
+            try:
+                for text in service.follow(job, rank=rank, offset=offset, notice=said, waits=patience):
+                    typer.echo(shown(text), nl=False)
+            except NotRunning:
+                if not service.answered:
+                    raise
+                _without_service(job, home)
+            return
+        while True:
+            part = service.logs(job, rank=rank, offset=offset)
+            text = str(part.get("text", ""))
+            if not text:
+                return
+            typer.echo(shown(text), nl=False)
+            offset = int(part.get("next", part["offset"] + len(text.encode())))
+            if offset >= int(part["size"]):
+                return
+
+
+def _without_service(job: str, home: str | None) -> None:
+    """Say how a job ended whose log was followed until the service was gone; exit code 1 for one that goes on."""
+    from plait.live.client.client import FINAL
+
+    state = last_state(job, home)
+    if state in FINAL:
+        note(f"{job} has {state}" if state != "cancelled" else f"{job} was cancelled")
+        return
+    known = f", and {job} had not ended" if state else ""
+    note(f"the service does not answer any more{known}; go on with: plait up, then plait logs -f {job}")
+    raise typer.Exit(1)
+
+
+def _between_attempts(found: Mapping[str, Any]) -> str:
+    """That a job does not write now although it has not ended, if so."""
+    attempts = found.get("attempts") or ()
+    if found["state"] == "waiting" and not attempts:
+        return f"{found['id']} has not started yet; plait explain {found['id']} says why"
+    if found["state"] not in ("waiting", "starting") or not attempts:
+        return ""
+    last = attempts[-1]
+    if found["state"] == "starting" and last["state"] == "running":
+        return f"{found['id']} is starting: attempt {last['epoch']}" if len(attempts) > 1 else ""
+    why = f" ({plain(last['reason'])})" if last.get("reason") and last["reason"] != last["state"] else ""
+    return f"{found['id']} waits to start again; this is attempt {last['epoch']}, which is over: {last['state']}{why}"
+
+
+def cancel(jobs: JobsArgument, home: HomeOption = None) -> None:
+    """Take jobs back; what runs is stopped."""
+    with client(home) as service:
+        for job in jobs:
+            answer = service.cancel(job)
+            typer.echo(f"{job} {answer.get('state', 'cancelled')}")
+
+
+def wait(
+    jobs: JobsArgument,
+    timeout: Annotated[float | None, typer.Option(help="Give up after so many seconds, exit code 1.")] = None,
+    home: HomeOption = None,
+) -> None:
+    """Wait until jobs have ended.
+
+    The exit code is 1 if one did not finish well.
+    """
+    _wait(jobs, timeout, home)
+
+
+def _wait(jobs: list[str], timeout: float | None, home: str | None) -> None:
+    from plait.live.client.client import FINAL
+
+    ends = None if timeout is None else time.monotonic() + timeout
+    bad: list[str] = []
+    with client(home) as service:
+        for job in jobs:
+            while (found := patiently(service, job))["state"] not in FINAL:
+                if ends is not None and time.monotonic() >= ends:
+                    note(f"{job} is still {found['state']} after {timeout:g} s; ask why with: plait explain {job}")
+                    raise typer.Exit(1)
+                time.sleep(LOOK_S)
+            if found["state"] != "finished":
+                bad.append(job)
+            reason = found.get("reason")
+            typer.echo(f"{job} {found['state']}" + (f": {plain(reason)}" if reason and job in bad else ""))
+    if bad:
+        note(f"what it wrote: plait logs {bad[0]}")
+        raise typer.Exit(1)
+
+
+def history(
+    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 50,
+    user: Annotated[str | None, typer.Option(help="Only jobs of this user.")] = None,
+    home: HomeOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List jobs that have ended: how they waited, ran and moved."""
+    from plait.live.client.client import FINAL
+
+    with client(home) as service:
+        jobs: list[dict[str, Any]] = []
+        offset = 0
+        while len(jobs) < limit:
+            page = service.jobs(user=user, limit=200, offset=offset)
+            jobs += [job for job in page if job["state"] in FINAL]
+            offset += len(page)
+            if len(page) < 200:
+                break
+    jobs = jobs[:limit]
+    if as_json:
+        print_json(jobs)
+        return
+    columns = (
+        "job", "?name", "?user", "state", "?>gpus", "?>completion", "?>waited", "?>held", "?>starts", "?>moved",
+        "?>failed",
+    )  # fmt: skip
+    print_table(columns, (_history_row(job) for job in jobs), "no job has ended yet; `plait ls` shows all")
+
+
+def _history_row(job: dict[str, Any]) -> list[object]:
+    jct, held = job.get("jct_s"), job.get("run_s")
+    waited = None if jct is None or held is None else max(0.0, jct - held)
+    return [
+        job["id"], short_name(job), job["user"], job["state"], job["gpus"], duration(jct), duration(waited),
+        duration(held), job.get("starts"), job.get("preemptions"), job.get("failures"),
+    ]  # fmt: skip

@@ -1,0 +1,336 @@
+"""`plait status`, `nodes`, `top`, `events`: what the cluster is doing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from plait.cli.commands.jobs import JOB_COLUMNS, job_row, print_jobs, stop_text
+from plait.cli.connection import HomeOption, JsonFlag, client, duration, note, number, print_json, print_table, seconds
+from plait.cli.event_words import in_words
+from plait.cli.render.tables import plain
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from plait.live.client.client import Client
+
+#: Seconds between two looks at a node that is to become empty.
+LOOK_S = 0.5
+#: What happens all the time and tells people little.
+_UNTOLD = ("ProgressReported", "GoodputReported", "ReplanDue")
+
+
+def status(home: HomeOption = None, as_json: JsonFlag = False) -> None:
+    """Show the service: where it is, what decides, nodes, jobs."""
+    with client(home) as service:
+        found = service.status()
+        url = service.url
+    if as_json:
+        print_json(found)
+        return
+    for line in status_lines({"url": url, **found}):
+        typer.echo(line)
+
+
+def status_lines(found: dict[str, Any]) -> list[str]:
+    """The answer of /v1/status for people."""
+    gpus = found["gpus"]
+    up = f", up {duration(found['uptime_s'])}" if "uptime_s" in found else ""
+    lines = [
+        f"service   {found['url']}{up}, {found.get('log_seq', 0):,} entries in its log",
+        f"policy    {found.get('policy')}, decides at most every {found.get('round_s')} s"
+        + (", may stop jobs that cannot go on from a checkpoint" if found.get("may_lose_work") else ""),
+        f"nodes     {_counts(found.get('nodes')) or 'none has joined yet'}",
+        f"GPUs      {gpus['held']} of {gpus['total']} held{_wanted(found.get('wanted'))}",
+        f"jobs      {_counts(found['jobs']) or 'none; plait submit -- python train.py'}",
+    ]
+    if lost := lost_text(found.get("lost")):
+        lines.append(f"lost      {lost}")
+    if found.get("store_error"):
+        lines.append(
+            f"TROUBLE   {found['store_error']}; what runs goes on, and nothing new is taken until there is room"
+        )
+    if found.get("policy_error"):
+        lines.append(f"TROUBLE   the policy failed, and what runs goes on: {found['policy_error']}")
+    return lines
+
+
+def lost_text(found: Mapping[str, Any] | None) -> str:
+    """Work that was thrown away since the cluster began, by the reason, and what restarts took; empty for none.
+
+    >>> lost_text({"work_gpu_s": {"preempted": 30.0, "failed": 12.0}, "restarts_gpu_s": 8.0})
+    '42.0 GPU-seconds of work (30.0 preempted, 12.0 failed), and 8.0 GPU-seconds in restarts'
+    """
+    if not found:
+        return ""
+    by, restarts_s = dict(found["work_gpu_s"]), float(found["restarts_gpu_s"])
+    parts = []
+    if by:
+        each = ", ".join(f"{gpu_s:,.1f} {why}" for why, gpu_s in sorted(by.items(), key=lambda one: -one[1]))
+        parts.append(f"{sum(by.values()):,.1f} GPU-seconds of work ({each})")
+    if restarts_s > 0:
+        parts.append(f"{restarts_s:,.1f} GPU-seconds in restarts")
+    return ", and ".join(parts)
+
+
+def _wanted(found: dict[str, Any] | None) -> str:
+    """How many backends whose nodes come and go are asked for, and why; services of before do not say."""
+    return f"; wanted {found['gpus']}: {found['why']}" if found else ""
+
+
+def _counts(found: dict[str, Any] | None) -> str:
+    return ", ".join(f"{count} {state}" for state, count in (found or {}).items() if count)
+
+
+nodes = typer.Typer(help="List the nodes; drain, resume and forget them.", invoke_without_command=True)
+
+
+@nodes.callback()
+def list_nodes(context: typer.Context, home: HomeOption = None, as_json: JsonFlag = False) -> None:
+    """List the nodes; drain, resume and forget them."""
+    context.obj = home
+    if context.invoked_subcommand is not None:
+        return
+    with client(home) as service:
+        found = service.nodes()
+    if as_json:
+        print_json(found)
+        return
+    columns = ("node", "state", ">GPUs", "?kind", ">used", "?>CPU", "?>memory", "?>heard of", "~jobs")
+    print_table(columns, (_node_row(node) for node in found), "no nodes yet; an agent joins within seconds of plait up")
+    for line in node_lines(found):
+        typer.echo(line)
+
+
+def node_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What there is to know about nodes that take no work because they are silent or gone.
+
+    >>> node_lines([{"id": "n1", "state": "lost"}])
+    ['n1 is lost; if it will not come back: plait nodes forget n1']
+    """
+    lines = []
+    for node in found:
+        name, state = node["id"], node["state"]
+        if state == "suspect":
+            lines.append(f"{name} has not been heard of lately: nothing new starts there, and what runs there stays")
+        elif state in ("lost", "left"):
+            what = "is lost" if state == "lost" else "has left"
+            lines.append(f"{name} {what}; if it will not come back: plait nodes forget {name}")
+    return lines
+
+
+def _node_row(node: dict[str, Any]) -> list[object]:
+    usage, states = node.get("usage") or {}, node.get("job_states") or {}
+    state = "draining" if node.get("state") == "drained" and node.get("jobs") else node.get("state")
+    cpu, memory = number(usage.get("cpu")), number(usage.get("memory_bytes"))
+    silent = node.get("silent_s")
+    return [
+        node.get("id"),
+        state,
+        node.get("gpus"),
+        node.get("gpu_kind"),
+        node.get("gpus_used"),
+        f"{cpu:.0%}" if cpu == cpu else None,
+        f"{memory / 1e9:.1f} GB" if memory == memory else None,
+        None if silent is None else f"{duration(silent)} ago",
+        ", ".join(f"{job} {states[job]}" if job in states else job for job in node.get("jobs") or ()),
+    ]
+
+
+@nodes.command("enrol", no_args_is_help=True)
+def enrol(
+    node: Annotated[str, typer.Argument(help="What the new node will be called.")],
+    expires: Annotated[str | None, typer.Option(help="Valid for so long: 12h, 30d; default: for ever.")] = None,
+    home: HomeOption = None,
+) -> None:
+    """Make the token with which a further node reports.
+
+    It is good for that node alone.
+    """
+    with client(home) as service:
+        made = service.create_token(
+            node, "agent", expires_in_s=None if expires is None else seconds(expires), node=node
+        )
+    typer.echo(made["token"])
+    note(f"it is not shown again; on that machine it goes, for its owner alone, into HOME/nodes/{node}/enrol")
+
+
+@nodes.command("drain")
+def drain(
+    context: typer.Context,
+    node: Annotated[str, typer.Argument(help="A node of `plait nodes`.")],
+    wait: Annotated[str | None, typer.Option(help="Until no job is left there, for at most so long: 120s.")] = None,
+    home: HomeOption = None,
+) -> None:
+    """Give a node no new work.
+
+    What runs there is checkpointed and goes elsewhere.
+    """
+    within_s = None if wait is None else seconds(wait)
+    with client(home or context.obj) as service:
+        moved = {job: _stop_said(service, job) for n in service.nodes() if n["id"] == node for job in n["jobs"]}
+        service.drain(node)
+        if moved:
+            typer.echo(f"{node} stops {', '.join(moved)} now; each starts elsewhere as soon as there is room:")
+        for job, said in moved.items():
+            typer.echo(f"  {job} {said}")
+        if within_s is not None:
+            _await_empty(service, node, within_s)
+    state = "is draining" if within_s is None else "has no jobs any more"
+    typer.echo(f"{node} {state}; give it work again with: plait nodes resume {node}")
+
+
+def _stop_said(service: Client, job: str) -> str:
+    """What a stop costs a job that has not been told to yet."""
+    from plait.core.errors import PlaitError
+
+    try:
+        stops = service.job(job).get("stops")
+    except PlaitError:  # it has just ended, or is another user's
+        return "is stopped"
+    return stop_text({**stops, "kept": False}) if stops else "is stopped"
+
+
+def _await_empty(service: Client, node: str, within_s: float) -> None:
+    """Until no job has a process on a node; `InputError` if some still have when the time is over."""
+    from plait.core.errors import InputError
+
+    until = time.monotonic() + within_s
+    while jobs := [job for found in service.nodes() if found["id"] == node for job in found["jobs"]]:
+        if time.monotonic() > until:
+            raise InputError(f"{', '.join(jobs)} still on {node} after {duration(within_s)}; look at: plait nodes")
+        time.sleep(LOOK_S)
+
+
+@nodes.command("resume")
+def resume(
+    context: typer.Context,
+    node: Annotated[str, typer.Argument(help="A node of `plait nodes`.")],
+    home: HomeOption = None,
+) -> None:
+    """Let a drained node work again."""
+    with client(home or context.obj) as service:
+        service.resume(node)
+    typer.echo(f"{node} takes work again")
+
+
+@nodes.command("forget")
+def forget(
+    context: typer.Context,
+    node: Annotated[str, typer.Argument(help="A node of `plait nodes` that is lost, or has left.")],
+    home: HomeOption = None,
+) -> None:
+    """Take a node that will not come back off the list.
+
+    An agent of that name joins as a new one.
+    """
+    with client(home or context.obj) as service:
+        service.forget_node(node)
+    typer.echo(f"{node} is forgotten")
+
+
+def top(
+    every: Annotated[float, typer.Option("--every", min=0.2, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one look and leave.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Watch nodes and jobs; Ctrl-C leaves."""
+    import sys
+
+    from plait.live.client.client import NotRunning
+
+    with client(home) as service:
+        if once or not sys.stdout.isatty():
+            found = service.status()
+            for line in status_lines({"url": service.url, **found}):
+                typer.echo(line)
+            typer.echo("")
+            print_jobs(service.jobs(limit=30))
+            return
+        from shutil import get_terminal_size
+
+        from rich.live import Live
+
+        def look() -> RenderableType:
+            return _screen(service, get_terminal_size().columns)
+
+        with Live(look(), screen=True, auto_refresh=False) as live:
+            try:
+                while True:
+                    time.sleep(every)
+                    try:
+                        live.update(look(), refresh=True)
+                    except NotRunning:
+                        from rich.text import Text
+
+                        live.update(Text("the service is away; jobs go on. Waiting for it ..."), refresh=True)
+            except KeyboardInterrupt:
+                return
+
+
+def _screen(service: Any, width: int) -> RenderableType:
+    """One look: each node and job in a line of so many columns, so that ids and states keep their place."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from plait.cli.render.tables import table
+
+    status = service.status()
+    lines = Text("\n".join(status_lines({"url": service.url, **status})) + "\n")
+    seen = [_node_row(node) for node in service.nodes()]
+    heads = ("node", "state", ">GPUs", "?>used", "?>CPU", "?>memory", "~jobs")
+    machines = table(heads, ([*row[:3], *row[4:7], row[8]] for row in seen), width, most_lines=1)
+    order = {"running": 0, "starting": 1, "stopping": 1, "unreachable": 1, "waiting": 2}
+    found = sorted(service.jobs(limit=100), key=lambda job: order.get(job["state"], 3))[:40]
+    jobs = table(JOB_COLUMNS, (job_row(job) for job in found), width, most_lines=1)
+    for row, job in zip(jobs.rows, found, strict=True):
+        row.style = {0: "green", 1: "yellow", 3: "dim"}.get(order.get(job["state"], 3), "")
+    return Group(lines, machines, Text(), jobs)
+
+
+def events(
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only what happened to this job.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as things happen.")] = False,
+    limit: Annotated[int, typer.Option("--last", min=1, help="Only the newest so many.")] = 50,
+    all_kinds: Annotated[bool, typer.Option("--all", help="Progress, estimates and idle rounds too.")] = False,
+    home: HomeOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Print the event log: what happened and what was decided."""
+    with client(home) as service:
+        if job is not None:
+            if as_json:
+                print_json(service.job_events(job, newest=limit))
+                return
+            _print_steps([step for step in service.job_events(job) if all_kinds or _telling(step)][-limit:], False)
+            return
+        steps = [step for step in service.all_events() if all_kinds or _telling(step)]
+        after = max((int(step["seq"]) for step in steps), default=0)
+        _print_steps(steps[-limit:], as_json)
+        while follow:
+            time.sleep(0.5)
+            for step in service.all_events(after):
+                after = int(step["seq"])
+                if all_kinds or _telling(step):
+                    _print_steps([step], as_json)
+
+
+def _telling(step: dict[str, Any]) -> bool:
+    return bool(step.get("commands")) or step["event"]["type"] not in _UNTOLD
+
+
+def _print_steps(steps: list[dict[str, Any]], as_json: bool) -> None:
+    import json
+
+    for step in steps:
+        if as_json:
+            typer.echo(json.dumps(step, ensure_ascii=False))
+            continue
+        event, commands = step["event"], step.get("commands") or []
+        caused = "; ".join(in_words(c) for c in commands)
+        said = plain(in_words(event) + (f"  ->  {caused}" if caused else ""))
+        typer.echo(f"{step['seq']:>6}  {step['at_s']:>10.2f} s  {said}")

@@ -1,0 +1,114 @@
+"""What the commands that talk to the service share: options, the client, times and tables for people."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from plait.core.words import counted
+
+if TYPE_CHECKING:
+    from plait.live.client.client import Client
+
+HomeOption = Annotated[
+    str | None, typer.Option("--home", help="Folder of the service; default: PLAIT_HOME, else ~/.plait.")
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def client(home: str | None) -> Client:
+    """The service the user means."""
+    # Importing httpx brings its own command line along, and with it half of the time of `plait ls`.
+    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
+    from plait.live.client.client import Client
+
+    return Client.at(home)
+
+
+def print_json(value: Any) -> None:
+    """For other programs."""
+    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def number(value: Any) -> float:
+    """A number, or NaN for null and for what is not there."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+
+
+def duration(seconds: Any) -> str:
+    """Seconds for people.
+
+    >>> [duration(s) for s in (0.234, 75, 7530, 200000, None)]
+    ['0.2 s', '1 min 15 s', '2 h 5 min', '2 d 7 h', '-']
+    """
+    s = number(seconds)
+    if not math.isfinite(s):
+        return "-"
+    if s < 60:
+        return f"{s:.1f} s"
+    whole = int(s)
+    for unit, name, small, small_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= unit:
+            return f"{whole // unit} {name} {whole % unit // small} {small_name}"
+    return f"{s:.1f} s"
+
+
+def seconds(text: str) -> float:
+    """What people write for a time; `InputError` for what is none.
+
+    >>> seconds("90"), seconds("30m"), seconds("1.5h"), seconds("30d")
+    (90.0, 1800.0, 5400.0, 2592000.0)
+    """
+    from plait.core.errors import InputError
+
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+    value, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
+    try:
+        found = float(value) * unit
+    except ValueError:
+        found = math.nan
+    if not (math.isfinite(found) and found > 0):
+        raise InputError(f"{text!r} is no time; write a number and s, m, h, d or w: 30d")
+    return found
+
+
+def progress(job: dict[str, Any]) -> str:
+    """Iterations done, of how many."""
+    adaptive = job.get("adaptive") or {}
+    if adaptive.get("total_progress"):  # its steps are worth more, or less, as its batch changes
+        done, total = number(adaptive.get("progress")), number(adaptive["total_progress"])
+        return f"{min(done / total, 1.0) if math.isfinite(done) else 0.0:4.0%} of {total:,.0f}"
+    done, total = number(job.get("iterations_done")), number(job.get("iterations") or job.get("total_steps"))
+    if math.isfinite(total) and total > 0:
+        share = min(done / total, 1.0) if math.isfinite(done) else 0.0
+        return f"{share:4.0%} of {total:,.0f}"
+    return counted(int(done), "step") if math.isfinite(done) and done > 0 else "-"
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], nothing: str, most_lines: int = 3) -> None:
+    """A table, or a sentence if there is nothing in it; for the marks of headings see `plait.cli.render.tables`."""
+    from plait.cli.render.tables import piped, table
+
+    lines = list(rows)
+    if not lines:
+        typer.echo(nothing)
+        return
+    # These make rich draw for a terminal where there is none.
+    if not (sys.stdout.isatty() or any(os.environ.get(name) for name in ("FORCE_COLOR", "TTY_COMPATIBLE"))):
+        sys.stdout.writelines(line + "\n" for line in piped(columns, lines, most_lines))
+        return
+    from plait.cli.render.console import console
+
+    printer = console()
+    printer.print(table(columns, lines, printer.limit, most_lines), whole=True)
+
+
+def note(text: str) -> None:
+    """A line for people, beside the results."""
+    typer.echo(f"plait: {text}", err=True)

@@ -1,0 +1,283 @@
+"""The live demo: four training scripts, first each with its GPUs for itself, then taking turns on them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import plait
+from plait.cli.commands.explain import FIDELITY_HEADS, fidelity_lines, fidelity_row
+from plait.cli.connection import duration, print_table
+from plait.control.metrics import RunResult
+from plait.core.errors import InputError, MissingExtra, PlaitError
+from plait.core.resources import Resource
+from plait.forecast.fidelity import Fidelity, fidelity
+from plait.forecast.log_replay import Replayed, read_rows, replay
+from plait.forecast.sharing import Sharing, Watch
+from plait.live.client.client import FINAL, Client
+from plait.live.layout import Layout
+from plait.live.protocol.job_file import read_jobs
+from plait.live.supervisor.down import stop
+from plait.live.supervisor.up import start
+from plait.report.files import write_text
+from plait.report.html import write_html
+from plait.report.stages import StageGroup, StageRow, write_stages
+
+#: What `examples/training` calls its list of jobs for the demo.
+JOBS_FILE = "demo.yaml"
+#: One machine with one CPU slot: a core for the CPU's work, and one that plays the GPU.
+SLOTS = 1
+#: The disk and the links that the machine is declared to have; all jobs share them. How long its CPU and GPU take for
+#: an iteration of each job is in the list of jobs: about twice the time of a core, so that two cores have room for
+#: both, and for the programs that run beside the jobs.
+DISK_MB_S, LINK_MBIT_S = 64, 160
+#: Seconds between decisions, and the most that one half of the demo may take.
+ROUND_S, HALF_S = 1.0, 170.0
+EXCLUSIVE = "srsf"
+DEVICES = f"""\
+Its devices: a disk of {DISK_MB_S} MB/s, for each worker a link of {LINK_MBIT_S} Mbit/s, and a CPU and a GPU about
+half as fast as a core of this machine. All are declared: files are read, gradients sent and models
+computed in earnest, and where this machine is faster the jobs wait, one after the other as at a
+real device. Everything printed is measured, unless it says predicted."""
+CLUSTER = f"1 CPU slot, disk {DISK_MB_S} MB/s, link {LINK_MBIT_S} Mbit/s, declared CPU and GPU"
+
+
+@dataclass(frozen=True)
+class Half:
+    """One half of the demo: its policy, and everything that came of it."""
+
+    policy: str
+    result: RunResult
+    sharings: list[Sharing]
+    fidelity: Fidelity
+    jct_s: dict[str, float]
+    makespan_s: float
+    profiles: dict[str, tuple[list[float], float]]
+    names: dict[str, str]
+
+    @property
+    def mean_jct_s(self) -> float:
+        """Average seconds from submission to completion."""
+        return sum(self.jct_s.values()) / len(self.jct_s)
+
+    def profile(self, name: str) -> dict[str, Any]:
+        """What was measured of a job, as the field of a submission; empty if it was not."""
+        stage_s, iteration_s = self.profiles.get(name, ([], 0.0))
+        if not stage_s or not sum(stage_s) > 0:
+            return {}
+        stages = {r.name.lower(): round(s, 6) for r, s in zip(Resource, stage_s, strict=True)}
+        return {"profile": {**stages, "iteration_s": round(iteration_s, 6)}}
+
+
+def demonstrate(out: Path, examples: Path | None, policy: str) -> None:
+    """Run both halves, print what was measured and predicted, write the report; leaves nothing running."""
+    for module, extra in (("torch", "torch"), ("fastapi", "live"), ("sqlalchemy", "live"), ("httpx", "live")):
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtra(module, extra, "the demo of a running cluster (plait demo --simulate needs nothing)")
+    folder = find_examples(examples)
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="plait-demo-") as work:
+        jobs = demo_jobs(folder, Path(work))
+        names = ", ".join(job["name"] for job in jobs)
+        print(f"Four trainings, each named after what it needs most ({names}), on one slot of this machine.")
+        print(DEVICES)
+        prepare(jobs)
+        first = run_half(EXCLUSIVE, jobs, "each with the slot for itself", out)
+        jobs = [job | first.profile(job["name"]) for job in jobs]
+        halves = [first, run_half(policy, jobs, "taking turns, by the profiles that were just measured", out)]
+    show(halves)
+    write(halves, out)
+
+
+def find_examples(given: Path | None) -> Path:
+    """The folder of the training scripts; `InputError` naming where it was looked for."""
+    places = (
+        [given] if given else [Path(plait.__file__).parents[2] / "examples" / "training", Path("examples/training")]
+    )
+    for place in places:
+        if (place / JOBS_FILE).is_file():
+            return place.resolve()
+    looked = " and ".join(str(place) for place in places)
+    raise InputError(
+        f"no {JOBS_FILE} in {looked}; give the repository's folder with --examples, or see plait demo --simulate"
+    )
+
+
+def demo_jobs(folder: Path, work: Path) -> list[dict[str, Any]]:
+    """The jobs of the demo: scripts of `folder`, run by this Python in the folder `work`."""
+    jobs = read_jobs(folder / JOBS_FILE)
+    for job in jobs:
+        program, *rest = job["command"]
+        words = [str(folder / word) if word.endswith(".py") else word for word in rest]
+        job["command"] = [sys.executable if program in ("python", "python3") else program, *words]
+        job["workdir"] = str(work)
+        job["env"] = job.get("env", {}) | {
+            "PLAIT_DEMO_DISK_MB_S": str(DISK_MB_S),
+            "PLAIT_DEMO_LINK_MBIT_S": str(LINK_MBIT_S),
+            "PLAIT_DEMO_DEVICES": str(work),
+        }
+    return jobs
+
+
+def prepare(jobs: list[dict[str, Any]]) -> None:
+    """Let the job that reads files make them now, so that the first half does not pay for it."""
+    job = next((job for job in jobs if job["name"] == "storage"), None)
+    if job is not None:
+        print("Making the image files that one of them reads ...", flush=True)
+        command = [*job["command"], "--steps", "1", "--epochs", "1"]
+        done = subprocess.run(command, cwd=job["workdir"], capture_output=True, text=True, timeout=120, check=False)
+        if done.returncode:
+            raise PlaitError(f"{job['name']} does not run here:\n{done.stderr[-1500:]}")
+
+
+def run_half(policy: str, jobs: list[dict[str, Any]], how: str, out: Path) -> Half:
+    """One cluster from beginning to end, in a folder that is gone afterwards."""
+    print(f"\n{policy}: {how}")
+    home = Path(tempfile.mkdtemp(prefix="plait-demo-"))
+    layout = Layout(home.resolve())
+    try:
+        options = {"nodes": 1, "gpus-per-node": SLOTS, "policy": policy, "round": ROUND_S}
+        with start(layout, options) as service:
+            began = time.monotonic()
+            ids = [answer["id"] for answer in service.submit(jobs)]
+            names = dict(zip(ids, (job["name"] for job in jobs), strict=True))
+            ended = watch_jobs(service, names, began)
+            bad = [job for job in ended if job["state"] != "finished"]
+            if bad:
+                raise PlaitError(f"{names[bad[0]['id']]} {bad[0]['state']}; it wrote:\n{_last_words(service, bad[0])}")
+            log = list(service.all_events())
+    finally:
+        stop(layout, stop_jobs=True, patience_s=5.0)
+        shutil.rmtree(home, ignore_errors=True)
+    write_text(out / f"events-{policy.split(':')[0]}.json", json.dumps(log))
+    rows, watch = list(read_rows(log)), Watch()
+    answer = replay(rows, observe=watch)
+    if answer.difference is not None:
+        raise PlaitError(f"the replay of the demo decides otherwise: {answer.difference}")
+    jct_s = {names[job["id"]]: job["jct_s"] for job in ended}
+    return Half(
+        policy,
+        answer.result(trace="demo", world="live", cluster=CLUSTER),
+        watch.sharings(answer.state),
+        fidelity(rows, round_s=ROUND_S),
+        jct_s,
+        max(job["ended_s"] for job in ended) - min(job["created_s"] for job in ended),
+        _profiles(answer, names),
+        names,
+    )
+
+
+def _profiles(answer: Replayed, names: dict[str, str]) -> dict[str, tuple[list[float], float]]:
+    """Stage and iteration seconds of each job, where they are known."""
+    assert answer.state.controller is not None
+    books = answer.state.controller.books
+    out = {}
+    for job in range(books.count):
+        stage_s, iteration_s = books.columns["stage_s"][job].tolist(), float(books.columns["iteration_s"][job])
+        if all(map(math.isfinite, stage_s)) and math.isfinite(iteration_s):
+            out[names[books.spec(job).id]] = (stage_s, iteration_s)
+    return out
+
+
+def watch_jobs(service: Client, names: dict[str, str], began: float) -> list[dict[str, Any]]:
+    """Print the progress until all have ended; raises `PlaitError` when it takes too long."""
+    said = -10.0
+    while True:
+        found = sorted((j for j in service.jobs() if j["id"] in names), key=lambda job: job["number"])
+        passed = time.monotonic() - began
+        over = all(job["state"] in FINAL for job in found)
+        if passed - said >= 5 or over:
+            said = passed
+            print(
+                f"  {passed:5.0f} s  " + "   ".join(f"{names[job['id']]} {_progress(job)}" for job in found), flush=True
+            )
+        if over or any(job["state"] in ("failed", "cancelled") for job in found):
+            return found
+        if passed > HALF_S:
+            late = ", ".join(names[job["id"]] for job in found if job["state"] not in FINAL)
+            raise PlaitError(f"the demo gives up after {HALF_S:g} s: {late} not done; this machine is too busy or slow")
+        time.sleep(0.25)
+
+
+def _progress(job: dict[str, Any]) -> str:
+    if job["state"] != "running":
+        return str(job["state"])
+    total = job.get("iterations") or job.get("total_steps")
+    steps = job.get("iterations_done") or 0.0
+    return f"{min(steps / total, 1.0):.0%}" if total else f"{steps:.0f} steps"
+
+
+def _last_words(service: Client, job: dict[str, Any]) -> str:
+    text = "".join(str(service.logs(job["id"], offset=0, limit=65_536).get("text", "")))
+    return "\n".join(text.splitlines()[-12:])
+
+
+def show(halves: list[Half]) -> None:
+    """What was measured: stages alone, completion times, groups beside their model, the simulator beside the truth."""
+    print("\nMilliseconds of an iteration alone, measured")
+    heads = ("", *(f">{r.name.lower()}" for r in Resource), ">iteration")
+    known = halves[0].profiles
+    print_table(heads, [[n, *(f"{1e3 * s:.1f}" for s in (*known[n][0], known[n][1]))] for n in known], "nothing")
+    print("\nSeconds from submission to completion, measured")
+    names = list(halves[0].jct_s)
+    rows: list[list[object]] = [[name, *(f"{half.jct_s[name]:.1f}" for half in halves)] for name in names]
+    rows.append(["average", *(f"{sum(h.jct_s.values()) / len(names):.1f}" for h in halves)])
+    rows.append(["all done after", *(f"{h.makespan_s:.1f}" for h in halves)])
+    print_table(("", *(f">{half.policy}" for half in halves)), rows, "")
+    first, last = halves[0], halves[-1]
+    print(
+        f"\nTaking turns: all done in {last.makespan_s / first.makespan_s:.2f} of the time, "
+        f"{last.mean_jct_s / first.mean_jct_s:.2f} of the average completion time."
+    )
+    shared = [(h, s) for h in halves for s in h.sharings]
+    if shared:
+        print("\nJobs that took turns: milliseconds in which each makes an iteration, by the model and measured")
+        table = [_sharing_row(h, s) for h, s in shared]
+        heads = ("group", "gate", ">together for", ">predicted", ">measured", ">error", ">throughput")
+        print_table(heads, table, "")
+        print("Throughput: 1 is what the slot gives to one job after the other.")
+    else:
+        print(f"\n{last.policy} let no jobs take turns: it saw no gain in it.")
+    print("\nEach half's event log simulated again, beside what happened (plait fidelity)")
+    rows = [[half.policy, *fidelity_row(job, half.names[job.id])] for half in halves for job in half.fidelity.jobs]
+    print_table(("policy", *FIDELITY_HEADS), rows, "")
+    for line in fidelity_lines(last.fidelity)[1:]:
+        print(line)
+    print(f"The largest error is {max(half.fidelity.worst for half in halves):.1%}.")
+
+
+def _sharing_row(half: Half, sharing: Sharing) -> list[str]:
+    names = " + ".join(half.names[m.id] for m in sharing.members)
+    error = f"{sharing.predicted_s / sharing.measured_s - 1:+.0%}" if sharing.measured_s > 0 else "-"
+    speed = f"{sharing.speed:.2f}" if sharing.speed == sharing.speed else "-"
+    predicted, measured = _ms(sharing.predicted_s), _ms(sharing.measured_s)
+    return [names, sharing.gate, f"{sharing.to_s - sharing.from_s:.1f} s", predicted, measured, error, speed]
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms" if seconds == seconds else "-"
+
+
+def write(halves: list[Half], out: Path) -> None:
+    """The report of both halves, and the stages of groups."""
+    write_html([half.result for half in halves], out / "live.html", title="Four trainings, live")
+    groups = [_stages(half, sharing) for half in halves for sharing in half.sharings]
+    write_stages(groups, out / "stages.html", "Who used which resource when")
+    print(f"\nOpen {(out / 'live.html').resolve()} (who held which slot) and stages.html beside it in a browser.")
+
+
+def _stages(half: Half, sharing: Sharing) -> StageGroup:
+    names = " + ".join(half.names[m.id] for m in sharing.members)
+    predicted, measured = _ms(sharing.predicted_s), _ms(sharing.measured_s)
+    text = f"Together for {duration(sharing.to_s - sharing.from_s)}. An iteration of all: {predicted} by the model, "
+    rows = tuple(StageRow(half.names[m.id], m.turn, m.stage_s) for m in sharing.members)
+    return StageGroup(f"{half.policy}: {names}, {sharing.gate}", (f"{text}{measured} measured.",), rows)

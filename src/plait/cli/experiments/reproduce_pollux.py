@@ -1,0 +1,116 @@
+"""What `plait reproduce pollux` does: find out which runs are needed, run them, show and write the comparison."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import plait
+from plait.cli.experiments.outputs import Outputs
+from plait.cli.experiments.results import Results
+from plait.cli.experiments.simulation import note
+from plait.cli.render.console import console
+from plait.cli.render.progress import Bar
+from plait.core.errors import InputError
+from plait.reproduce.pollux.compare import Outcome, Point, chosen, points, rows_of, tables
+from plait.reproduce.pollux.published import is_published
+from plait.reproduce.pollux.runs import Case, Done, Store, count_jobs, run_all, workload_of
+from plait.reproduce.store import folder_of
+from plait.sim.studies.cases import parse_range
+
+
+@dataclass(frozen=True)
+class PolluxRequest:
+    """The options of `plait reproduce pollux`, as given."""
+
+    data: Path
+    workload: Sequence[Path] | None = None
+    study: str | None = None
+    seeds: str = "0..2"
+    report: Path | None = None
+    json: str | None = None
+    work: Path | None = None
+    fresh: bool = False
+    jobs: int | None = None
+    processes: int = 1
+
+
+def reproduce_pollux(request: PolluxRequest) -> None:
+    """Do what was asked."""
+    seeds, studies = parse_range(request.seeds, "seeds"), chosen(request.study)
+    files = list(request.workload or [request.data / "workload-6.csv"])
+    asked = [point for file in files for point in points(file, request.data, studies, seeds, request.jobs)]
+    with Outputs() as outputs:
+        results = Results(outputs, request.report, request.json)
+        outcome = _outcome(asked, _finish(asked, request), request, files)
+        results.fill(outcome.to_json(), lambda path: _write_page(outcome, path))
+        printer = console(error=results.to_stdout)
+        for table in tables(outcome):
+            printer.print(table)
+        for remark in outcome.notes:
+            note(remark)
+        note(f"{_many(outcome.runs, 'run')}, {outcome.cpu_s:.1f} CPU seconds when they were made")
+        for path in outputs.commit():
+            note(f"wrote {path}")
+
+
+def _write_page(outcome: Outcome, path: Path) -> None:
+    from plait.reproduce.pollux.page import write_page  # Jinja only where a page is wanted
+
+    write_page(outcome, path)
+
+
+def _finish(asked: Sequence[Point], request: PolluxRequest) -> dict[Case, Done]:
+    """Every run, from the store or made now; what is made is kept at once."""
+    cases = list(dict.fromkeys(case for point in asked for case in point.cases))
+    if request.processes < 1:
+        raise InputError(f"--processes must be at least 1, got {request.processes}")
+    store = Store(request.work or folder_of("pollux"), fresh=request.fresh)
+    done = {case: found for case in cases if (found := store.get(case)) is not None}
+    todo = [case for case in cases if case not in done]
+    if not todo:
+        return done
+    lengths = {case: count_jobs(case) for case in todo}
+    for case in todo:
+        workload_of(case)  # what is wrong in any file is said before anything runs; each is read once
+    kept, jobs = len(done), sum(lengths.values())
+    note(f"{_many(len(todo), 'run')} of {_many(jobs, 'job')} in all to make; each is kept in {store.folder} when done")
+    try:
+        with Bar("simulating", jobs) as bar:
+            for case, found in run_all(todo, store, request.processes, bar.advance):
+                done[case] = found
+                if not sys.stderr.isatty():  # there the bar shows it
+                    note(
+                        f"{len(done)} of {_many(len(cases), 'run')} done: {case.policy}, {found.cpu_s:.1f} CPU seconds"
+                    )
+    except KeyboardInterrupt:
+        note(f"{len(done)} of {len(cases)} runs are kept in {store.folder}; the same command goes on from there")
+        raise
+    note(f"{_many(len(todo), 'run')} made, {kept} were kept from before")
+    return done
+
+
+def _many(n: int, what: str) -> str:
+    """How many, as text."""
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def _outcome(asked: Sequence[Point], done: dict[Case, Done], request: PolluxRequest, files: Sequence[Path]) -> Outcome:
+    """The comparison, once the runs are done."""
+    cpu_s: dict[str, list[float]] = defaultdict(list)
+    for point in asked:
+        if not point.study:
+            cpu_s[point.policy] += [done[case].cpu_s for case in point.cases]
+    foreign = [str(file) for file in files if request.jobs is not None or not is_published(file)]
+    notes = [f"no published values for {', '.join(foreign)}: they are of the whole workload-6.csv"] if foreign else []
+    return Outcome(
+        [row for point in asked for row in rows_of(point, done)],
+        notes,
+        len(done),
+        sum(run.cpu_s for run in done.values()),
+        {policy: sum(values) / len(values) for policy, values in cpu_s.items()},
+        {"data": str(request.data), "version": plait.__version__, "seeds": request.seeds, "jobs": request.jobs},
+    )

@@ -1,0 +1,307 @@
+"""The hands of an agent: the processes of its attempts, from the first try to start one to the note of its end."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import selectors
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from plait.core.errors import InputError
+from plait.live.agent import journal, launch, procs
+from plait.live.agent.attempt import Attempt
+from plait.live.agent.gates import Gates
+from plait.live.agent.job_files import read_claim
+from plait.live.agent.journal import Journal, Key
+from plait.live.agent.lease import NodeLease
+from plait.live.agent.monitor import Monitor
+from plait.live.agent.node import Settings
+from plait.live.agent.procs import Process
+from plait.live.layout import Layout
+from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, GroupInfo, Run
+from plait.live.scheduler.options import LEASE_SHARE, LOST_S
+
+#: The exit code of what can never be started.
+NOT_RUNNABLE = 126
+#: Errors of the machine, not of the job, that may pass: disk, processes, files, memory.
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+class Hands:
+    """Starts, finds again, ends and collects the processes of a node; calls `told` when there is something to tell."""
+
+    def __init__(self, layout: Layout, settings: Settings, told: Callable[[], None]) -> None:
+        """Read the journal; `take_back` what is in it once `told` can be called."""
+        self.layout, self.settings, self._told = layout, settings, told
+        self.folder = layout.node(settings.node)
+        self.monitor = Monitor(
+            settings.node, settings.gpus, settings.cuda, rack=settings.rack, gpu_kind=settings.gpu_kind
+        )
+        self._threads = max(1, int(self.monitor.node.cpus // max(1, settings.gpus)))
+        self.gates = Gates(layout, settings.node, self.log)
+        self.journal = Journal(self.folder / "journal.jsonl")
+        self.lease = NodeLease.of(layout.lease(settings.node), LEASE_SHARE * LOST_S)
+        self.attempts: dict[Key, Attempt] = {}
+        self.selector = selectors.DefaultSelector()
+        self._retry_at = 0.0
+
+    def log(self, event: str, **facts: Any) -> None:
+        """One JSON line to standard error, which is agent.log under a backend."""
+        line = {"at": round(time.time(), 3), "node": self.settings.node, "event": event} | facts
+        with contextlib.suppress(OSError):
+            print(json.dumps(line, default=str), file=sys.stderr, flush=True)
+
+    # ---- taking back ----
+
+    def _take_back(self, attempt: Attempt, known: journal.Remembered) -> None:
+        """A process the journal knows: still running, ended meanwhile, or never started."""
+        if known.ended:
+            attempt.end(known.exit_code, known.reason)
+            attempt.merged = known.merged
+            return
+        process = known.process or self._claimed(attempt)
+        if process is None:
+            return  # announced but never begun: may still be started
+        attempt.began(process)
+        attempt.group_version = None
+        if attempt.pidfd < 0:
+            self._collect(attempt)
+        else:
+            self.selector.register(attempt.pidfd, selectors.EVENT_READ, attempt)
+            self.log("taken back", key=attempt.key, pid=process.pid)
+        self._complain(attempt)
+
+    def _take_back_unknown(self) -> None:
+        """Runners of this node that the journal does not know, because it was lost: they run, whoever asked for them.
+
+        All that is known of them is whose they are; the service says the rest, or that they are to end.
+        """
+        for pid in procs.with_environment(launch.LEASE_VARIABLE, str(self.lease.path)):
+            mark = procs.environment(pid).get(procs.MARK, "")
+            process, key = Process.of(pid), launch.key_of(self.layout, mark)
+            if process is None or key is None or key in self.attempts:
+                continue
+            run = Run(*key, world=1, argv=[], gpus=[], group=GroupInfo(f"left-{key[0]}-{key[1]}"))
+            claim = read_claim(self.layout.rank(*key))
+            if (
+                claim is not None
+                and claim.process == process
+                and self._note(journal.start(run), journal.began(key, process))
+            ):
+                self._take_back(self._new(run), journal.Remembered(run, process))
+
+    def _complain(self, attempt: Attempt) -> None:
+        if attempt.page is not None and attempt.page.trouble:
+            self.log("progress unknown", key=attempt.key, why=attempt.page.trouble)
+
+    def _claimed(self, attempt: Attempt) -> Process | None:
+        """The runner that claimed the folder; waits a moment for one that is just being born."""
+        for _ in range(50):
+            if (claim := read_claim(attempt.folder)) is not None:
+                return claim.process
+            if not procs.marked(attempt.mark):
+                return None
+            time.sleep(0.02)
+        return None
+
+    def _new(self, run: Run) -> Attempt:
+        attempt = Attempt(
+            run,
+            self.layout.rank(run.job, run.epoch, run.rank),
+            launch.mark_of(self.layout, run.job, run.epoch, run.rank),
+        )
+        self.attempts[attempt.key] = attempt
+        return attempt
+
+    # ---- making it so ----
+
+    def _tell_group(self, attempt: Attempt) -> None:
+        try:
+            self.gates.tell(attempt)
+        except OSError as error:
+            attempt.group_version = None
+            self.log("group not told", key=attempt.key, why=error)
+
+    def _start(self, waiting: list[Attempt]) -> None:
+        """Start those whose GPUs nobody of another group holds, and whose job has no earlier attempt here."""
+        holding = [a for a in self.attempts.values() if a.alive]
+        ready: list[Attempt] = []
+        for attempt in waiting:
+            other = next((o for o in (*holding, *ready) if not _may_share(attempt.run, o.run)), None)
+            if other is None:
+                ready.append(attempt)
+            else:
+                attempt.reason = f"waits until attempt {other.run.epoch} of job {other.run.job} has left its GPUs"
+        if not ready or not self._note(*(journal.start(a.run) for a in ready)):
+            return
+        for together in _to_launch(ready):
+            with self._quarantined(*together):
+                self._launch(together)
+        self._note(*(journal.began(a.key, a.process) for a in ready if a.process is not None and a.alive))
+
+    def _launch(self, attempts: list[Attempt]) -> None:
+        """Start a process for one attempt, or one that several share."""
+        if launch.meeting_port_taken(run := attempts[0].run):  # the next attempt is given another port
+            busy = f"port {run.master_port} of node {self.settings.node} is in use by another program"
+            self._over(attempts[0], PREEMPTED, busy)
+            return
+        try:
+            process = self._spawn(attempts)
+        except (OSError, ValueError, InputError) as error:
+            for attempt in attempts:
+                if isinstance(error, OSError) and error.errno in _PASSING:
+                    self._later(attempt, f"cannot be started now on node {self.settings.node}: {error}")
+                else:
+                    self._over(attempt, NOT_RUNNABLE, f"could not be started on node {self.settings.node}: {error}")
+            return
+        for attempt in attempts:
+            if process is None:
+                self._over(attempt, NOT_RUNNABLE, f"its runner died at once; see {attempts[0].folder / 'runner.log'}")
+            else:
+                self._began(attempt, process)
+
+    def _spawn(self, attempts: list[Attempt]) -> Process | None:
+        envs = []
+        for attempt in attempts:
+            launch.prepare(attempt.run, self.layout)
+            attempt.group_version = None
+            self.gates.tell(attempt)
+            envs.append(launch.environment(attempt.run, self.layout, self.settings.cuda, self._threads))
+            attempt.mark, attempt.shares = envs[-1][procs.MARK], False  # an earlier try may have been with others
+        if len(attempts) == 1:
+            return Process.of(launch.spawn(attempts[0].run, self.layout, envs[0], self.lease))
+        process = Process.of(launch.spawn_host([a.run for a in attempts], self.layout, envs, self.lease))
+        for attempt in attempts:
+            attempt.shares, attempt.mark = True, envs[0][procs.MARK]
+        return process
+
+    def _began(self, attempt: Attempt, process: Process) -> None:
+        run = attempt.run
+        attempt.began(process)
+        attempt.reason = None
+        self.log("started", key=attempt.key, pid=process.pid, gpus=run.gpus)
+        self._complain(attempt)
+        if attempt.pidfd < 0:
+            self._collect(attempt)
+        else:
+            self.selector.register(attempt.pidfd, selectors.EVENT_READ, attempt)
+        self._told()
+
+    def _later(self, attempt: Attempt, why: str) -> None:
+        """Nothing was started: try again in a second, for as long as it is wanted."""
+        attempt.wait(why)
+        self._retry_at = time.monotonic() + 1.0
+        self.log("later", key=attempt.key, why=why)
+        self._told()
+
+    def _collect(self, attempt: Attempt) -> None:
+        """The runner has ended; one that found the folder claimed by another is not the one to look at."""
+        if attempt.pidfd >= 0:
+            self.selector.unregister(attempt.pidfd)
+            os.close(attempt.pidfd)
+            attempt.pidfd = -1
+        claim = read_claim(attempt.folder)
+        if attempt.process is not None and claim is not None and claim.process.pid != attempt.process.pid:
+            other = claim.process
+            if other.alive and launch.mark_of(self.layout, *attempt.key) == procs.environment(other.pid).get(
+                procs.MARK
+            ):
+                state, kill_at = attempt.state, attempt.kill_at
+                attempt.began(other)
+                attempt.state, attempt.kill_at = state, kill_at
+                if attempt.pidfd >= 0:
+                    self.selector.register(attempt.pidfd, selectors.EVENT_READ, attempt)
+                    return
+        if claim is None and not attempt.claimed and not (attempt.folder / "exit.json").exists():  # never the job's
+            procs.kill_until_none(lambda: set(procs.marked(attempt.mark)), self._reap)
+            if attempt.state == RUNNING:
+                self._later(attempt, f"its runner could not begin; see {attempt.folder / 'runner.log'}")
+            else:
+                self._over(attempt, PREEMPTED, "stopped before it started")
+            return
+        attempt.collect(self._strays, self._reap, self.lease.over_since(attempt.began_boot_s))
+        self._over(attempt, attempt.exit_code, attempt.reason)
+
+    @contextlib.contextmanager
+    def _quarantined(self, *attempts: Attempt) -> Iterator[None]:
+        """Whatever goes wrong in here is the trouble of these attempts: they are ended and fail, others go on."""
+        try:
+            yield
+        except Exception as error:
+            why = f"its files cannot be dealt with: {type(error).__name__}: {error}"
+            self.log("quarantined", key=[a.key for a in attempts], why=why, where=traceback.format_exc(limit=-4))
+            for attempt in attempts:
+                if attempt.process is not None:
+                    attempt.process.send(signal.SIGKILL)
+                procs.kill_until_none(lambda a=attempt: set(procs.marked(a.mark)), self._reap, 1.0)  # type: ignore[misc]
+                if attempt.pidfd >= 0:
+                    with contextlib.suppress(KeyError):  # it went wrong before anybody waited for it
+                        self.selector.unregister(attempt.pidfd)
+                self._over(attempt, NOT_RUNNABLE, why)
+
+    def _over(self, attempt: Attempt, exit_code: int | None, reason: str | None) -> None:
+        if attempt.state != ENDED:
+            attempt.end(exit_code, reason)
+        self._note(journal.end(attempt.key, exit_code, reason, attempt.merged))
+        self.log("ended", key=attempt.key, exit_code=exit_code, reason=reason)
+        self._told()
+
+    def _end_by_force(self, attempt: Attempt) -> None:
+        """Neither the process nor its runner ended in time (stopped, or stuck): kill both and all below them."""
+        process = attempt.process
+        if process is not None:
+            below = {Process.of(pid) for pid in procs.descendants(process.pid)} - {None}
+            process.send(signal.SIGKILL)
+            procs.kill_until_none(
+                lambda: {p.pid for p in below if p is not None and p.alive} | set(procs.marked(attempt.mark)),
+                self._reap,
+                0.5,
+            )
+        if process is None or not process.alive:
+            self._collect(attempt)
+
+    def _strays(self) -> set[int]:
+        """Children of this agent that are no runners: orphans of runners that were killed."""
+        runners = {a.process.pid for a in self.attempts.values() if a.process is not None and a.alive}
+        children = [pid for pid in procs.children(os.getpid()) if pid not in runners]
+        return {pid for child in children for pid in (child, *procs.descendants(child))}
+
+    def _reap(self) -> None:
+        """Take in ended children; a pidfd stays readable, so nothing is lost by it."""
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+    def _note(self, *entries: dict[str, Any]) -> bool:
+        """Write to the journal; False if the disk refuses, which holds up what depends on it."""
+        try:
+            self.journal.append(*entries)
+        except OSError as error:
+            self._retry_at = time.monotonic() + 1.0
+            self.log("journal", why=error)
+            return False
+        return True
+
+
+def _to_launch(ready: list[Attempt]) -> list[list[Attempt]]:
+    """Who gets a process together: those of one group on the same GPUs that may be merged; all others alone."""
+    found: dict[object, list[Attempt]] = {}
+    for attempt in ready:
+        run = attempt.run
+        alone = not run.merge or run.world > 1
+        found.setdefault(attempt.key if alone else (run.merge, run.group.id, tuple(run.gpus)), []).append(attempt)
+    return list(found.values())
+
+
+def _may_share(new: Run, other: Run) -> bool:
+    """Whether `new` may start while `other` has its GPUs."""
+    if new.job == other.job and new.epoch != other.epoch:
+        return False
+    return new.group.id == other.group.id or not set(new.gpus) & set(other.gpus)

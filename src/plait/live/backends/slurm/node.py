@@ -1,0 +1,131 @@
+"""What the batch script of an allocation runs: makes the node's secret, and keeps an agent for as long as it is wanted.
+
+python -m plait.live.backends.slurm.node --home H --stop-grace 60 (--slots 4 | --cuda)
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from plait.live.agent import procs
+from plait.live.agent.agent import HELD_BACK
+from plait.live.agent.node_environment import VARIABLE
+from plait.live.layout import Layout, make_private, write_secret
+
+#: Kept of Slurm's variables. The others describe a job of one task, which libraries of training believe at once.
+_KEPT = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURMD_NODENAME")
+
+
+#: The file in a node's folder that says that its agent is in an allocation of ours.
+MARK = "slurm"
+
+
+def node_name(host: str, job: int) -> str:
+    """What the node of an allocation is called: the host, so that people know it, and the job, so that it is new.
+
+    >>> node_name("gpu-7.example.org", 42)
+    'gpu-7-42'
+    """
+    short = re.sub(r"[^A-Za-z0-9_-]", "", host.partition(".")[0]).lstrip("_-")[:40] or "node"
+    return f"{short}-{job}"
+
+
+class Keeper:
+    """Keeps one agent: starts another when it is killed, and ends when it ends by itself or is told to.
+
+    Processes of an agent that was killed come here, not to init, where Slurm would not find them any more; the next
+    agent takes them back.
+    """
+
+    #: Deaths within so many seconds of the start, and how many of them in a row are too many.
+    SOON_S, MOST = 10.0, 5
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Nothing runs yet."""
+        self.command, self.pid, self.leaving = list(command), 0, False
+
+    def run(self) -> int:
+        """Until the agent is not to be started again; its exit code."""
+        procs.prctl(procs.PR_SET_CHILD_SUBREAPER, 1)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._leave)
+        soon = 0
+        while True:
+            began = time.monotonic()
+            self.pid = os.posix_spawn(self.command[0], self.command, os.environ, setsigmask=HELD_BACK)
+            if self.leaving:
+                self._tell()
+            code = self._wait()
+            soon = soon + 1 if time.monotonic() - began < self.SOON_S else 0
+            if code in (0, 2, 3) or soon >= self.MOST:
+                return code
+            if not self.leaving:  # else the jobs that it left are stopped by the next one, at once
+                time.sleep(min(soon, 3))
+
+    def _wait(self) -> int:
+        """The exit code of the agent, and an end to all orphans meanwhile."""
+        while True:
+            pid, status = os.waitpid(-1, 0)
+            if pid == self.pid:
+                self.pid = 0
+                return os.waitstatus_to_exitcode(status)
+
+    def _leave(self, _number: int, _frame: object) -> None:
+        self.leaving = True
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.pid:
+            os.kill(self.pid, signal.SIGTERM)
+
+
+def main() -> None:
+    """Keep the agent; a sentence to the allocation's log where that cannot be."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--home", required=True)
+    parser.add_argument("--stop-grace", required=True)
+    size = parser.add_mutually_exclusive_group(required=True)
+    size.add_argument("--slots")
+    size.add_argument("--cuda", action="store_true")
+    options = parser.parse_args()
+    layout, host = Layout.at(options.home), os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    job = os.environ.get("SLURM_JOB_ID", "")
+    if not job.isdigit():
+        sys.exit("SLURM_JOB_ID is not set: this is run by the batch script of an allocation, not by hand")
+    if not (layout.home / "slurm").is_dir():
+        sys.exit(f"{layout.home} of the service is not on {host}: all nodes need the home folder under the same path")
+    words = ["--slots", options.slots] if options.slots else ["--cuda", os.environ.get("CUDA_VISIBLE_DEVICES", "")]
+    if options.cuda and not re.fullmatch(r"\d+(,\d+)*", words[1]):
+        sys.exit(f"Slurm gave no GPUs on {host}: CUDA_VISIBLE_DEVICES is {words[1]!r}; see gres.conf, or use --fake")
+    name = node_name(host, int(job))
+    folder = make_private(layout.node(name))
+    (folder / MARK).touch()
+    if not (folder / "enrol").exists():
+        write_secret(folder / "enrol", "plait_" + secrets.token_urlsafe(32))  # the service finds it here
+    log = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    for variable in [key for key in os.environ if key.startswith("SLURM") and key not in _KEPT]:
+        del os.environ[variable]
+    os.environ[VARIABLE] = " ".join([os.environ.get(VARIABLE, ""), *_KEPT])  # jobs may ask Slurm for their allocation
+    command = [sys.executable, "-m", "plait.live.agent", "--home", str(layout.home), "--node", name]
+    command += [
+        "--gpus" if options.slots else "--cuda",
+        words[1],
+        "--stop-jobs",
+        "--stop-grace",
+        options.stop_grace,
+        "--on-loan",
+    ]
+    sys.exit(Keeper(command).run())
+
+
+if __name__ == "__main__":
+    main()

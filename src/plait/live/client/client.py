@@ -1,0 +1,280 @@
+"""The service as an object: one method a question, with timeouts, and with retries where asking twice is harmless.
+
+    with Client.at() as plait:
+        job = plait.submit([{"command": ["python", "train.py"]}])[0]
+        plait.job(job["id"])["state"]
+
+Where the service is and who asks comes from PLAIT_URL and PLAIT_TOKEN, else from the files `plait up` leaves in the
+home folder. Every error is a sentence that names the next command.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NotRequired, TypedDict
+
+from plait.live.client import transport
+from plait.live.client.transport import (
+    Broken,
+    Caller,
+    Json,
+    NotRunning,
+    Refused,
+    ServiceError,
+    read_service_file,
+    segment,
+    sent_events,
+    service_url,
+)
+
+__all__ = [
+    "FINAL",
+    "PAGE",
+    "Client",
+    "NotRunning",
+    "Refused",
+    "ServiceError",
+    "Submitted",
+    "jobs_of_table",
+    "read_service_file",
+    "service_url",
+]
+
+#: States a job does not leave.
+FINAL = ("finished", "failed", "cancelled")
+
+#: Entries of a job's history that come in one answer.
+PAGE = 1000
+
+
+class Submitted(TypedDict):
+    """What a submission answers: the job is stored. `remarks`: what it asks for and the policy ignores."""
+
+    id: str
+    number: int
+    remarks: NotRequired[list[str]]
+
+
+class Client(Caller):
+    """What a service can be asked, one method a question."""
+
+    # -- jobs ---------------------------------------------------------------------------------------------
+
+    def submit(self, jobs: Sequence[Mapping[str, Any]], *, key: str | None = None) -> list[Submitted]:
+        """Submit jobs, all or none; when this returns they are stored.
+
+        Asked again where no answer comes: by the `key`, one of its own unless given, the service knows it for the same.
+        """
+        headers = {"Idempotency-Key": key or uuid.uuid4().hex}
+        body = dict(jobs[0]) if len(jobs) == 1 else {"jobs": [dict(job) for job in jobs]}
+        answer = self._ask("POST", "/v1/jobs", body=body, again=True, headers=headers)
+        if len(jobs) == 1:
+            return [answer]
+        found: list[Submitted] = answer["jobs"] if isinstance(answer, dict) else answer
+        return found
+
+    def jobs(
+        self, *, state: str | None = None, user: str | None = None, limit: int = 100, offset: int = 0
+    ) -> list[Json]:
+        """Jobs, newest first, as the service lists them."""
+        answer = self._ask("GET", "/v1/jobs", state=state, user=user, limit=limit, offset=offset, columns=1)
+        found: list[Json] = jobs_of_table(answer) if isinstance(answer, dict) else answer
+        return found
+
+    def job(self, job: str) -> Json:
+        """Everything about one job."""
+        return self._object("GET", f"/v1/jobs/{segment(job)}")
+
+    def cancel(self, job: str) -> Json:
+        """Take a job back; doing it twice is the same as once."""
+        return self._object("DELETE", f"/v1/jobs/{segment(job)}", again=True)
+
+    def explain(self, job: str) -> Json:
+        """Why it waits, or how it shares."""
+        return self._object("GET", f"/v1/jobs/{segment(job)}/explain")
+
+    def tell_forecast(self, job: str, start: Sequence[float | None] | None, end: Sequence[float | None]) -> None:
+        """Have a forecast kept: early end, middle, late end, seconds from now, None for never; see `track_record`."""
+        body: Json = {"start": start, "end": end}
+        self._object("POST", f"/v1/jobs/{segment(job)}/forecast", body=body, again=True)
+
+    def job_events(self, job: str, *, newest: int | None = None) -> list[Json]:
+        """What happened to one job, oldest first: all of it, page by page, or the `newest` so many."""
+        path = f"/v1/jobs/{segment(job)}/events"
+        if newest is not None and newest <= PAGE:
+            return self._list("events", path, newest=True, limit=newest)
+        found: list[Json] = []
+        while page := self._list("events", path, after=found[-1]["seq"] if found else 0, limit=PAGE):
+            found += page
+            if len(page) < PAGE:
+                break
+        return found if newest is None else found[-newest:]
+
+    def logs(self, job: str, *, rank: int = 0, offset: int = 0, limit: int = 65_536) -> Json:
+        """Part of a log: {text, offset, size}."""
+        return self._object("GET", f"/v1/jobs/{segment(job)}/logs", rank=rank, offset=offset, limit=limit)
+
+    def follow(
+        self, job: str, *, rank: int = 0, offset: int = 0, notice: Callable[[str], object] | None = None,
+        waits: Callable[[], bool] = lambda: False,
+    ) -> Iterator[str]:  # fmt: skip
+        """The log as it grows, over all attempts, until the job has ended; a broken connection goes on where it was.
+
+        `notice` is told, in a sentence, when an attempt is over and when the next one begins. `waits` is asked whether
+        to go on looking for a service that does not answer; without it `NotRunning` is raised after a few tries.
+        """
+        path = f"/v1/jobs/{segment(job)}/logs"
+        failed, heard = 0, time.monotonic()
+        while True:
+            try:
+                query = {"rank": rank, "offset": offset, "follow": 1}
+                with self._http.stream("GET", path, params=query, timeout=transport.quiet()) as answer:
+                    if answer.status_code >= 400:
+                        answer.read()
+                        if self._follows(answer, heard):
+                            continue
+                        self._refuse(answer)
+                    self.answered = True
+                    for kind, data in sent_events(answer.iter_lines()):
+                        failed, heard = 0, time.monotonic()
+                        if kind == "end":
+                            return
+                        if kind == "error":
+                            raise ServiceError(str(data.get("message", data)))
+                        if kind == "notice":
+                            if notice is not None:
+                                notice(str(data.get("message", "")))
+                            continue
+                        text = str(data.get("text", ""))
+                        offset = int(data.get("next", data.get("offset", offset) + len(text.encode())))
+                        if text:
+                            yield text
+            except Broken as error:
+                if self._follows(error, heard) or self._moves():
+                    continue
+                failed, heard = 0 if self.alive() else failed + 1, time.monotonic()
+                if failed > len(transport.PAUSES_S) and not waits():
+                    raise self._gone(error) from error
+                time.sleep(transport.PAUSES_S[min(max(failed, 1), len(transport.PAUSES_S)) - 1])
+            else:
+                try:
+                    if self.job(job)["state"] in FINAL:
+                        return
+                except NotRunning:
+                    if not waits():
+                        raise
+
+    # -- the cluster --------------------------------------------------------------------------------------
+
+    def status(self) -> Json:
+        """The service in a few figures."""
+        return self._object("GET", "/v1/status")
+
+    def state(self) -> Json:
+        """Everything a forward simulation needs."""
+        return self._object("GET", "/v1/state")
+
+    def nodes(self) -> list[Json]:
+        """The nodes and what they are doing."""
+        return self._list("nodes", "/v1/nodes")
+
+    def drain(self, node: str) -> Json:
+        """Give a node no new work, and stop what runs there after a checkpoint."""
+        return self._object("POST", f"/v1/nodes/{segment(node)}/drain", again=True)
+
+    def resume(self, node: str) -> Json:
+        """Let a drained node work again."""
+        return self._object("POST", f"/v1/nodes/{segment(node)}/resume", again=True)
+
+    def node_gone(self, node: str, why: str = "", *, certain: bool = True) -> Json:
+        """Say that a node is dead, as its backend knows: once it is silent, nobody waits for it.
+
+        Not `certain`: it may only be out of reach, so that its lease is waited for.
+        """
+        return self._object(
+            "POST", f"/v1/nodes/{segment(node)}/gone", body={"why": why, "certain": certain}, again=True
+        )
+
+    def forget_node(self, node: str) -> Json:
+        """Take a node that has gone out of the lists; `Refused` while something may run there."""
+        return self._object("DELETE", f"/v1/nodes/{segment(node)}")
+
+    def policy(self) -> Json:
+        """The policy that decides."""
+        return self._object("GET", "/v1/policy")
+
+    def set_policy(self, policy: str, *, may_lose_work: bool = False) -> Json:
+        """Let another policy decide from now on; with `may_lose_work` it may stop jobs without a checkpoint."""
+        body = {"policy": policy} | ({"may_lose_work": True} if may_lose_work else {})
+        return self._object("PUT", "/v1/policy", body=body, again=True)
+
+    def events(self, after: int = 0, limit: int = 1000) -> list[Json]:
+        """The event log after this number: [{seq, at_s, event, commands}]."""
+        return self._list("events", "/v1/events", after=after, limit=limit)
+
+    def all_events(self, after: int = 0) -> Iterator[Json]:
+        """The whole event log, page by page."""
+        while page := self.events(after):
+            yield from page
+            after = int(page[-1]["seq"])
+
+    def backup(self, path: str) -> Json:
+        """Write a consistent copy of the store on the machine of the service."""
+        return self._object("POST", "/v1/backup", body={"path": path})
+
+    # -- people -------------------------------------------------------------------------------------------
+
+    def tokens(self) -> list[Json]:
+        """The tokens, without their secrets."""
+        return self._list("tokens", "/v1/tokens")
+
+    def create_token(
+        self, user: str, role: str, project: str | None = None, *, expires_in_s: float | None = None,
+        node: str | None = None,
+    ) -> Json:  # fmt: skip
+        """A new token; its secret is shown only in this answer. Those of agents (role agent) name their node."""
+        given = {"project": project, "expires_in_s": expires_in_s, "node": node}
+        body = {"user": user, "role": role} | {name: value for name, value in given.items() if value}
+        return self._object("POST", "/v1/tokens", body=body)
+
+    def revoke_token(self, token: str) -> Json:
+        """A token that counts no more."""
+        return self._object("DELETE", f"/v1/tokens/{segment(token)}", again=True)
+
+    def projects(self) -> list[Json]:
+        """The projects with their quotas and shares."""
+        return self._list("projects", "/v1/projects")
+
+    def set_project(self, name: str, quota_gpus: int | None = None, weight: float | None = None) -> Json:
+        """Make a project, or change it."""
+        body: Json = {"name": name}
+        if quota_gpus is not None:
+            body["quota_gpus"] = quota_gpus
+        if weight is not None:
+            body["weight"] = weight
+        return self._object("POST", "/v1/projects", body=body)
+
+    def delete_project(self, name: str) -> Json:
+        """Take a project away."""
+        return self._object("DELETE", f"/v1/projects/{segment(name)}", again=True)
+
+
+def jobs_of_table(table: Mapping[str, Any]) -> list[Json]:
+    """The jobs of a listing by columns, each as the service shows one."""
+    columns, now_s = table["columns"], float(table["now_s"])
+    more = {int(number): fields for number, fields in table["more"].items()}
+    names, jobs = tuple(columns), []
+    for values in zip(*columns.values(), strict=True):
+        job: Json = dict(zip(names, values, strict=True))
+        number, created_s, ended_s = job["number"], job["created_s"], job["ended_s"]
+        job["id"] = f"j-{number}"
+        job["command"] = job["command"].split(" ") if job["command"] else []
+        job["nodes"] = job["nodes"].split()
+        job["age_s"] = round(now_s - created_s, 3)
+        job["jct_s"] = None if ended_s is None else round(ended_s - created_s, 3)
+        if number in more:
+            job.update(more[number])
+        jobs.append(job)
+    return jobs

@@ -1,0 +1,98 @@
+"""Epochs on disk: before a new attempt of a job begins, older ones are made unable to commit a checkpoint.
+
+A job's folder has a file `EPOCH`, the highest attempt whose checkpoints count. It is written, and forced to disk,
+after an attempt is in the log and before any agent hears of it. Whoever leads no more may still come here, late: what
+it finds is of its successor then, and stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from plait.live.layout import Layout, make_private, read_epoch
+from plait.live.scheduler.attempts import JobRecord
+
+#: Make attempts of a job (its number) before this epoch unable to commit, given the epoch of its first attempt;
+#: `OSError`: later, perhaps.
+Fence = Callable[[int, int, int], None]
+
+
+class Fences:
+    """The epoch files of a home folder."""
+
+    def __init__(self, layout: Layout) -> None:
+        """Nothing is read or written yet."""
+        self._layout = layout
+
+    def next_epoch(self, job: JobRecord) -> int:
+        """Above every one that the job's folder has seen, which may be more than a store knows that was put back."""
+        return max(self._on_disk(job.number), job.epoch) + 1
+
+    def _on_disk(self, number: int) -> int:
+        return read_epoch(self._layout.epoch_file(number))
+
+    def write(self, number: int, epoch: int, first: int) -> None:
+        """Only attempts of a job from this epoch on may commit; raises `OSError` where that cannot be written.
+
+        What the folder holds before the `first` attempt is of another job of its number, and is put aside.
+        """
+        if self._on_disk(number) >= epoch:  # nothing to do, whoever has the lock, perhaps stopped
+            return
+        make_private(self._layout.job(number))
+        with self._alone(number):
+            reached = self._on_disk(number)
+            if reached >= epoch:
+                return
+            if 0 < reached < first:
+                self._put_aside(number, reached)
+            self._replace(number, epoch)
+
+    @contextmanager
+    def _alone(self, number: int) -> Iterator[None]:
+        """Between looking and writing nobody else writes; waiting is left to the caller, who comes again."""
+        path = self._layout.epoch_file(number).with_name("EPOCH.lock")
+        _plain(path)
+        with open(path, "ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                why = "locked by another service, which may be stopped in the middle"
+                raise BlockingIOError(errno.EAGAIN, why, str(path)) from None
+            yield
+
+    def _put_aside(self, number: int, reached: int) -> None:
+        folder = self._layout.job(number)
+        aside = make_private(folder / f"before-{reached}")
+        for path in [p for p in folder.iterdir() if not p.name.startswith(("EPOCH", "before-"))]:
+            path.replace(aside / path.name)
+
+    def _replace(self, number: int, epoch: int) -> None:
+        path = self._layout.epoch_file(number)
+        part = path.with_name(path.name + ".part")
+        _plain(path)
+        _plain(part)
+        with open(part, "w", encoding="ascii") as file:
+            file.write(f"{epoch}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _plain(path: Path) -> None:
+    """Put aside what is no plain file: jobs can write there, and a pipe would hold up whoever opens it."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            path.rename(path.with_name(f"{path.name}.odd-{time.time_ns()}"))

@@ -1,0 +1,175 @@
+"""From what a user asked for to the `JobSpec` that the policies see."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from plait.core.errors import InputError
+from plait.core.goodput import BatchLimits, BoundNames, check_bounds
+from plait.core.jobs import Checkpoints, JobClass, JobSpec
+from plait.core.resources import Resource, StageProfile
+from plait.live.layout import job_name
+from plait.live.scheduler.profiles import Learnt, known_profile, processes_per_gpu
+from plait.runtime.command_line import parse_script
+
+#: Options of `plait submit` for fields that are bounds of the batch.
+OPTIONS = BoundNames(
+    "--batch-size", "--max-batch-size", "least of --local-batch", "most of --local-batch", "--accumulation"
+)
+
+
+def command_of(request: Mapping[str, Any]) -> list[str]:
+    """What is run: the command as it was written, `python` being the interpreter of whoever submitted it.
+
+    >>> command_of({"command": ["python", "train.py"], "python": "/venv/bin/python"})
+    ['/venv/bin/python', 'train.py']
+    """
+    program, *rest = request["command"]
+    python = request.get("python")
+    return [python if python and program in ("python", "python3") else program, *rest]
+
+
+def most_gpus(request: Mapping[str, Any]) -> int:
+    """The size of the job, of an elastic one the largest."""
+    return max(int(request.get("gpus") or 1), int(request.get("max_gpus") or 1))
+
+
+def given_profile(request: Mapping[str, Any]) -> StageProfile | None:
+    """The profile that the user wrote down, if any; `InputError` for one that cannot be."""
+    given = request.get("profile")
+    if not given:
+        return None
+    stages = {r.name.lower(): float(given.get(r.name.lower()) or 0.0) for r in Resource}
+    return StageProfile.of(iteration_s=given.get("iteration_s"), **stages)
+
+
+def limits_of(request: Mapping[str, Any]) -> BatchLimits | None:
+    """The bounds of the batch of an adaptive job; None if the job does not adapt. `InputError` for some that cannot be.
+
+    >>> limits_of({"batch": {"initial": 128, "most": 1024}})
+    BatchLimits(initial=128, most=1024, least_local=1, most_local=1024, accumulation=False)
+    """
+    given = request.get("batch")
+    if not given:
+        return None
+    if processes_per_gpu(request) > 1:
+        raise InputError("batch: a job adapts its batch with one process a GPU; leave processes_per_gpu out")
+    initial = int(given["initial"])
+    try:
+        return BatchLimits(
+            initial=initial,
+            most=int(given.get("most") or initial),
+            least_local=int(given.get("least_local") or 1),
+            most_local=int(given.get("most_local") or given.get("most") or initial),
+            accumulation=bool(given.get("accumulation")),
+        )
+    except InputError as error:
+        raise InputError(f"batch: {error}") from None
+
+
+def check_sizes(request: Mapping[str, Any], where: str, options: Collection[str], command: bool) -> None:
+    """Refuse sizes that cannot be before anything is sent, naming `where` and the options or fields that say them.
+
+    `options` are the fields (of the batch: `batch.initial`) that were given as options; with `command` what was not
+    given is named as an option too. Raises `InputError`.
+    """
+
+    def name(field: str, option: str) -> str:
+        return option if command or field in options else field
+
+    gpus = {field: int(request.get(field) or 0) for field in ("min_gpus", "gpus", "max_gpus")}
+    asked = gpus["gpus"] or 1
+    least, most = gpus["min_gpus"] or asked, gpus["max_gpus"] or asked
+    if not least <= asked <= most:
+        names = {field: name(field, "--" + field.replace("_", "-")) for field in gpus}
+        said = [f"{names[field]} {value or 1}" for field, value in gpus.items() if value or field == "gpus"]
+        order = " <= ".join(names[field] for field in gpus if gpus[field] or field == "gpus")
+        raise InputError(
+            f"{where}: {', '.join(said)}: needs {order}" + ("" if gpus["gpus"] else "; gpus is 1 if left out")
+        )
+    given = request.get("batch")
+    if given:
+        names_ = BoundNames(*(name(f"batch.{f}", o) for f, o in zip(BoundNames._fields, OPTIONS, strict=True)))
+        initial = int(given["initial"])
+        most_batch = int(given.get("most") or initial)
+        bounds = int(given.get("least_local") or 1), int(given.get("most_local") or most_batch)
+        try:
+            check_bounds(initial, most_batch, *bounds, bool(given.get("accumulation")), names_)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+        fed = most_batch // bounds[0]
+        if many := [f"{name(f, '--' + f.replace('_', '-'))} {gpus[f]}" for f in gpus if gpus[f] > fed]:
+            raise InputError(
+                f"{where}: {', '.join(many)}: a batch of {most_batch} ({names_.most}) feeds at most {fed} "
+                f"with {bounds[0]} each ({names_.least_local}); give at most {fed}, or other bounds of the batch"
+            )
+
+
+def merge_key(request: Mapping[str, Any], owner: str, project: str) -> str:
+    """What jobs must have in common to share a process: owner, project, folder, environment, Python, script's folder.
+
+    Raises `InputError` for a job that cannot be a thread of another process.
+    """
+    if most_gpus(request) != 1:
+        raise InputError(f"merge is for jobs of one process; this one has {most_gpus(request)}: leave merge out")
+    if request.get("container"):
+        raise InputError("merge is not for jobs in containers: leave merge or container out")
+    script = parse_script(command_of(request))
+    folder = os.path.normpath(os.path.join(request.get("workdir") or "", script.folder))
+    env = sorted((request.get("env") or {}).items())
+    same = [owner, project, request.get("workdir"), env, script.python, script.options, folder]
+    return hashlib.sha256(json.dumps(same).encode()).hexdigest()[:16]
+
+
+def spec_of(
+    number: int,
+    request: Mapping[str, Any],
+    *,
+    owner: str,
+    project: str,
+    submit_s: float,
+    weight: float = 1.0,
+    kinds: Iterable[str] = (),
+    learnt: Learnt | None = None,
+) -> JobSpec:
+    """The spec of a request. What the user says about profile and skew goes before what was measured earlier.
+
+    Raises `InputError` for a job that cannot run anywhere.
+    """
+    if request.get("merge"):
+        merge_key(request, owner, project)
+    found = known_profile(request, kinds, learnt or {})
+    profile = given_profile(request)
+    if profile is None and found.get("stage_s"):
+        profile = StageProfile.from_sequence(found["stage_s"], found["iteration_s"])
+    skew = request.get("skew")
+    name = str(request.get("class") or "guaranteed").upper()
+    if name not in JobClass.__members__:
+        raise InputError(f"class is {request['class']!r}, needs guaranteed or opportunistic")
+    return JobSpec(
+        id=job_name(number),
+        submit_s=submit_s,
+        gpus=int(request.get("gpus") or 1),
+        min_gpus=int(request.get("min_gpus") or 0),
+        max_gpus=int(request.get("max_gpus") or 0),
+        iterations=request.get("iterations"),
+        user=owner,
+        group=project,
+        model=request.get("model") or "",
+        profile=profile,
+        job_class=JobClass[name],
+        gpu_memory_bytes=float(request.get("gpu_memory") or 0.0),
+        cpus=float(request.get("cpus") or 0.0),
+        memory_bytes=float(request.get("memory") or 0.0),
+        skew=found.get("skew") if skew is None else skew,
+        deadline_s=request.get("deadline_s"),
+        priority=float(request.get("priority") or 0.0),
+        weight=weight,
+        retries=int(request["retries"]) if request.get("retries") is not None else 3,
+        batch=limits_of(request),
+        checkpoints=Checkpoints.NEVER,  # until it has said that it can go on from one
+    )

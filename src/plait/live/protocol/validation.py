@@ -1,0 +1,172 @@
+"""What agents say of processes, without what cannot be: jobs can write to their pages and folders.
+
+A number that is none would get into the log, where every later reader meets it; a profile of 1e308 seconds overflows in
+the policy, whose decisions then fail for everybody.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from plait.core.errors import InputError
+from plait.core.goodput import LEAST_S, MOST_GAMMA, MOST_NOISE, MOST_S, THETA, BatchLimits, Estimate
+from plait.core.resources import Resource
+from plait.live.protocol.wire import Adaptive, NodeInfo, Profile, Seen
+
+#: Seconds of an iteration or a stage, and iterations of a job, at most; seconds of an iteration at least.
+LONGEST_S, MOST_STEPS, SHORTEST_S = 1e6, 1e15, 1e-9
+#: Examples of a step at most.
+MOST_EXAMPLES = 1e9
+#: Characters of a reason at most.
+LONGEST_REASON = 2000
+#: The largest number of a process; seconds that anything can have lasted.
+MOST_PID, MOST_SECONDS = 1 << 22, 1e10
+#: Times that were read one after the other differ by so much at most, seconds.
+CLOCKS_S = 1.0
+#: What a terminal would obey: control characters but tabs and ends of lines.
+_CONTROLS = re.compile(r"[\x01-\x08\x0b-\x1f\x7f-\x9f]")
+#: Whole numbers of a store have 64 bits.
+MOST_STORED = (1 << 63) - 1
+#: What a process cannot end with counts as this exit code.
+NONSENSE = 255
+
+
+def sane_notice(leaving_s: float | None) -> float | None:
+    """Seconds until a node goes; None, for a node that stays, also for what is no time."""
+    return None if leaving_s is None else _or_none(leaving_s, LONGEST_S)
+
+
+def sane_seen(seen: Seen) -> Seen:
+    r"""The same process with numbers that are numbers, an exit code that there is, and a text that can be stored.
+
+    >>> one = sane_seen(Seen(1, 1, 0, "running", steps=math.nan, step_s=-1.0, reason="a\0b", exit_code=10**30))
+    >>> one.steps, one.step_s, one.reason, one.exit_code
+    (0.0, None, 'a b', 255)
+    """
+    code = seen.exit_code
+    stage_s = seen.stage_s
+    held_s = _or_none(seen.held_s, MOST_SECONDS) or 0.0
+    since_s = held_s + CLOCKS_S  # within which it has made its steps
+    if stage_s is not None and not all(_between(t, 0.0, LONGEST_S) for t in stage_s):
+        stage_s = None
+    return replace(
+        seen,
+        exit_code=None if code is None else sane_code(code),
+        pid=seen.pid if 0 <= seen.pid <= MOST_PID else 0,
+        reason=None if seen.reason is None else sane_text(seen.reason),
+        gate=sane_text(seen.gate)[:20],
+        merged=sane_text(seen.merged)[:20],
+        saves=sane_text(seen.saves)[:20],
+        steps=_or_none(seen.steps, MOST_STEPS) or 0.0,
+        held_s=held_s,
+        ended_s_ago=_or_none(seen.ended_s_ago, MOST_SECONDS) or 0.0,
+        first_step_s=_or_none(seen.first_step_s, since_s),
+        last_step_s=_or_none(seen.last_step_s, since_s),
+        step_s=_or_none(seen.step_s, LONGEST_S, SHORTEST_S),
+        total_steps=_or_none(seen.total_steps, MOST_STEPS),
+        checkpoint_steps=_or_none(seen.checkpoint_steps, MOST_STEPS),
+        checkpoint_age_s=_or_none(seen.checkpoint_age_s, MOST_SECONDS),
+        skew=_or_none(seen.skew, 1.0),
+        stage_s=stage_s,
+        adaptive=None if seen.adaptive is None else _sane_adaptive(seen.adaptive),
+        profile=seen.profile if seen.profile is not None and sane_profile(seen.profile) else None,
+    )
+
+
+def _sane_adaptive(said: Adaptive) -> Adaptive:
+    """The same with numbers that are numbers, and an estimate and bounds whole or not at all."""
+    estimate, limits = said.estimate, said.limits
+    if estimate is not None and not _sane_estimate(estimate):
+        estimate = None
+    if limits is not None and len(limits) != len(fields(BatchLimits)):
+        limits = None
+    if limits is not None and not all(_between(x, 0, MOST_EXAMPLES) for x in limits):
+        limits = None
+    return Adaptive(
+        progress=_or_none(said.progress, MOST_STEPS) or 0.0,
+        total=_or_none(said.total, MOST_STEPS),
+        batch_size=_or_none(said.batch_size, MOST_EXAMPLES, 1.0),
+        estimate=estimate,
+        limits=limits,
+        not_finite=_or_none(said.not_finite, MOST_STEPS) or 0.0,
+    )
+
+
+def _sane_estimate(estimate: Sequence[float | None]) -> bool:
+    """Whether all of it can be; seconds and norms so large that they overflow in a policy are none."""
+    if len(estimate) != len(Estimate):
+        return False
+    theta, gamma = estimate[:THETA], estimate[Estimate.GAMMA]
+    whole = all(t is None for t in theta) or (gamma is not None and None not in theta and 1 <= gamma <= MOST_GAMMA)
+    times_only = all(t is None or _between(t, LEAST_S, MOST_S) for t in theta)
+    return whole and times_only and all(x is None or _between(x, 0.0, MOST_NOISE) for x in estimate[THETA:])
+
+
+def sane_text(text: str) -> str:
+    r"""Characters that every store and every answer can hold and no terminal obeys; of a long text the ends.
+
+    >>> sane_text("\x1b[31mred\x1b[0m\x07 and a\0b")
+    '[31mred[0m and a b'
+    """
+    if len(text) > LONGEST_REASON:
+        half = (LONGEST_REASON - 60) // 2
+        text = f"{text[:half]} ... (cut: {len(text)} characters) ... {text[-half:]}"
+    return _CONTROLS.sub("", text.replace("\0", " ")).encode("utf-8", "replace").decode()
+
+
+def sane_code(code: int) -> int:
+    """An exit code that a process can end with (-n for signal n)."""
+    return code if -128 <= code <= NONSENSE else NONSENSE
+
+
+def sane_profile(profile: Profile) -> bool:
+    """Whether a measured profile is one: all four stages, some of them longer than nothing, none for ever."""
+    times = profile.stage_s
+    return (
+        len(times) == len(Resource)
+        and all(_between(t, 0.0, LONGEST_S) for t in times)
+        and sum(times) > 0
+        and 0 < profile.iteration_s <= LONGEST_S
+        and 0 <= profile.samples <= MOST_STEPS
+    )
+
+
+def check_entry(entry: Mapping[str, Any]) -> None:
+    """Raise `InputError` for a note of the log with a number that JSON or a table of the store cannot hold.
+
+    >>> check_entry({"type": "RankEnded", "epoch": 10**30})
+    Traceback (most recent call last):
+        ...
+    plait.core.errors.InputError: RankEnded: epoch is 1000000000000000000000000000000, no number that can be stored
+    """
+    for name, value in entry.items():
+        numbers = value if isinstance(value, (list, tuple)) else (value,)
+        for number in numbers:
+            if isinstance(number, (int, float)) and not -MOST_STORED <= number <= MOST_STORED:
+                raise InputError(f"{entry['type']}: {name} is {number!r:.40}, no number that can be stored")
+
+
+def check_node(info: NodeInfo) -> None:
+    """Raise `InputError` for hardware that no node has."""
+    sizes: Sequence[tuple[str, float]] = (
+        ("gpus", info.gpus), ("gpu_memory_bytes", info.gpu_memory_bytes), ("cpus", info.cpus),
+        ("memory_bytes", info.memory_bytes), ("rack", info.rack),
+    )  # fmt: skip
+    for name, value in sizes:
+        most = 1024 if name == "gpus" else 1e18
+        if not _between(value, 0.0, most):
+            raise InputError(f"node {info.id!r}: {name} is {value}, needs a number from 0 to {most:g}")
+    if info.gpu_kind != sane_text(info.gpu_kind)[:100]:
+        raise InputError(f"node {info.id!r}: gpu_kind is {info.gpu_kind!r:.120}, needs up to 100 plain characters")
+
+
+def _between(value: float, low: float, high: float) -> bool:
+    return math.isfinite(value) and low <= value <= high
+
+
+def _or_none(value: float | None, most: float, least: float = 0.0) -> float | None:
+    return value if value is not None and _between(value, least, most) else None

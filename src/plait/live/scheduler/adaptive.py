@@ -1,0 +1,198 @@
+"""Jobs whose batch adapts (Pollux, OSDI'21) as the service sees them: their work, what they estimate, what is shown.
+
+Policies count the work of such a job in iterations at its first batch size (its progress), whatever its batch is now;
+people see the steps that its optimizer makes. What a job says of itself reaches the books as `GoodputReported`, when
+it has changed so much that a decision could; what a restart costs it is measured here, not told.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from plait.control.messages import GoodputReported
+from plait.core.arrays import FloatArray
+from plait.core.errors import InputError
+from plait.core.goodput import BatchLimits, Estimate
+from plait.core.jobs import Phase
+from plait.goodput.model.efficiency import efficiency, gain
+from plait.live.protocol.requests import limits_of
+from plait.live.protocol.wire import Adaptive, Seen
+
+if TYPE_CHECKING:
+    from plait.live.scheduler.attempts import Attempt, JobRecord
+    from plait.live.scheduler.engine import Engine
+
+#: An estimate counts as changed from this share on; numbers below `SMALL` are alike (parameters that are not used).
+DRIFT, SMALL = 0.05, 1e-6
+#: A script that adapts has said so after as many steps.
+MANY_STEPS = 10
+_NOBODY = np.full(len(Estimate), math.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is done of a job, what there is in all and the seconds that one takes now, as policies count; None unknown.
+
+    In iterations: steps of the optimizer, of an adaptive job such as one at its first batch size is worth.
+    """
+
+    done: float | None
+    total: float | None
+    each_s: float | None
+
+
+def work_of(engine: Engine, job: JobRecord, attempt: Attempt) -> Work:
+    """The work of a job by what its processes have said last."""
+    lead, limits = attempt.lead, limits_of(job.request)
+    if lead is None:
+        return Work(None, job.total, None)
+    if limits is None:
+        return Work(attempt.steps, lead.total_steps, lead.step_s)
+    said = lead.adaptive
+    if said is None:  # it has not begun, or its script does not adapt
+        return Work(None, job.total, None)
+    each_s = None
+    if lead.step_s and said.batch_size:
+        sqr, var = _noise(row_of(engine, job))
+        each_s = lead.step_s / float(gain(sqr, var, _scale(said.batch_size, limits)))
+    return Work(attempt.progress, job.total, each_s)
+
+
+def hear_estimate(engine: Engine, job: JobRecord, seen: Seen, now: float) -> None:
+    """Take what a job estimates of itself into the books, if that is news and the last was long enough ago."""
+    said = seen.adaptive
+    if said is None or not job.request.get("batch"):
+        return
+    if said.batch_size:  # it has made a step, and says with each how many there will be, or that it does not know
+        job.total = said.total or None
+    if said.estimate is None:
+        return
+    if engine.state.controller is None or engine.state.phase(job) > Phase.RUNNING:
+        return
+    if now < job.estimated_s + engine.options.estimate_s:
+        return
+    known = row_of(engine, job)
+    new = np.array([math.nan if x is None else x for x in said.estimate])
+    most = Estimate.PROFILED_GPUS
+    new[most] = np.fmax(new[most], known[most])
+    new[Estimate.RESTART_S] = known[Estimate.RESTART_S]  # measured here: a job cannot know what its end and start cost
+    if differs(new, known):
+        job.estimated_s = now
+        _report(engine, job, new, now)
+
+
+def hear_restart(engine: Engine, job: JobRecord, seen: Seen, now: float) -> None:
+    """The first step after a stop that was asked for: how long the job was kept from training by it."""
+    if job.down_s is None or seen.first_step_s is None:
+        return
+    cost_s = job.down_s + seen.first_step_s
+    engine.do({"type": "Restarted", "at_s": now, "job": job.number, "epoch": seen.epoch, "cost_s": cost_s})
+    if engine.state.controller is not None and job.admitted and engine.state.phase(job) <= Phase.RUNNING:
+        new = row_of(engine, job).copy()
+        new[Estimate.RESTART_S] = job.restart_s
+        _report(engine, job, new, now)
+
+
+def differs(new: FloatArray, known: FloatArray) -> bool:
+    """Whether an estimate has changed noticeably; both by `Estimate`, NaN not known."""
+    unknown = np.isnan(new)
+    if (unknown != np.isnan(known)).any():
+        return True
+    a, b = new[~unknown], known[~unknown]
+    larger = np.maximum(a, b)
+    return bool(((larger > SMALL) & (np.abs(a - b) > DRIFT * larger)).any())
+
+
+def shown(engine: Engine, job: JobRecord) -> dict[str, Any] | None:
+    """What is shown of an adaptive job that has not ended; None for others.
+
+    `goodput` is progress in examples a second (examples at the first batch size that would have taught as much),
+    `efficiency` the part of it that an example is worth beside one at that size.
+    """
+    limits = limits_of(job.request)
+    if limits is None:
+        return None
+    asked = int(job.request.get("gpus") or 1)
+    out: dict[str, Any] = {
+        "min_gpus": int(job.request.get("min_gpus") or asked),
+        "max_gpus": int(job.request.get("max_gpus") or asked),
+        "limits": asdict(limits),
+        "restarts": job.restarts,
+        "restart_s": job.restart_s,
+    }
+    attempt = job.live
+    said = attempt.lead.adaptive if attempt is not None and attempt.lead is not None else None
+    if said is not None or job.total is not None:  # also while it starts again, or waits for that
+        done = (attempt.progress if attempt is not None else None) or _done(engine, job)
+        out.update(progress=done, total_progress=job.request.get("iterations") or job.total)
+    if attempt is None or said is None:
+        if attempt is not None and (attempt.steps or 0.0) >= MANY_STEPS:
+            out["difference"] = "its script does not adapt; load its data by plait.training.adaptive.AdaptiveDataLoader"
+        return out
+    work = work_of(engine, job, attempt)
+    out["batch_size"] = said.batch_size
+    if said.batch_size:
+        sqr, var = _noise(row_of(engine, job))
+        out["efficiency"] = float(efficiency(sqr, var, _scale(said.batch_size, limits)))
+    if work.each_s:
+        out["goodput"] = limits.initial / work.each_s
+    if difference := difference_of(limits, said):
+        out["difference"] = difference
+    if said.not_finite:
+        number = "its newest step was" if said.not_finite == 1 else f"its newest {said.not_finite:,.0f} steps were"
+        out["not_finite"] = f"{number} no progress: gradients are not finite, as of a loss that is NaN"
+    return out
+
+
+def difference_of(limits: BatchLimits, said: Adaptive) -> str:
+    """That the script keeps to other bounds than those the job was submitted with; empty if it does not."""
+    if said.limits is None:
+        return ""
+    *bounds, accumulation = said.limits
+    try:
+        own = BatchLimits(
+            initial=bounds[0], most=bounds[1], least_local=bounds[2], most_local=bounds[3],
+            accumulation=bool(accumulation),
+        )  # fmt: skip
+    except (InputError, IndexError):
+        return ""
+    pairs = [(name, asdict(own)[name], value) for name, value in asdict(limits).items() if asdict(own)[name] != value]
+    if not pairs:
+        return ""
+    text = ", ".join(f"{name} {mine} and not {asked}" for name, mine, asked in pairs)
+    return f"its script says batch {text}: it keeps to that, but its GPUs are chosen by what was submitted"
+
+
+def _report(engine: Engine, job: JobRecord, row: FloatArray, now: float) -> None:
+    engine.do(GoodputReported(now, np.array([job.number]), row.reshape(1, -1)))
+
+
+def row_of(engine: Engine, job: JobRecord) -> FloatArray:
+    """What the books know of a job, by `Estimate`."""
+    controller = engine.state.controller
+    if controller is None or not job.admitted:
+        return _NOBODY
+    row: FloatArray = controller.books.columns["goodput"][job.number]
+    return row
+
+
+def _done(engine: Engine, job: JobRecord) -> float | None:
+    """The progress that the books have."""
+    if engine.state.controller is None or not job.admitted:
+        return None
+    return float(engine.state.controller.books.columns["iterations_done"][job.number])
+
+
+def _noise(row: FloatArray) -> tuple[float, float]:
+    """Squared gradient norm and variance; before any statistics a batch of any size is worth its examples."""
+    sqr, var = float(row[Estimate.SQR]), float(row[Estimate.VAR])
+    return (0.0, 1.0) if math.isnan(sqr) or math.isnan(var) else (sqr, var)
+
+
+def _scale(batch: float, limits: BatchLimits) -> float:
+    """First batch sizes in a step; less than one counts as one, as training counts it: a gain is never 0 then."""
+    return max(batch / limits.initial, 1.0)

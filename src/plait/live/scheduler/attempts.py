@@ -1,0 +1,274 @@
+"""What the service remembers about jobs, their attempts and nodes: plain records that go to JSON and back.
+
+Fields marked *seen* are what agents last said. They are not in the log: after a restart the agents say them again.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from plait.live.protocol.wire import PREEMPTED, NodeInfo, Seen, Usage
+
+#: How a process may end that was told to: by the signals of an agent, or as a shell reports them.
+TOLD_TO_END = frozenset({-signal.SIGTERM, -signal.SIGKILL, -signal.SIGINT, -signal.SIGHUP, 130, 137, 143})
+
+#: Exit codes of what never ran: unknown, not executable, not found.
+NOT_STARTED = (None, 126, 127)
+#: Faults of an attempt; each is also why the rest of it is told to stop.
+FAILED, START, REQUEUE = "failed", "start", "requeue"
+FAULTS = frozenset({FAILED, START, REQUEUE})
+#: Of an end that came with the end of a process shared with other jobs: another of them ended it.
+BYSTANDER = "bystander"
+#: For how long a job is not merged any more.
+ONCE, ALWAYS = "once", "always"
+#: What a node may be; `left`: it gave notice and went.
+NODE_STATES = ("ready", "suspect", "lost", "drained", "leaving", "left")
+
+
+@dataclass(slots=True)
+class Rank:
+    """One process of an attempt: its node, the node's number of its GPU, and how it ended.
+
+    `seen` and `learnt_s` (when it was last believed what it measured) are of this service's life only.
+    """
+
+    node: str
+    gpu: int
+    ended: bool = False
+    exit_code: int | None = None
+    reason: str | None = None
+    seen: Seen | None = None
+    learnt_s: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One try to run a job on these GPUs (numbers of the cluster).
+
+    `stop`: why it was told to stop, None if it was not. `fault` and `cause`: what went wrong first, by itself. `merge`:
+    it may share a process with others of its group. `grace_s`: less than the usual time for its checkpoint, None if
+    there is no hurry. `stop_s`: when it was told to stop. `batch_size`: the last one that an adaptive job said, once it
+    is over. `lost_work_s`: seconds of its work that nobody goes on from, once it is over.
+    """
+
+    job: int
+    epoch: int
+    gpus: tuple[int, ...]
+    ranks: list[Rank]
+    began_s: float
+    port: int = 0
+    stop: str | None = None
+    fault: str = ""
+    cause: str = ""
+    ended_s: float | None = None
+    outcome: str = ""
+    merge: bool = False
+    grace_s: float | None = None
+    stop_s: float | None = None
+    batch_size: float | None = None
+    lost_work_s: float = 0.0
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it is expected any more."""
+        return self.ended_s is not None
+
+    @property
+    def held_s(self) -> float:
+        """Seconds its GPUs have been held, as far as seen."""
+        return max((r.seen.held_s for r in self.ranks if r.seen), default=0.0)
+
+    @property
+    def steps(self) -> float | None:
+        """Iterations since the beginning of the job; None if nobody has said."""
+        known = [r.seen.steps for r in self.ranks if r.seen and r.seen.steps > 0]
+        return max(known) if known else None
+
+    @property
+    def progress(self) -> float | None:
+        """Iterations of an adaptive job at its first batch size since its beginning; None if nobody has said."""
+        known = [r.seen.adaptive.progress for r in self.ranks if r.seen and r.seen.adaptive]
+        return max(known, default=0.0) or None
+
+    @property
+    def lead(self) -> Seen | None:
+        """What was last seen of rank 0."""
+        return self.ranks[0].seen
+
+    def end(self, rank: int, exit_code: int | None, reason: str | None, started: bool) -> None:
+        """Note the end of a process and, if it is the first thing to go wrong, what that means."""
+        gone = self.ranks[rank]
+        gone.ended, gone.exit_code, gone.reason = True, exit_code, reason
+        if self.stop is not None and self.stop not in FAULTS:
+            self._end_asked(rank, reason, started)
+            return
+        if self.fault or exit_code == 0:
+            return
+        if not started and exit_code in NOT_STARTED:
+            self.fault = START
+        elif exit_code is None:
+            self.fault = REQUEUE
+        else:
+            self.fault = REQUEUE if exit_code == PREEMPTED else FAILED
+        self.cause = describe_end(rank, len(self.ranks), exit_code, reason, started)
+
+    def _end_asked(self, rank: int, reason: str | None, started: bool) -> None:
+        """A process ended after a stop that was asked for.
+
+        Whoever is killed by it in the middle of something takes down those of its gang that wait for it: whatever their
+        exit codes are then, and whoever is heard first, that is no failure.
+        """
+        codes = [r.exit_code for r in self.ranks if r.ended]
+        if any(code is None or code in TOLD_TO_END for code in codes):
+            self.fault = self.cause = ""
+        elif not self.fault and (code := self.ranks[rank].exit_code) not in (0, PREEMPTED):
+            self.fault, self.cause = FAILED, describe_end(rank, len(self.ranks), code, reason, started)
+
+    def to_json(self) -> dict[str, Any]:
+        """All but what was seen."""
+        ranks = [[r.node, r.gpu, r.ended, r.exit_code, r.reason] for r in self.ranks]
+        return {
+            "job": self.job, "epoch": self.epoch, "gpus": list(self.gpus), "ranks": ranks, "began_s": self.began_s,
+            "port": self.port, "stop": self.stop, "fault": self.fault, "cause": self.cause, "ended_s": self.ended_s,
+            "outcome": self.outcome, "merge": self.merge, "grace_s": self.grace_s,
+            "stop_s": self.stop_s, "batch_size": self.batch_size, "lost_work_s": self.lost_work_s,
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Attempt:
+        """The attempt that `to_json` wrote."""
+        row = dict(data)
+        row["ranks"] = [Rank(*values) for values in row["ranks"]]
+        row["gpus"] = tuple(row["gpus"])
+        return cls(**row)
+
+
+def describe_end(rank: int, world: int, exit_code: int | None, reason: str | None, started: bool) -> str:
+    """How a process ended, in words.
+
+    >>> describe_end(1, 2, -9, None, True)
+    'rank 1 was killed by SIGKILL'
+    >>> describe_end(0, 1, 3, "exit code 3; it printed nothing", True)
+    'its process ended with exit code 3; it printed nothing'
+    """
+    who, said = f"rank {rank}" if world > 1 else "its process", ""
+    if not started and exit_code in NOT_STARTED:
+        what = f"{who} could not be started"
+    elif exit_code is None:
+        what = f"{who} vanished"
+    elif exit_code < 0:
+        try:
+            name = signal.Signals(-exit_code).name
+        except ValueError:
+            name = f"signal {-exit_code}"
+        what, said = f"{who} was killed by {name}", f"killed by {name}"
+    elif exit_code == PREEMPTED:
+        what = f"{who} asked to be started again (exit code {PREEMPTED})"
+    else:
+        what, said = f"{who} ended with exit code {exit_code}", f"exit code {exit_code}"
+    if said and reason and reason.startswith(said):  # the runner's words, which are not said twice
+        return what + reason.removeprefix(said)
+    return f"{what}: {reason}" if reason else what
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """A job that has not ended, or of which something still runs.
+
+    `held_s`, `held_gpu_s`: service of attempts that are over. `requeues`, `launch_failures`: in a row, without an
+    iteration in between (`mark` is the iteration at the last one). `unmerged`: it is kept from sharing a process, for
+    its next attempt (`ONCE`) or for good (`ALWAYS`), because one that it shared broke down. `first_epoch`: of its first
+    attempt, 0 before that. `down_s`: seconds from being told to stop to its end that its last attempt took, if it is to
+    go on from there; `restarts` of these were measured until their first step, and cost `restart_s` seconds, an average
+    in which the last one counts most. `lost_work_s`: of all its attempts. `profiled`: its profile is its own, measured
+    alone; `measured_beside`: measured behind the gate of a group. Of an adaptive job (*seen*): `estimated_s` is when it
+    was last believed what it estimates of itself, `total` the progress that it said it will make in all.
+    """
+
+    number: int
+    request: dict[str, Any]
+    owner: str
+    project: str
+    created_s: float
+    admitted: bool = False
+    cancelled: bool = False
+    epoch: int = 0
+    held_s: float = 0.0
+    held_gpu_s: float = 0.0
+    requeues: int = 0
+    launch_failures: int = 0
+    mark: float = 0.0
+    reason: str = ""
+    unmerged: str = ""
+    first_epoch: int = 0
+    down_s: float | None = None
+    restarts: int = 0
+    restart_s: float | None = None
+    lost_work_s: float = 0.0
+    profiled: bool = False
+    measured_beside: bool = False
+    attempt: Attempt | None = None
+    shown: str = ""
+    estimated_s: float = -math.inf
+    total: float | None = None
+
+    @property
+    def live(self) -> Attempt | None:
+        """The attempt that is not over, if there is one."""
+        return self.attempt if self.attempt is not None and not self.attempt.over else None
+
+    def to_json(self) -> dict[str, Any]:
+        """All but what is derived."""
+        derived = ("attempt", "shown", "estimated_s", "total")
+        out = {name: getattr(self, name) for name in self.__slots__ if name not in derived}
+        return {**out, "attempt": self.attempt.to_json() if self.attempt else None}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> JobRecord:
+        """The record that `to_json` wrote."""
+        row = dict(data)
+        row["attempt"] = Attempt.from_json(row["attempt"]) if row["attempt"] else None
+        if row["epoch"]:  # one of a version that did not keep it: its folder is taken for its own
+            row.setdefault("first_epoch", 1)
+        return cls(**row)
+
+
+@dataclass(slots=True)
+class NodeRecord:
+    """A node: what it has, whether it takes work, and (*seen*) when and by which agent process it was last heard.
+
+    `term`, `reached`: the last assignment which that agent says it has. `leaving`: it gave notice and takes no work,
+    and has `leaving_s` left as of its last word; `gone`: why the backend says that it is dead; `dead`: nothing can run
+    there any more, so that it is lost sooner.
+    """
+
+    id: str
+    drained: bool = False
+    lost: bool = False
+    leaving: bool = False
+    info: NodeInfo | None = None
+    agent: str = ""
+    agents: set[str] = field(default_factory=set)
+    heard_s: float = 0.0
+    address: str = "127.0.0.1"
+    usage: Usage = field(default_factory=Usage)
+    reached: int = 0
+    term: int = 0
+    version: int = 0
+    suspect: bool = False
+    gone: str = ""
+    dead: bool = False
+    leaving_s: float | None = None
+
+    @property
+    def state(self) -> str:
+        """In one word: one of `NODE_STATES`."""
+        if self.lost:
+            return "left" if self.leaving else "lost"
+        if self.suspect:
+            return "suspect"
+        return "leaving" if self.leaving else "drained" if self.drained else "ready"

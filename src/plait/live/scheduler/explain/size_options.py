@@ -1,0 +1,59 @@
+"""What an adaptive job would make of other numbers of GPUs, by its own fit: why it has the size that it has."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from plait.core.goodput import THETA, Estimate
+from plait.core.jobs import JobTable
+from plait.goodput.allocate.ladder import ladder
+from plait.goodput.model.batch import best_batch
+from plait.goodput.model.jobs import GoodputJobs
+from plait.goodput.model.speedup import replica_cap
+from plait.live.protocol.requests import limits_of
+from plait.live.scheduler.adaptive import row_of
+
+if TYPE_CHECKING:
+    from plait.live.scheduler.attempts import JobRecord
+    from plait.live.scheduler.engine import Engine
+
+#: Sizes that are shown at most.
+MOST_SIZES = 12
+
+
+def sizes(engine: Engine, job: JobRecord) -> dict[str, Any] | None:
+    """Goodput and batch on each size of the ladder that the job may have, and how far it may grow now.
+
+    `at`: rows of nodes, gpus, batch_size and goodput (examples/s), empty without a fit; `profiled`: the most GPUs it
+    has measured itself on; `cap`: the most that it may be given now; `next_s`: when the policy chooses anew, if it
+    says so. None for a job that does not adapt.
+    """
+    limits, controller = limits_of(job.request), engine.state.controller
+    if limits is None or controller is None:
+        return None
+    row = row_of(engine, job)
+    known = row[Estimate.PROFILED_GPUS]
+    profiled = 0 if math.isnan(known) else int(known)
+    asked = int(job.request.get("gpus") or 1)
+    least, most = (int(job.request.get(name) or asked) for name in ("min_gpus", "max_gpus"))
+    cap = max(int(replica_cap(profiled, limits.most, limits.least_local)), least)
+    out: dict[str, Any] = {"profiled": profiled, "cap": min(cap, most), "at": []}
+    if math.isfinite(controller.plan.valid_until_s):
+        out["next_s"] = max(0.0, controller.plan.valid_until_s - engine.now_s)
+    if not job.admitted or np.isnan(row[:THETA]).any():
+        return out
+    per_node = max((n.info.gpus for n in engine.state.nodes.values() if n.info), default=1)
+    nodes = max(-(-controller.cluster.gpus_up // per_node), 1)
+    configs = [(n, k) for n, k in ladder(per_node, nodes, most).tolist() if k >= least][:MOST_SIZES]
+    if not configs:
+        return out
+    table = JobTable(controller.books.columns, np.array([job.number]), controller.now_s, 0.0)
+    best = best_batch(GoodputJobs.of(table), *np.array(configs).T)
+    for i, (n, k) in enumerate(configs):
+        local, passes, value = int(best.local[0, i]), int(best.passes[0, i]), float(best.goodput[0, i])
+        if local:
+            out["at"].append({"nodes": n, "gpus": k, "batch_size": k * local * (passes + 1), "goodput": value})
+    return out

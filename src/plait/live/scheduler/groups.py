@@ -1,0 +1,104 @@
+"""Names of running groups: one that keeps a member on the same GPUs keeps its name, and each change gets a version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from plait.control.controller import Controller
+from plait.core.errors import PlaitError
+from plait.core.plan import Gate, Group
+from plait.core.resources import Resource
+from plait.live.protocol.wire import GroupInfo, Mate
+from plait.runtime.gate_choice import choose_gate
+
+QUANTUM_S = 0.01
+
+
+class GroupBook:
+    """Which group holds which GPUs. `by_gpus` has the GPUs of the cluster as key, `of_job` says where each job is."""
+
+    def __init__(self) -> None:
+        """Nobody runs."""
+        self.by_gpus: dict[tuple[int, ...], GroupInfo] = {}
+        self.of_job: dict[int, tuple[int, ...]] = {}
+        self.made = 0
+
+    def update(self, controller: Controller, per_gpu: Callable[[int], int] = lambda job: 1) -> None:
+        """Follow the controller: groups without those who have left them. `per_gpu`: processes of a job on a GPU."""
+        columns, running = controller.books.columns, controller.running
+        new: dict[tuple[int, ...], GroupInfo] = {}
+        of_job: dict[int, tuple[int, ...]] = {}
+        slots = columns["slot"]
+        for index in range(len(running)):
+            group = running[index]
+            members = [m for m in group.members if slots[m.job] == index]
+            if not members:
+                continue
+            worlds = [len(group.gpus) * per_gpu(m.job) for m in members]
+            new[group.gpus] = self._named(Group(tuple(members), group.gpus, group.gate), columns, worlds)
+            for member in members:
+                of_job[member.job] = group.gpus
+        self.by_gpus, self.of_job = new, of_job
+
+    def _named(self, group: Group, columns: Mapping[str, Any], worlds: list[int]) -> GroupInfo:
+        old = self.by_gpus.get(group.gpus)
+        jobs = [m.job for m in group.members]
+        if old is not None and {m.job for m in old.members}.isdisjoint(jobs):
+            old = None
+        asked = [m.turn for m in group.members]
+        if old is not None and _same(old, jobs, asked, group.gate):
+            return old
+        gate, turns = choose(group, columns, worlds)
+        mates = [Mate(job, turn, world) for job, turn, world in zip(jobs, turns, worlds, strict=True)]
+        if old is not None:
+            if old.members == mates and old.gate == gate:
+                return old
+            return GroupInfo(old.id, gate, QUANTUM_S, mates, old.version + 1)
+        self.made += 1
+        return GroupInfo(f"g{self.made}", gate, QUANTUM_S, mates)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it."""
+        groups = [
+            [list(gpus), g.id, g.gate, g.quantum_s, [[m.job, m.turn, m.world] for m in g.members], g.version]
+            for gpus, g in self.by_gpus.items()
+        ]
+        return {"made": self.made, "groups": groups}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> GroupBook:
+        """The book that `to_json` wrote."""
+        book = cls()
+        book.made = int(data["made"])
+        for gpus, name, gate, quantum_s, members, version in data["groups"]:
+            mates = [Mate(*m) for m in members]
+            book.by_gpus[tuple(gpus)] = GroupInfo(name, gate, quantum_s, mates, version)
+            book.of_job.update({m.job: tuple(gpus) for m in mates})
+        return book
+
+
+def _same(old: GroupInfo, jobs: list[int], turns: list[int], gate: Gate) -> bool:
+    """Whether nothing changed of a job that is alone: others are compared after the gate was chosen."""
+    return len(jobs) == 1 and [m.job for m in old.members] == jobs and old.gate == "none"
+
+
+def choose(group: Group, columns: Mapping[str, Any], worlds: Sequence[int]) -> tuple[str, list[int]]:
+    """The gate of a group and its members' turns, from their stage times where the plan leaves it open.
+
+    A group planned for lock step runs by barrier or tokens, whatever the stage times make faster (runtime, 3.2).
+    """
+    turns = [m.turn for m in group.members]
+    if len(group.members) == 1 or group.gate is Gate.NONE:
+        return "none", turns
+    jobs = [m.job for m in group.members]
+    stage_s, iteration_s = columns["stage_s"][jobs], columns["iteration_s"][jobs]
+    if group.gate is not Gate.BARRIER or np.isnan(stage_s).any() or np.isnan(iteration_s).any():
+        return group.gate.name.lower(), turns
+    try:
+        choice = choose_gate(stage_s.reshape(len(jobs), len(Resource)).tolist(), iteration_s.tolist(), worlds=worlds)
+    except PlaitError:
+        return "barrier", turns  # more jobs than resources, or times nobody can have: as planned
+    return str(choice.gate), [int(t) for t in choice.turns]

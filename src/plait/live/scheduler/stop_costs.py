@@ -1,0 +1,128 @@
+"""What stopping a job costs: whether it can go on from a checkpoint, the work that is lost, and what restarts take.
+
+A job counts as one that cannot go on from a checkpoint until all of its processes have said that they can (`saves`,
+which attached scripts say with their first iteration). From then on it saves when it is told to stop, unless its last
+checkpoint could not be written: then no policy stops it until one is. What a restart takes is measured: of the job
+itself if it had any, else its own start and the stops of others, else what starts and stops took on this cluster, else
+what is stated here.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from plait.control.messages import StopCostReported
+from plait.core.jobs import Checkpoints, Phase
+from plait.live.scheduler.attempts import Attempt, JobRecord
+from plait.live.scheduler.explain.track_record import START_UP_S, STOP_S, TrackRecord
+
+if TYPE_CHECKING:
+    from plait.control.controller import Controller
+    from plait.live.scheduler.engine import Engine
+
+#: A cost counts as changed from this share on.
+DRIFT = 0.2
+#: Reasons for which work is lost.
+LOSSES = ("preempted", "drained", "node lost", "failed")
+#: What processes say of themselves, by `plait.training.state.saving.Saves`: that they can go on, that they would begin anew,
+#: and that their last checkpoint could not be written.
+CAN, ANEW, FAILS = "yes", ("nothing", "not_resumed"), "failed"
+
+
+def restart_s(record: TrackRecord, job: JobRecord, attempt: Attempt | None) -> float:
+    """Seconds that a stop and the start after it keep a job from training."""
+    if job.restart_s is not None:
+        return job.restart_s
+    stop_s = _median(list(record.stops_s), STOP_S)
+    lead = None if attempt is None else attempt.lead
+    if lead is not None and lead.first_step_s is not None:
+        return lead.first_step_s + stop_s
+    return _median(list(record.starts_s), START_UP_S) + stop_s
+
+
+def _median(values: list[float], unknown: float) -> float:
+    return float(np.median(values)) if values else unknown
+
+
+def hear_stop_cost(engine: Engine, job: JobRecord, attempt: Attempt, now: float) -> None:
+    """Tell the controller what a stop of the job would lose, if that is news."""
+    state = engine.state
+    if state.controller is None or not job.admitted or state.phase(job) > Phase.RUNNING:
+        return
+    columns, number = state.controller.books.columns, job.number
+    known = Checkpoints(int(columns["checkpoints"][number]))
+    says = [rank.seen.saves for rank in attempt.ranks if rank.seen is not None]
+    now_it = known
+    if any(one in (*ANEW, FAILS) for one in says):
+        now_it = Checkpoints.NEVER
+    elif len(says) == len(attempt.ranks) and all(one == CAN for one in says):
+        now_it = Checkpoints.ON_STOP
+    cost_s, before_s = restart_s(state.record, job, attempt), float(columns["restart_s"][number])
+    changed = math.isnan(before_s) or abs(cost_s - before_s) > DRIFT * max(cost_s, before_s)
+    if now_it is known and (known is Checkpoints.NEVER or not changed):
+        return
+    unknown = np.array([math.nan])
+    engine.do(StopCostReported(now, np.array([number]), np.array([int(now_it)]), unknown, np.array([cost_s])))
+    state.touched.add(number)
+
+
+def lost_work_s(attempt: Attempt, held_s: float, never: bool) -> float:
+    """Seconds of work of an attempt that is over and that nobody will go on from; 0 for one that finished.
+
+    What came after its newest checkpoint; all of it, from its start on, for a job that has none. `held_s`: how long it
+    had its GPUs; `never`: the job cannot go on from a checkpoint, as far as was heard before.
+    """
+    lead = attempt.lead
+    if lead is None:  # an earlier service heard of it, and what was saved since is not known
+        return held_s if never else 0.0
+    if lead.checkpoint_age_s is None or lead.saves in ANEW:
+        return max(attempt.held_s, 0.0)
+    last_s, first_s = lead.last_step_s, lead.first_step_s
+    if last_s is None or first_s is None:
+        return 0.0  # it made no iteration, and begins where the last attempt had saved
+    saved_s = max(lead.held_s - lead.checkpoint_age_s, first_s - (lead.step_s or 0.0))
+    done = lead.checkpoint_steps is not None and lead.checkpoint_steps >= lead.steps
+    return 0.0 if done else max(last_s - saved_s, 0.0)
+
+
+def why_lost(attempt: Attempt, outcome: str) -> str:
+    """The reason of a loss: one of `LOSSES`."""
+    if attempt.stop in ("preempted", "moved"):
+        return "preempted"
+    if attempt.stop in ("drained", "leaving"):
+        return "drained"
+    return "node lost" if outcome == "lost" or attempt.stop == "lost" else "failed"
+
+
+def never_saved(engine: Engine, job: JobRecord) -> bool:
+    """Whether the job cannot go on from a checkpoint, as far as its processes have said."""
+    controller = engine.state.controller
+    if controller is None or not job.admitted:
+        return False
+    return int(controller.books.columns["checkpoints"][job.number]) == int(Checkpoints.NEVER)
+
+
+def kept(controller: Controller, number: int) -> bool:
+    """Whether no policy may stop a job because it cannot go on from a checkpoint."""
+    never = int(controller.books.columns["checkpoints"][number]) == int(Checkpoints.NEVER)
+    return never and not controller.rule.may_lose_work
+
+
+def shown(engine: Engine, job: JobRecord) -> dict[str, Any]:
+    """What is shown of a job that has not ended: whether a policy may stop it, at which cost, what stops have cost."""
+    controller = engine.state.controller
+    out: dict[str, Any] = {"lost_work_s": job.lost_work_s, "restarts": job.restarts, "restart_s": job.restart_s}
+    if controller is None or not job.admitted:
+        return out
+    columns, number = controller.books.columns, job.number
+    saves = Checkpoints(int(columns["checkpoints"][number]))
+    cost_s = float(columns["restart_s"][number])
+    return {
+        **out,
+        "resumable": saves is not Checkpoints.NEVER,
+        "kept": kept(controller, number),
+        "stop_costs_s": None if saves is Checkpoints.NEVER or math.isnan(cost_s) else cost_s,
+    }

@@ -1,0 +1,48 @@
+"""Submissions by the keys that clients gave them: one that is repeated gets the jobs of the first."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from plait.live.scheduler.errors import Conflict
+
+#: Keys remembered; those of the oldest submissions go.
+MOST = 10_000
+
+
+class Submissions:
+    """What was asked for under which key, by owner. Part of the state: made from the log alone."""
+
+    def __init__(self, rows: Sequence[Sequence[Any]] = ()) -> None:
+        """As `rows` tells."""
+        self._known = {(owner, key): (first, count, digest) for owner, key, first, count, digest in rows}
+
+    def rows(self) -> list[list[Any]]:
+        """Plain values: owner, key, first number, how many jobs, digest of what was asked for."""
+        return [[*who, *what] for who, what in self._known.items()]
+
+    def add(self, note: Mapping[str, Any]) -> None:
+        """An entry `Requested` of the log."""
+        if (key := note.get("key")) is not None:
+            requests = note["requests"]
+            self._known[note["owner"], key] = int(note["first"]), len(requests), _digest(requests)
+            if len(self._known) > MOST:
+                del self._known[next(iter(self._known))]
+
+    def find(self, owner: str, key: str | None, requests: Sequence[Mapping[str, Any]]) -> list[int] | None:
+        """Numbers of the jobs that this submission made before; `Conflict` if the key was another one's."""
+        found = None if key is None else self._known.get((owner, key))
+        if found is None:
+            return None
+        first, count, digest = found
+        if digest != _digest(requests):
+            raise Conflict("this Idempotency-Key was used for another submission; give each its own")
+        return list(range(first, first + count))
+
+
+def _digest(requests: Sequence[Mapping[str, Any]]) -> str:
+    text = json.dumps([dict(r) for r in requests], sort_keys=True)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

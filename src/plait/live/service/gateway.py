@@ -1,0 +1,114 @@
+"""What answers at a service's address: the API while it leads, else who does.
+
+A leader that cannot be sure to lead any more (its lease is not renewed) tells nobody anything: each answer is looked at
+just before it goes, since a process may have slept since the question came.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from plait.live.service.connections import STRANGER, Connection, Connections
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from plait.live.store.leader_lease import Seat
+
+#: Tells whether this service leads: 200 if it does, 503 if it stands by. Needs no token.
+HEALTH = "/v1/health"
+
+
+class Front:
+    """The application in front of all others."""
+
+    def __init__(self, seat: Seat | None) -> None:
+        """Stands by until there is an `app`; without a seat there is nobody to stand by for."""
+        self.seat, self.app = seat, None
+
+    app: ASGIApp | None
+    #: The rank of whoever sends a header `Authorization`, where that is known; see `connections`.
+    rank: Callable[[str], int] = staticmethod(lambda header: STRANGER)
+    connections: Connections | None = None
+    #: Whether a follower has loaded all that leading needs.
+    prepared = False
+
+    @property
+    def leads(self) -> bool:
+        """Whether questions are answered now."""
+        return self.app is not None and (self.seat is None or self.seat.holds())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            return
+        one: Connection | None = scope.get("state", {}).pop("connection", None)
+        if one is None or self.connections is None:
+            await self._answer(scope, receive, send)
+            return
+        if one.rank == STRANGER and self.leads:
+            header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+            self.connections.know(one, self.rank(header.decode("latin-1")))
+        self.connections.begin(one)
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            self.connections.end(one)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == HEALTH:
+            role = "leader" if self.leads else "standby"
+            said = {"role": role, "prepared": self.prepared or self.leads, **self._who()}
+            await _answer(send, 200 if self.leads else 503, said)
+        elif self.app is None or not self.leads:
+            await self._refuse(send)
+        elif self.seat is None:
+            await self.app(scope, receive, send)
+        else:
+            await self.app(scope, receive, self._guarded(send))
+
+    def _guarded(self, send: Send) -> Send:
+        refused = False
+
+        async def guarded(message: Message) -> None:
+            nonlocal refused
+            if message["type"] == "http.response.start" and not self.leads:
+                refused = True
+                await self._refuse(send)
+            if not refused:
+                await send(message)
+
+        return guarded
+
+    def _who(self) -> dict[str, Any]:
+        """The leader and its term, as far as known."""
+        if self.seat is None:
+            return {}
+        if self.leads:
+            return {"leader": self.seat.address, "term": self.seat.term}
+        seen = self.seat.seen
+        return {"leader": None, "term": None} if seen is None else {"leader": seen.url, "term": seen.term}
+
+    async def _refuse(self, send: Send) -> None:
+        who = self._who()
+        if self.app is not None:
+            message = "this service could not renew its lease and may not lead any more"
+        elif who["leader"]:
+            message = f"this service stands by; the one that leads is at {who['leader']}"
+        else:
+            message = "this service stands by, and none leads just now"
+        error = {"message": message, "next": "ask the leader, or again in a few seconds"}
+        await _answer(send, 503, {"error": error, "role": "standby", **who})
+
+
+async def _answer(send: Send, status: int, content: dict[str, Any]) -> None:
+    body = json.dumps(content).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,77 @@
+"""What only the service that leads has: the store, open for writing, and the engine that goes on from it."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from plait.live.layout import Layout
+from plait.live.service.clock import FACT, Anchor, Clock, begin_s
+
+if TYPE_CHECKING:
+    from plait.live.scheduler.engine import Engine
+    from plait.live.scheduler.snapshots import Later
+    from plait.live.store import Store
+    from plait.live.store.leader_lease import Seat
+
+
+@dataclass
+class Lead:
+    """An open store, its engine, and the time that goes with them."""
+
+    store: Store
+    engine: Engine
+    clock: Clock
+    later: Later
+
+    def again(self, layout: Layout) -> Engine:
+        """A new engine that goes on from the store, after one that could not write."""
+        from plait.live.scheduler.engine import Engine
+
+        return Engine(self.store, layout, now=self.clock(), options=self.engine.options, later=self.later)
+
+
+def open_lead(args: argparse.Namespace, layout: Layout, seat: Seat | None) -> Lead:
+    """Open the store and go on from it."""
+    from plait.live.agent.lease import unpark
+    from plait.live.scheduler.engine import Engine
+    from plait.live.scheduler.options import ANY_SIZE, Options
+    from plait.live.store import Store
+
+    store = Store.open(args.db or layout.database, seat=seat)
+    unpark(layout.leases())  # before the engine begins to wait for its nodes
+    try:
+        ahead_s = 0.0 if seat is None else seat.now_s() - time.time()  # all services share the database's date
+        clock = Clock(0.0, store.made_at, lambda: time.time() + ahead_s)
+        most_gpus = (0 if args.backend == "local" else ANY_SIZE) if args.most_gpus is None else args.most_gpus
+        options = Options(
+            round_s=args.round, lost_s=args.lost, lease_s=args.lease, settle_s=args.settle, grace_s=args.grace,
+            estimate_s=args.estimates, first_step_s=args.first_step, user_jobs=args.user_jobs,
+            project_jobs=args.project_jobs, suspect_s=min(3.0, args.lost / 2), most_gpus=most_gpus,
+            expect_gpus=args.expect_gpus,
+            policy_modules=tuple(args.allow_policy),
+        )  # fmt: skip
+        beside = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
+        start = Anchor.now(0.0, time.time() + ahead_s)
+
+        def now(last_s: float) -> float:
+            return begin_s(last_s, store.made_at, Anchor.read(store.fact(FACT)), start)
+
+        engine = Engine(
+            store,
+            layout,
+            now=now,
+            policy=args.policy,
+            may_lose_work=args.may_lose_work or None,
+            options=options,
+            later=beside.submit,
+        )
+        clock.not_before(engine.begin_s)
+        store.set_fact(FACT, replace(start, service_s=engine.begin_s).text())
+    except BaseException:
+        store.close()
+        raise
+    return Lead(store, engine, clock, beside.submit)

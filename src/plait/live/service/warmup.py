@@ -1,0 +1,57 @@
+"""Policies are made ready before they decide: compiling their kernels must not keep users and agents waiting."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from plait.live.scheduler.engine import Engine
+    from plait.live.service.worker import Worker
+
+_LOG = logging.getLogger("plait.service")
+
+
+def get_ready(worker: Worker, policy: str) -> None:
+    """Warm up, and let the engine decide from then on."""
+    try:
+        warm_up(policy)
+    except Exception:  # the first decision will meet the same trouble, and the status will say so
+        _LOG.warning("the policy failed on an empty cluster", exc_info=True)
+
+    def ready(engine: Engine, now: float) -> None:
+        engine.ready = True
+
+    worker.submit(ready)
+
+
+def warm_up(policy: str) -> None:
+    """Let a policy decide about two jobs on one GPU, so that everything it needs is loaded, or compiled."""
+    from plait.control.controller import Controller
+    from plait.control.messages import JobSubmitted, ReplanDue
+    from plait.core.cluster import Cluster
+    from plait.core.jobs import JobBatch, JobSpec
+    from plait.core.resources import StageProfile
+    from plait.policies.catalog import make_policy
+    from plait.policies.sizing.rounds import InRounds
+
+    controller = Controller(make_policy(policy), Cluster.of(1, 1))
+    stages = (StageProfile.of(cpu=0.2, gpu=0.1), StageProfile.of(cpu=0.1, gpu=0.2))
+    if isinstance(controller.policy, InRounds):
+        _warm_up_fit()
+    specs = [JobSpec(id=f"warm-{i}", iterations=10, profile=stage) for i, stage in enumerate(stages)]
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of(specs)))
+    controller.handle(ReplanDue(0.0))
+
+
+def _warm_up_fit() -> None:
+    """Fit a throughput and fill a table, so that jobs and decisions find that compiled: they would stand still."""
+    import numpy as np
+
+    from plait.goodput.allocate.knapsack import fill_table
+    from plait.goodput.model.fit import Profile, fit
+
+    one, seconds = np.array([1]), np.array([0.1])
+    fit(Profile(nodes=one, gpus=one, local=one, grad_s=seconds, step_s=seconds))
+    knapsack_of_one = np.array([[0.0, 1.0]]), np.array([0, 1])
+    fill_table(*knapsack_of_one, 1, np.zeros(1, dtype=np.int64))

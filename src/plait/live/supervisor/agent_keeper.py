@@ -1,0 +1,75 @@
+"""Keeps agents on the nodes of a backend, and nothing else: where something other than `plait up` keeps the service.
+
+    python -m plait.live.service --home /srv/plait --backend ray ...                    # in one container
+    python -m plait.live.supervisor.agent_keeper --home /srv/plait --backend ray --address 10.0.0.1:6379    # in another
+
+It looks for the service in the home folder at each look, so that it follows whichever leads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from plait.core.errors import PlaitError
+from plait.live.backends.base import Backend, open_backend
+from plait.live.layout import Layout
+from plait.live.supervisor import daemon
+from plait.live.supervisor.saved_options import pairs
+from plait.live.supervisor.services import own_client
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options; ends the process for those that there are not."""
+    parser = argparse.ArgumentParser(prog="plait.live.supervisor.agent_keeper", description=__doc__.partition("\n")[0])
+    parser.add_argument("--home", required=True, help="folder of the service, which all nodes see")
+    parser.add_argument("--backend", required=True, help="who has the nodes, as in plait up")
+    parser.add_argument("--address", help="of the Ray cluster's head: host:port")
+    parser.add_argument("-o", "--option", action="append", default=[], help="NAME=VALUE for the backend")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None, until: Callable[[], bool] = lambda: False) -> int:
+    """Look until it is told to end; returns 2 for options that no backend understands."""
+    args = arguments(argv)
+    layout, options = Layout.at(args.home), {"backend": args.backend, "address": args.address}
+    try:
+        given = {name: value for name, value in {**options, **pairs(args.option)}.items() if value is not None}
+        nodes = Nodes(layout, open_backend(layout, given))
+    except PlaitError as error:
+        print(f"plait tend: {error}", file=sys.stderr)
+        return error.exit_code
+    said = False
+    while not until():
+        with daemon.only_one(layout, daemon.KEEPER) as mine:  # two would start all nodes twice
+            if mine:
+                daemon.look_on(nodes.look, until)
+        if not (mine or said):
+            daemon.say(f"another process keeps the nodes of {layout.home}; waits until that one has ended")
+            said = True
+        if not mine:
+            time.sleep(daemon.LOOK_S)
+    return 0
+
+
+class Nodes:
+    """Those of one backend, whoever leads."""
+
+    def __init__(self, layout: Layout, backend: Backend) -> None:
+        """Nothing is started yet."""
+        self.layout, self.backend, self.started = layout, backend, False
+
+    def look(self) -> list[str]:
+        """Start agents where none run, then do what the backend does at each look; what was done."""
+        with own_client(self.layout) as service:
+            service.status()  # agents without a service would find nobody to report to
+            first = [] if self.started else [f"started the agent of {name}" for name in self.backend.start()]
+            said = first + self.backend.tend(service)
+        self.started = True
+        return said
+
+
+if __name__ == "__main__":
+    sys.exit(main())

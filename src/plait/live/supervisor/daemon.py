@@ -1,0 +1,137 @@
+"""What keepers share: a process of its own, one of a name in a home, that looks every second and mends what is broken.
+
+The keeper `keeper` of a home has its log, its lock and what says who it is under that name in the home folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+
+from plait.core.errors import InputError, PlaitError
+from plait.live.agent import procs
+from plait.live.agent.procs import Process
+from plait.live.backends.host import Outliving
+from plait.live.layout import Layout
+from plait.live.supervisor.services import process_of
+
+#: The keeper of a home's first service and of its nodes.
+KEEPER = "keeper"
+LOOK_S = 1.0
+#: The pause after trouble, seconds; twice as long each time, up to the longest.
+FIRST_S, MOST_S = 1.0, 60.0
+#: So long somebody else may be at work on a home: longer than a service and its nodes get to come up.
+ALONE_S = 90.0
+_TURN_S = 0.02
+
+
+@contextlib.contextmanager
+def alone(layout: Layout, patience_s: float = ALONE_S) -> Iterator[None]:
+    """Nobody else starts or ends services of this home meanwhile: `plait up`, `plait down` and keepers take turns.
+
+    Who comes second looks again at what is there. Raises `InputError` if the other one does not come to an end. Each
+    machine has a lock of its own, since what another one keeps is left alone anyway: one that died at work may hold
+    its lock for ever, where the home is on NFS.
+    """
+    with open(layout.home / f"up-{socket.gethostname()}.lock", "w") as lock:
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise InputError(
+                        f"another plait up or plait down has been at work in {layout.home} for {patience_s:g} s; end "
+                        "that one, then try again"
+                    ) from None
+            time.sleep(_TURN_S)
+        yield
+
+
+def spawn(layout: Layout, name: str, module: str, *words: str) -> None:
+    """Start a keeper in a session of its own, so that it outlives this terminal; nothing happens if there is one.
+
+    It is known from now on, so that `plait down` finds it, however early that comes.
+    """
+    if running(layout, name) is not None:
+        return
+    command = [sys.executable, "-m", module, "--home", str(layout.home), *words]
+    with open(layout.home / f"{name}.log", "ab") as log:
+        child = Outliving(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    _record(layout, name, child.pid)
+
+
+def _record(layout: Layout, name: str, pid: int) -> None:
+    """Say who the keeper is."""
+    process = Process.of(pid)
+    if process is not None:
+        procs.write_json(layout.home / f"{name}.json", {**vars(process), "host": socket.gethostname()})
+
+
+@contextlib.contextmanager
+def only_one(layout: Layout, name: str) -> Iterator[bool]:
+    """Whether this process is the keeper of that name from now on; not if another one is."""
+    with open(layout.home / f"{name}.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        _record(layout, name, os.getpid())
+        yield True
+        (layout.home / f"{name}.json").unlink(missing_ok=True)
+
+
+def look_on(look: Callable[[], Sequence[str]], until: Callable[[], bool] = lambda: False) -> None:
+    """Look every second, and say what was done; after trouble later, for what a keeper leaves nobody else mends."""
+    pause_s = FIRST_S
+    while not until():
+        try:
+            done = look()
+        except Exception as error:
+            say(f"{error if isinstance(error, PlaitError) else traceback.format_exc()}; next try in {pause_s:g} s")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, MOST_S)
+            continue
+        pause_s = FIRST_S
+        for line in done:
+            say(line)
+        time.sleep(LOOK_S)
+
+
+def say(line: str) -> None:
+    """A line of a keeper's log, in one piece; a full disk loses the line, never the keeper."""
+    with contextlib.suppress(OSError):
+        print(f"{time.strftime('%FT%T')} {line}\n", end="", flush=True)
+
+
+def running(layout: Layout, name: str) -> Process | None:
+    """The keeper of that name, if it lives on this machine."""
+    return process_of(procs.read_json(layout.home / f"{name}.json") or {})
+
+
+def stop(layout: Layout, name: str) -> bool:
+    """End a keeper of this machine, so that it does not start again what is about to be stopped; whether it ran."""
+    process = running(layout, name)
+    if process is None:
+        return False
+    process.send(signal.SIGKILL)  # it has nothing to put in order
+    while process.alive:
+        time.sleep(0.01)
+    (layout.home / f"{name}.json").unlink(missing_ok=True)
+    return True
+
+
+def stop_all(layout: Layout) -> bool:
+    """End all keepers of a home on this machine; whether there were any."""
+    ended = [stop(layout, path.stem) for path in layout.home.glob("keeper*.json")]
+    return any(ended)

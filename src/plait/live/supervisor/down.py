@@ -1,0 +1,136 @@
+"""What `plait down` does: the end of a home's services, agents and, if wanted, jobs on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+from pathlib import Path
+
+from plait.live.agent import cgroups, procs
+from plait.live.agent.launch import LEASE_VARIABLE
+from plait.live.agent.procs import Process
+from plait.live.layout import Layout
+from plait.live.service.discovery import record_file, records
+from plait.live.supervisor import daemon
+from plait.live.supervisor.saved_options import remember_down, remembered, remembered_backend, was_up
+from plait.live.supervisor.services import (
+    STOP_S,
+    any_service_process,
+    elsewhere,
+    end,
+    process_of,
+    processes,
+    refuse_elsewhere,
+)
+
+
+def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S) -> list[str]:
+    """End all processes of a cluster on this machine; returns what was done and what is left, for people.
+
+    Jobs get `patience_s` for a checkpoint. The store, logs and checkpoints stay where they are. Nodes are ended where
+    their keeper is. Raises `InputError` if that is another machine, and nothing of the home runs here.
+    """
+    kept = daemon.stop_all(layout)
+    said = _end_services(layout)
+    if away := elsewhere(layout):
+        if not (said or kept):
+            refuse_elsewhere(layout)
+        return [
+            *said,
+            f"nodes and jobs are kept on {', '.join(sorted(set(away.values())))}; to end them say plait down there",
+        ]
+    others = records(layout)
+    if others:
+        said.append(f"other services of this home go on: {', '.join(str(r['url']) for r in others.values())}")
+    else:  # agents are not to look for a service that was killed
+        layout.service_file.unlink(missing_ok=True)
+    before, agents = job_processes(layout), _agents(layout)
+    if (layout.home / "nodes").is_dir():
+        remembered_backend(layout, patience_s).stop(jobs=stop_jobs)
+    if was_up(layout):
+        remember_down(layout, remembered(layout))
+    if stop_jobs:
+        kill_jobs(layout)
+    left = job_processes(layout)
+    if not left:
+        _remove_gates(layout)
+    ended = len(agents) - sum(agent.alive for agent in agents)
+    if ended and not said:
+        said.append(f"{ended} agent{'s' * (ended != 1)} ended")
+    if not said and not before:
+        return [f"nothing runs in {layout.home}"]
+    jobs = sorted({mark.split(":")[1] for mark in left.values()})
+    if jobs:
+        said.append(f"still running: {', '.join(jobs)}; plait up takes them back, plait down --stop-jobs ends them")
+    elif before:
+        count = len({mark.split(":")[1] for mark in before.values()})
+        what = (
+            "it, from its checkpoint if it has one"
+            if count == 1
+            else "them, from their checkpoints where they have any"
+        )
+        said.append(f"{count} job{'s' * (count != 1)} stopped; plait up starts {what}")
+    return said
+
+
+def _agents(layout: Layout) -> list[Process]:
+    """Those that live on this machine."""
+    records = (procs.read_json(path) or {} for path in layout.home.glob("nodes/*/agent.json"))
+    return [agent for record in records if (agent := process_of(record)) is not None]
+
+
+def _end_services(layout: Layout) -> list[str]:
+    """End those of this machine; what there is to say of it."""
+    ready, process = processes(layout), any_service_process(layout)
+    # Those that follow end first, or they would take over.
+    for name in sorted(ready, key=lambda name: records(layout).get(name, {}).get("role") == "leader"):
+        end(ready[name])
+        record_file(layout, name).unlink(missing_ok=True)
+    if process is not None and process.alive:
+        end(process)
+    if not ready and process is None:
+        return []
+    return ["the service is stopped" if len(ready) < 2 else f"{len(ready)} services are stopped"]
+
+
+def job_processes(layout: Layout) -> dict[int, str]:
+    """Processes of jobs of this home: pid -> its attempt as `HASH:JOB:EPOCH:RANK`."""
+    begin = f"{procs.MARK}={_home_mark(layout)}:".encode()
+    found = {}
+    for pid in procs.pids():
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue
+        mark = next((word for word in environment.split(b"\0") if word.startswith(begin)), None)
+        if mark is not None and procs.start_time(pid) is not None:
+            found[pid] = mark.partition(b"=")[2].decode()
+    return found
+
+
+def _home_mark(layout: Layout) -> str:
+    """What the marks of all attempts of this home begin with."""
+    return hashlib.sha256(str(layout.home).encode()).hexdigest()[:12]
+
+
+def kill_jobs(layout: Layout) -> None:
+    """What an agent would have stopped, had there been one: jobs whose agent is dead.
+
+    First what descends from runners, whatever its environment says: orphans come back to a runner while that lives.
+    Where jobs have control groups, whoever is in them ends too, also without a runner.
+    """
+    runners = {pid for pid in job_processes(layout) if LEASE_VARIABLE in procs.environment(pid)}
+    procs.kill_until_none(lambda: {p for r in runners for p in procs.descendants(r)} - runners, lambda: None)
+    procs.kill_until_none(lambda: {*job_processes(layout), *cgroups.inside_home(_home_mark(layout))}, lambda: None)
+
+
+def _remove_gates(layout: Layout) -> None:
+    """Gates of a home without jobs are of no use; shared memory and control groups are not to be left behind."""
+    shutil.rmtree(layout.gates, ignore_errors=True)
+    cgroups.remove_home(_home_mark(layout))
+    for path in layout.leases():
+        path.unlink(missing_ok=True)
+    if layout.gates.parent != layout.home:
+        with contextlib.suppress(OSError):
+            layout.gates.parent.rmdir()

@@ -1,0 +1,81 @@
+"""`plait up --standby`: a second service, here or on another machine, that takes over when the first one dies."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from plait.core.errors import InputError
+from plait.live.layout import Layout
+from plait.live.supervisor import daemon
+from plait.live.supervisor.saved_options import remember, remembered
+from plait.live.supervisor.services import elsewhere, processes, refuse_elsewhere, refuse_taken_port, start_follower
+
+SECOND = "2"
+
+
+def start(layout: Layout, given: dict[str, Any], name: str = SECOND) -> str:
+    """Start a service that stands by, and one that keeps it up; returns its address. `InputError` if it does not.
+
+    Options that are not given are those of the last time, else those of the first service.
+    """
+    own, here = {**remembered(layout, name), **given}, processes(layout)
+    options = _options(layout, own)
+    if not str(options.get("db", "")).startswith("postgres"):
+        raise InputError(
+            "--standby needs a store that several services can reach; start the first with: plait up --db "
+            "postgresql://host/name"
+        )
+    if name in here:
+        raise InputError(
+            f"service {name} of {layout.home} runs already (process {here[name].pid}); give another --name"
+        )
+    refuse_elsewhere(layout, name)
+    refuse_taken_port(options.get("port"), options.get("host"))
+    url = start_follower(layout, options, name)
+    remember(layout, own, name)
+    daemon.spawn(layout, f"keeper-{name}", "plait.live.supervisor.follower", "--name", name)
+    return url
+
+
+def _options(layout: Layout, own: dict[str, Any]) -> dict[str, Any]:
+    """Those of the first service where it has none of its own; the port only if the first one has another machine."""
+    first = remembered(layout)
+    if not elsewhere(layout):
+        first.pop("port", None)
+    return {**first, **own}
+
+
+def keep(layout: Layout, name: str, until: Callable[[], bool] = lambda: False) -> None:
+    """Start a standby again when it has ended, also if it was told to, as for another version.
+
+    `plait down` ends its keeper first. Returns at once if another process keeps it.
+    """
+    with daemon.only_one(layout, f"keeper-{name}") as mine:
+        if mine:
+            daemon.look_on(lambda: look(layout, name), until)
+
+
+def look(layout: Layout, name: str) -> list[str]:
+    """Start the service again if it has ended; what was done."""
+    if name in processes(layout):
+        return []
+    with daemon.alone(layout):
+        if name in processes(layout):  # by somebody else, meanwhile
+            return []
+        url = start_follower(layout, _options(layout, remembered(layout, name)), name)
+    return [f"service {name} was started again at {url}"]
+
+
+def main() -> None:
+    """Keep one standby."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--home", required=True)
+    parser.add_argument("--name", required=True)
+    args = parser.parse_args()
+    keep(Layout.at(args.home), args.name)
+
+
+if __name__ == "__main__":
+    main()

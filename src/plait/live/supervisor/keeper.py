@@ -1,0 +1,74 @@
+"""Keeps a cluster of this machine up: starts its service and its agents again when they die. `plait up` starts it.
+
+Nothing depends on it: jobs, agents and the service go on without it, and the next `plait up` starts it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+from collections.abc import Callable
+
+from plait.live.backends.base import Backend
+from plait.live.layout import Layout
+from plait.live.supervisor import daemon as keeping
+from plait.live.supervisor.saved_options import remembered_backend
+from plait.live.supervisor.services import own_client, service_process
+from plait.live.supervisor.up import restart_service
+
+NAME = keeping.KEEPER
+
+
+def spawn(layout: Layout) -> None:
+    """Start the keeper of a home; nothing happens if there is one."""
+    keeping.spawn(layout, NAME, "plait.live.supervisor.keeper")
+
+
+def keep(layout: Layout, until: Callable[[], bool] = lambda: False) -> None:
+    """Look after the service, and beside that after its nodes; returns at once if the home has a keeper already.
+
+    A backend may wait long for an engine that does not answer, so the service is another thread's.
+    """
+
+    def over() -> bool:
+        return until() or not layout.home.is_dir()  # nothing can be kept in a folder that has vanished
+
+    with keeping.only_one(layout, NAME) as mine:
+        if not mine:
+            return
+        backend = remembered_backend(layout)  # kept, for it knows agents that are still being born
+        nodes = threading.Thread(
+            target=keeping.look_on, args=(lambda: tend_nodes(layout, backend), over), name="nodes", daemon=True
+        )
+        nodes.start()
+        keeping.look_on(lambda: keep_service(layout), over)
+
+
+def keep_service(layout: Layout) -> list[str]:
+    """Start the service again if it has died; what was done."""
+    if service_process(layout) is not None:
+        return []
+    with keeping.alone(layout):
+        if service_process(layout) is not None:  # by somebody else, meanwhile
+            return []
+        restart_service(layout)
+    return ["the service was started again"]
+
+
+def tend_nodes(layout: Layout, backend: Backend) -> list[str]:
+    """One look of the backend, while there is a service; what was done."""
+    if service_process(layout) is None:
+        return []
+    with own_client(layout) as service:
+        return backend.tend(service)
+
+
+def main() -> None:
+    """Keep one home."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--home", required=True)
+    keep(Layout.at(parser.parse_args().home))
+
+
+if __name__ == "__main__":
+    main()

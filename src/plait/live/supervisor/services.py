@@ -1,0 +1,201 @@
+"""The services of a home as processes of this machine: found, started, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from plait.core.errors import InputError
+from plait.live.agent import procs
+from plait.live.agent.procs import Process, boot_id
+from plait.live.backends.host import Outliving
+from plait.live.client.client import Client, read_service_file, service_url
+from plait.live.layout import Layout, is_locked
+from plait.live.service.discovery import FIRST, STORE_VARIABLE, file_of, record_file, records
+
+#: A service gets so many seconds to come up; one that was told to stop is killed after so many.
+PATIENCE_S, STOP_S = 30.0, 10.0
+LOOK_S = 0.02
+#: Options of `plait up` that are the service's own.
+SERVICE_OPTIONS = (
+    "policy", "round", "port", "db", "user-jobs", "project-jobs", "host", "tls-cert", "tls-key", "insecure", "lost",
+    "lease", "backend", "standby", "name", "most-gpus", "expect-gpus", "allow-policy", "policy-path", "may-lose-work",
+)  # fmt: skip
+
+
+def process_of(record: dict[str, Any]) -> Process | None:
+    """The process that names itself in a file, if it lives on this machine; not a later one of the same number."""
+    pid = record.get("pid")
+    process = Process.of(pid) if isinstance(pid, int) and record.get("boot") in (None, boot_id()) else None
+    if process is None or record.get("start_time") not in (None, process.start_time):
+        return None
+    return process
+
+
+def elsewhere(layout: Layout, name: str = FIRST) -> dict[Path, str]:
+    """Files that say that this service, or its keeper, is on another machine, and which machine that is.
+
+    A machine that was started anew has another boot and the same name: what it ran before is dead.
+    """
+    files = [record_file(layout, name), layout.home / ("keeper.json" if name == FIRST else f"keeper-{name}.json")]
+    if name == FIRST and not records(layout):
+        files.append(layout.service_file)
+    said = {path: procs.read_json(path) or {} for path in files}
+    here = (None, socket.gethostname())
+    return {p: str(r["host"]) for p, r in said.items() if r.get("host") not in here and r.get("boot") != boot_id()}
+
+
+def refuse_elsewhere(layout: Layout, name: str = FIRST) -> None:
+    """`InputError` for a service that another machine has: from here nobody sees whether it lives."""
+    found = elsewhere(layout, name)
+    if found:
+        what = f"the cluster of {layout.home}" if name == FIRST else f"service {name} of {layout.home}"
+        raise InputError(
+            f"{what} is kept on {', '.join(sorted(set(found.values())))}: say plait up and plait down there; if that "
+            f"machine is gone for good, say here: rm {' '.join(map(str, found))}"
+        )
+
+
+def processes(layout: Layout) -> dict[str, Process]:
+    """The services of this home that stand ready, or lead, on this machine, by name."""
+    found = {name: process_of(record) for name, record in records(layout).items()}
+    return {name: process for name, process in found.items() if process is not None}
+
+
+def service_process(layout: Layout) -> Process | None:
+    """The first service of this home, if it lives; whether it leads or stands by, where there are several."""
+    ready = records(layout)
+    data = ready.get(FIRST) if ready else read_service_file(layout)
+    return None if data is None else process_of(data)
+
+
+def any_service_process(layout: Layout) -> Process | None:
+    """The same, or one that has not said yet that it answers, or whose word was removed: by the lock that it holds."""
+    if (found := service_process(layout)) is not None:
+        return found
+    path = file_of(layout, FIRST, "lock")
+    if not is_locked(path):
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        return Process.of(int(path.read_text(encoding="ascii")[:20]))
+    return None
+
+
+def own_client(layout: Layout) -> Client:
+    """The service of this home, as its administrator, whatever cluster the environment names (PLAIT_URL)."""
+    url = service_url(layout)
+    return Client.at(str(layout.home), url=url, token=layout.token_file.read_text(encoding="ascii").strip())
+
+
+def others_ready(layout: Layout) -> bool:
+    """Whether other services than the first are to lead when it does not."""
+    return any(name != FIRST for name in records(layout))
+
+
+def start_service(layout: Layout, options: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """The only service of a home, once it answers; `InputError` with its last words if it does not."""
+    log = file_of(layout, FIRST, "log")
+    process = _spawn(layout, options, log)
+    _await(process, lambda: _answers(layout, process.pid), "the service", log)
+    return process
+
+
+def _await(process: subprocess.Popen[bytes], ready: Callable[[], bool], what: str, log: Path) -> None:
+    """Until a service is ready; one that does not come, or for which nobody waits any more, is ended."""
+    until = time.monotonic() + PATIENCE_S
+    try:
+        while not ready():
+            if process.poll() is not None:
+                raise InputError(f"{what} did not start: {last_line(log)}; all of it: {log}")
+            if time.monotonic() > until:
+                raise InputError(f"{what} did not answer in {PATIENCE_S:g} s; look at {log}")
+            time.sleep(LOOK_S)
+    except BaseException:
+        end_child(process)
+        raise
+
+
+def _answers(layout: Layout, pid: int) -> bool:
+    """Whether this process leads. What another one left, or still says, in service.json is not ours to remove."""
+    said = read_service_file(layout) or {}
+    return said.get("pid") == pid and process_of(said) is not None
+
+
+def end_child(process: subprocess.Popen[bytes]) -> None:
+    """End a service that we have just started."""
+    found = Process.of(process.pid)
+    if found is not None:
+        end(found)
+
+
+def start_follower(layout: Layout, options: dict[str, Any], name: str) -> str:
+    """A service that stands by; returns its address once it answers."""
+    log = file_of(layout, name, "log")
+    process = _spawn(layout, {**options, "standby": True, "name": name}, log)
+    _await(process, lambda: records(layout).get(name, {}).get("pid") == process.pid, f"service {name}", log)
+    return str(records(layout)[name]["url"])
+
+
+def _spawn(layout: Layout, options: dict[str, Any], log_file: Path) -> subprocess.Popen[bytes]:
+    """A service in a session of its own, so that it outlives this terminal.
+
+    Where its store is may hold a password, and everybody sees the words of commands, so that goes by the environment.
+    """
+    words = [word for k in SERVICE_OPTIONS if k in options and k != "db" for word in _words(k, options[k])]
+    command = [sys.executable, "-m", "plait.live.service", "--home", str(layout.home), *words]
+    environment = {name: value for name, value in os.environ.items() if name != STORE_VARIABLE}
+    if "db" in options:
+        environment[STORE_VARIABLE] = str(options["db"])
+    with open(log_file, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as log:
+        return Outliving(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=layout.home,
+            env=environment,
+        )  # fmt: skip
+
+
+def _words(name: str, value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [word for one in value for word in _words(name, one)]
+    return [f"--{name}"] if value is True else [f"--{name}", str(value)]
+
+
+def refuse_taken_port(port: int | None, host: str | None) -> None:
+    """`InputError` for a port that somebody has."""
+    if not port:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host or "127.0.0.1", port))
+        except OSError as error:
+            raise InputError(f"cannot listen on port {port}: {error.strerror}; give another --port, or none") from None
+
+
+def last_line(log: Path) -> str:
+    """What a service wrote last."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return lines[-1] if lines else "it said nothing"
+
+
+def end(process: Process) -> None:
+    """Ask a service to end; kill it if it does not."""
+    process.send(signal.SIGCONT)
+    process.send(signal.SIGTERM)
+    until = time.monotonic() + STOP_S
+    while process.alive:
+        if time.monotonic() > until:
+            process.send(signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(process.pid, os.WNOHANG)
+        time.sleep(LOOK_S)

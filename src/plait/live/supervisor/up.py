@@ -1,0 +1,234 @@
+"""What `plait up` does: the service, the agents of its nodes, and the wait until all of them work."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from plait.cli.connection import duration, note
+from plait.core.errors import InputError, MissingExtra, PlaitError
+from plait.core.words import counted
+from plait.live.backends.base import Backend, open_backend
+from plait.live.client.client import Client
+from plait.live.client.transport import read_service_file
+from plait.live.layout import Layout, make_private
+from plait.live.scheduler.options import LEASE_SHARE, LOST_S, check_lease
+from plait.live.service.discovery import FIRST, file_of
+from plait.live.supervisor import daemon
+from plait.live.supervisor.down import stop
+from plait.live.supervisor.saved_options import for_backend, options_file, remember, remember_down, remembered, was_up
+from plait.live.supervisor.services import (
+    LOOK_S,
+    PATIENCE_S,
+    any_service_process,
+    end_child,
+    last_line,
+    others_ready,
+    own_client,
+    refuse_elsewhere,
+    refuse_taken_port,
+    start_follower,
+    start_service,
+)
+
+
+def start(layout: Layout, given: dict[str, Any]) -> Client:
+    """Start a cluster and wait until all its nodes work; options that are not given are those of the last time.
+
+    Raises `InputError` if one runs already or the service does not come up, with the end of its log.
+    """
+    missing = [
+        m for m in ("fastapi", "uvicorn", "sqlalchemy", "alembic", "httpx") if importlib.util.find_spec(m) is None
+    ]
+    if missing:
+        raise MissingExtra(", ".join(missing), "live", "running a cluster")
+    refuse_elsewhere(layout)
+    running = any_service_process(layout)
+    if running is not None:
+        return _kept_again(layout, given, running.pid)
+    if "policy" in given:
+        from plait.cli.experiments.simulation import import_from_here
+        from plait.policies.catalog import make_policy
+
+        import_from_here()
+        make_policy(given["policy"])  # a typing mistake is found here, with a suggestion
+    refuse_taken_port(given.get("port"), given.get("host"))
+    if make_private(layout.home).stat().st_mode & 0o077:
+        note(f"other users can look into {layout.home}; close it with: chmod 700 {layout.home}")
+    options = {**remembered(layout), **given}
+    if "lost" in given and "lease" not in given:
+        options.pop("lease", None)  # by the new one
+    lost_s = float(options.get("lost", LOST_S))
+    check_lease(lost_s, float(options.get("lease", LEASE_SHARE * lost_s)))
+    backend = open_backend(layout, for_backend(options))
+    options.pop("expect-gpus", None)
+    if expected := getattr(backend, "expected_gpus", int)():
+        options["expect-gpus"] = expected
+    options["most-gpus"] = getattr(backend, "most_gpus", int)()  # those of other packages may not have it yet
+    kept = daemon.stop(layout, daemon.KEEPER)  # it would go on with the options of before
+    try:
+        return _rejoin(layout, options, backend) if others_ready(layout) else _begin(layout, given, options, backend)
+    except BaseException:
+        if kept:
+            daemon.spawn(layout, daemon.KEEPER, "plait.live.supervisor.keeper")  # so it is to go on with them
+        raise
+
+
+def _begin(layout: Layout, given: dict[str, Any], options: dict[str, Any], backend: Backend) -> Client:
+    """The only service of a home, and its nodes."""
+    before, was = remembered(layout), was_up(layout)
+    again = (
+        bool(before)
+        and {k: v for k, v in given.items() if k not in ("policy", "may-lose-work")}.items() <= before.items()
+    )
+    process = start_service(layout, options)
+    try:
+        remember(layout, options)  # so that `plait down` finds what is begun now
+        backend.start()
+        service = own_client(layout)
+        _await_nodes(service, layout, process, backend)
+        _give_up_others(service, backend)
+    except BaseException as error:
+        if isinstance(error, PlaitError) and again and process.poll() is None:
+            # Agents and jobs of before are not to lose their service because of it.
+            note(f"{error}; the service runs, and its nodes are tried again until they come")
+            return own_client(layout)
+        _undo(layout, process, before, was)
+        raise
+    return service
+
+
+def _undo(layout: Layout, process: subprocess.Popen[bytes], before: dict[str, Any], was: bool) -> None:
+    """End what a start began that failed; where the cluster was up, its agents go on as they do without a service."""
+    if was:
+        end_child(process)
+        remember(layout, before)
+        return
+    try:
+        stop(layout, stop_jobs=False)
+    except PlaitError as error:  # the same trouble again, likely
+        note(str(error))
+    if before:
+        remember_down(layout, before)
+    else:
+        options_file(layout).unlink(missing_ok=True)
+
+
+def restart_service(layout: Layout) -> None:
+    """The service of a cluster that was up; its agents go on without it, and its nodes are looked after elsewhere."""
+    options = remembered(layout)
+    if others_ready(layout):  # one of them leads by now
+        start_follower(layout, options, FIRST)
+    else:
+        start_service(layout, _at_port_of_before(layout, options))
+
+
+def _at_port_of_before(layout: Layout, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a service that died, with the port it had, which others know (PLAIT_URL), if that is free."""
+    said = read_service_file(layout) or {}
+    try:
+        port = urlsplit(str(said.get("url", ""))).port
+        refuse_taken_port(port, options.get("host"))
+    except (ValueError, InputError):
+        return options
+    return options if options.get("port") or not port else {**options, "port": port}
+
+
+def _kept_again(layout: Layout, given: dict[str, Any], pid: int) -> Client:
+    """The service that runs, if nobody keeps it and its nodes, so that this can be made good; else `InputError`."""
+    # A service that was started by itself has no nodes of ours.
+    same = was_up(layout) and given.items() <= remembered(layout).items()
+    if not same or daemon.running(layout, daemon.KEEPER) is not None:
+        raise InputError(
+            f"a service runs in {layout.home} already (process {pid}); look at it with: plait status, "
+            "stop it with: plait down"
+        )
+    note("the service runs; its keeper is started again, and starts what else has died")
+    return own_client(layout)
+
+
+def _rejoin(layout: Layout, options: dict[str, Any], backend: Backend) -> Client:
+    """Where others stand ready one of them leads by now: the first service comes back to stand by for that one."""
+    start_follower(layout, options, FIRST)
+    remember(layout, options)
+    try:
+        backend.start()
+    except PlaitError as error:
+        note(f"{error}; the service runs, and its nodes are tried again until they come")
+    service = own_client(layout)
+    service.status()
+    return service
+
+
+def _await_nodes(service: Client, layout: Layout, process: subprocess.Popen[bytes], backend: Backend) -> None:
+    """Until as many nodes are ready as were started, each of the size with which it was."""
+    until, wanted, sizes = time.monotonic() + PATIENCE_S, backend.expected(), _sizes(backend)
+    while True:
+        ready = [node for node in service.nodes() if node["state"] in ("ready", "drained")]
+        # Until its agent has reported, a node of before is shown as it was.
+        there = sum(sizes is None or sizes.get(node["id"]) == node["gpus"] for node in ready)
+        if there >= wanted:
+            return
+        if process.poll() is not None:
+            log = file_of(layout, FIRST, "log")
+            raise InputError(f"the service stopped: {last_line(log)}; all of it: {log}")
+        if time.monotonic() > until:
+            why = _held(ready, sizes or {}) or f"look at {layout.home / 'nodes' / '*' / 'agent.log'}"
+            raise InputError(f"{there} of {counted(wanted, 'node')} joined in {PATIENCE_S:g} s; {why}")
+        time.sleep(LOOK_S)
+
+
+def _held(nodes: list[dict[str, Any]], sizes: Mapping[str, int]) -> str:
+    """Which jobs of before keep nodes at another size than they were started with, and the next command, if any do."""
+    held = [n for n in nodes if n.get("jobs") and sizes.get(n["id"], n["gpus"]) != n["gpus"]]
+    if not held:
+        return ""
+    each = [f"{', '.join(n['jobs'])} run on {n['id']} with {counted(n['gpus'], 'slot')}" for n in held]
+    return (
+        f"{'; '.join(each)}, and it cannot have {sizes[held[0]['id']]} before they have ended. "
+        f"Start it as it was with: plait up --gpus-per-node {held[0]['gpus']}"
+    )
+
+
+def _sizes(backend: Backend) -> dict[str, int] | None:
+    """GPUs of each node by name, where all nodes are this machine's; None elsewhere."""
+    if getattr(backend, "name", "") != "local":
+        return None
+    return {place.name: place.gpus for place in backend.list_nodes()}
+
+
+def _give_up_others(service: Client, backend: Backend) -> None:
+    """Local nodes of before that are none any more: `start` has ended their agents, so nobody need wait for them."""
+    mine = _sizes(backend)
+    if mine is None:
+        return
+    for node in service.nodes():
+        if re.fullmatch(r"n\d+", node["id"]) and node["id"] not in mine and node["state"] not in ("lost", "left"):
+            service.node_gone(node["id"], "the cluster was started with fewer nodes")
+
+
+def welcome(service: Client, layout: Layout, home: str | None, took_s: float) -> list[str]:
+    """What somebody needs who has just started a cluster: URL, token, the next command."""
+    found = service.status()
+    known = service.nodes()
+    there = [node for node in known if node["state"] in ("ready", "drained") and not node.get("gone")]
+    gone = [node["id"] for node in known if node.get("gone")]
+    nodes, gpus = len(there), sum(int(node["gpus"]) for node in there)
+    size = f"{counted(nodes, 'node')}, {counted(gpus, 'slot')}"
+    with_home = "" if home is None else f" --home {home}"
+    lines = [f"plait is up at {service.url} ({duration(took_s)}): {size}, policy {found['policy']}"]
+    lines.append(f"token of the administrator: {layout.token_file}")
+    here = {state: n for state, n in found["jobs"].items() if n and state not in ("finished", "failed", "cancelled")}
+    active = ", ".join(f"{count} {state}" for state, count in here.items())
+    if active:
+        lines.append(f"jobs that were here go on: {active}")
+    if gone:
+        lines.append(f"taken away: {', '.join(gone)}; off the list with: plait nodes forget {gone[0]}{with_home}")
+    lines.append(f"next: plait submit{with_home} -- python train.py")
+    lines.append(f"then: plait top{with_home}; at the end: plait down{with_home}")
+    return lines
