@@ -21,10 +21,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ag
 from plait.core.errors import PlaitError  # noqa: E402
 from plait.live.client.client import Client  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
-from plait.live.supervisor import (
-    daemon,
-    keeper,
-)
+from plait.live.supervisor import daemon, keeper  # noqa: E402
 from plait.live.supervisor.down import job_processes  # noqa: E402
 from plait.live.supervisor.services import service_process  # noqa: E402
 

@@ -21,10 +21,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ag
 from plait.forecast.log_replay import replay, stored_rows  # noqa: E402
 from plait.live.agent import procs  # noqa: E402
 from plait.live.store import Store  # noqa: E402
-from plait.testing import (
-    Cluster,
-    leak_check,
-)
+from plait.testing import Cluster, leak_check  # noqa: E402
 
 SCRIPT = Path(__file__).parent / "scripts" / "chaos_job.py"
 PROFILES = [{"storage": 0.01, "cpu": 0.03, "gpu": 0.01}, {"cpu": 0.01, "gpu": 0.03, "network": 0.01}]

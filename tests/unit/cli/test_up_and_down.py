@@ -24,11 +24,7 @@ from plait.live.client.client import Client  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
 from plait.live.service.main import only_one  # noqa: E402
 from plait.live.supervisor import agent_keeper as tend  # noqa: E402
-from plait.live.supervisor import (
-    daemon,
-    down,
-    keeper,
-)
+from plait.live.supervisor import daemon, down, keeper  # noqa: E402
 from plait.live.supervisor import up as starting  # noqa: E402
 from plait.live.supervisor.saved_options import remember, remembered, was_up  # noqa: E402
 from plait.live.supervisor.services import elsewhere, process_of, start_service  # noqa: E402

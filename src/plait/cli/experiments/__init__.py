@@ -1,4 +1,4 @@
-"""What `plait simulate`, `sweep`, `demo` and `reproduce` do: find the runs that are needed, run them, show and write the results.
+"""What `plait simulate`, `sweep`, `demo` and `reproduce` do: find the runs needed, run them, show the results.
 
-Start at `simulation.run_simulations`.
+Start at `simulation.answer`.
 """

@@ -5,9 +5,9 @@
     assignment = engine.observe(observed, now=1.2)          # what an agent saw -> what should run there
     wake_s = engine.tick(now=2.0)
 
-Everything that happens becomes an entry of the log (`plait.live.scheduler.state`), is written to the store, and only then acted
-on: epochs are fenced and assignments made after the commit. Inside `with engine.batch():` many operations share one
-commit; what they return may be told to others after the block.
+Everything that happens becomes an entry of the log (`plait.live.scheduler.state`), is written to the store, and only
+then acted on: epochs are fenced and assignments made after the commit. Inside `with engine.batch():` many operations
+share one commit; what they return may be told to others after the block.
 """
 
 from __future__ import annotations

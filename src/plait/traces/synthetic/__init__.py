@@ -1,4 +1,4 @@
-"""Seeded synthetic traces: arrivals, durations, models, classes and deadlines as a pure function of parameters and seed.
+"""Seeded synthetic traces: arrivals, durations, models, classes, deadlines; a function of parameters and seed.
 
 Start at `generate.generate`.
 """

@@ -63,8 +63,8 @@ class Adaptive:
     ) -> None:
         """Adapt `model` (in DDP if there are several ranks), which `optimizer` steps and `loader` feeds.
 
-        `rule` scales the learning rate: a name of `plait.goodput.model.lr_scaling.RULES`, or a function like those; by default
-        AdaScale, and the square root for Adam, AdamW, RMSprop and Adagrad. `scaler` is the script's GradScaler.
+        `rule` scales the learning rate: a name of `plait.goodput.model.lr_scaling.RULES`, or a function like those; by
+        default AdaScale, and the square root for Adam, AdamW, RMSprop and Adagrad. `scaler` is the script's GradScaler.
         `scheduler` is stepped
         here, once an iteration at the initial batch (so that it sees the progress of training and not how large its
         steps are), and no more by the script; one that goes by epochs stays with the script. `reset_on_rescale`: Adam

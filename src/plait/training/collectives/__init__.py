@@ -1,4 +1,4 @@
-"""Communication of a rank: the network stage under DDP, buckets that resume exactly, measured transfers, process groups.
+"""Communication of a rank: the network stage under DDP, buckets that resume exactly, transfers, process groups.
 
 Start at `network`.
 """

@@ -1,4 +1,4 @@
-"""Answers for people, computed from the state: why a job waits, what would start it, how jobs, nodes and the cluster are.
+"""Answers for people, computed from the state: why a job waits, what would start it, how the cluster is used.
 
 Nothing here changes the state. Start at `waiting`.
 """
