@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from plait.core.version import __version__
+
 if TYPE_CHECKING:
     from plait.control.controller import Controller
     from plait.control.history import History
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
     from plait.sim.world import World, make_world
     from plait.traces.formats.registry import read_trace
     from plait.traces.load import load_jobs
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Cluster",

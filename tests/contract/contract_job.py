@@ -12,10 +12,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from plait.runtime.page import JobState, Page
+from plait.runtime.page import JobState, Page, Saves
 from plait.training.environment import Surroundings
 from plait.training.state.checkpoint_store import Commits, StaleEpoch
-from plait.training.state.saving import Saves
 
 
 def read(words: Sequence[str]) -> dict[str, float | int | str]:

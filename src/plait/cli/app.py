@@ -76,7 +76,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from plait import __version__
+        from plait.core.version import __version__
 
         typer.echo(f"plait {__version__}")
         raise typer.Exit

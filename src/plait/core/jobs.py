@@ -19,7 +19,7 @@ from plait.core.arrays import BoolArray, FloatArray, IntArray, ObjectArray, obje
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits
 from plait.core.jit import kernel
-from plait.core.preemption import stop_losses
+from plait.core.preemption_kernels import stop_losses
 from plait.core.resources import Resource, StageProfile
 
 

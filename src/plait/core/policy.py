@@ -12,7 +12,8 @@ from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobTable
 from plait.core.plan import Groups, Plan
-from plait.core.preemption import CLOCK_S, DEFAULT_RULE, Kept, PreemptionRule
+from plait.core.preemption import DEFAULT_RULE, Kept, PreemptionRule
+from plait.core.preemption_kernels import CLOCK_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,17 @@ class PageError(InputError):
     """A file that is no page for this version; names the file and what is wrong with it."""
 
 
+class Saves(IntEnum):
+    """Whether a job that is stopped now goes on from its newest checkpoint."""
+
+    UNKNOWN = 0  # not attached, or attached by a plait that does not say
+    NOTHING = 1  # nothing registered, or not enough: it begins again at step 0
+    NO_BOUNDARY = 2  # no iteration has ended yet: it can be neither stopped nor saved
+    NOT_RESUMED = 3  # it saves, but its loop begins at step 0 whatever was saved
+    YES = 4
+    FAILED = 5  # its last checkpoint could not be written: it goes on from an older one, if there is any
+
+
 class JobState(IntEnum):
     """What a training process says it is doing."""
 

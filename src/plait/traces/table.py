@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from plait.core.errors import InputError, suggest
+from plait.core.version import __version__
 from plait.traces.schema import JOBS, SCHEMA_VERSION, Array, Column, extra_column
 
 Columns = Mapping[str, Array]
@@ -42,10 +43,8 @@ def new_meta(**known: Any) -> dict[str, Any]:
     >>> new_meta(source="invented", rows_read=3, rows_kept=3)["rows_dropped"]
     {}
     """
-    import plait
-
     fresh = {key: value.copy() if isinstance(value, dict | list) else value for key, value in META_FIELDS.items()}
-    return {**fresh, "plait_version": getattr(plait, "__version__", None), **known}
+    return {**fresh, "plait_version": __version__, **known}
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

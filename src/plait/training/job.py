@@ -27,7 +27,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from plait.core.resources import Resource
-from plait.runtime.page import STOP_NOW, JobState, Page
+from plait.runtime.page import STOP_NOW, JobState, Page, Saves
 from plait.runtime.stage_gate import NullGate
 from plait.runtime.throttle import Pace
 from plait.training.device.gpu_stage import Compute
@@ -38,9 +38,10 @@ from plait.training.profiler import Profiler
 from plait.training.stages import Stages
 from plait.training.state.checkpoint import Checkpointer, CheckpointHandle
 from plait.training.state.checkpoint_store import Commit, Commits
-from plait.training.state.saving import Advice, Saves
+from plait.training.state.saving import Advice
 from plait.training.state.state_registry import Kept
 from plait.training.stopping import PREEMPTED, Boundary, tell_where_on_quit
+from plait.training.torch_watch import watch_torch
 
 #: Half of the usual grace: a longer evaluation might be cut off by a stop.
 LONG_EVALUATION_S = 30.0
@@ -487,7 +488,7 @@ _lock_fd: int | None = None
 def current() -> AttachedJob | None:
     """The job of this process, or of this thread where several share it; none in forked children."""
     member = here()
-    job = _current if member is None else member.job
+    job: AttachedJob | None = _current if member is None else member.job
     return job if job is not None and job._pid == os.getpid() else None
 
 
@@ -519,11 +520,30 @@ def attach_quietly(*, seed: int = 0) -> Job:
         lock_fd = claim(around.run_dir) if around.run_dir is not None and around.page_file.exists() else None
         if lock_fd is None:
             return Job(seed=seed)
-        from plait.training.startup import watch_torch
-
         job = _keep(AttachedJob(around, Page.open(around.page_file), seed=seed), lock_fd)
-        watch_torch()
+        watch_torch(optimizer_stepped)
     return job
+
+
+_stepped_pid = 0  # the process in which an optimizer stepped first, where nothing is merged
+
+
+def optimizer_stepped(optimizer: Any) -> None:
+    """After every optimizer step of the process; the first one attaches a script that has not called `attach`."""
+    job = current()
+    if job is None:
+        global _stepped_pid
+        member = here()
+        if _stepped_pid == os.getpid() if member is None else member.looked:  # no job here, and there will be none
+            return
+        if member is None:
+            _stepped_pid = os.getpid()
+        else:
+            member.looked = True
+        made = attach_quietly()
+        job = made if isinstance(made, AttachedJob) else None
+    if job is not None:
+        job.optimizer_stepped(optimizer)
 
 
 def _keep(job: AttachedJob, lock_fd: int) -> AttachedJob:

@@ -244,7 +244,8 @@ def test_a_figure_of_the_published_traces(plait, published, tmp_path):
 
 def test_an_unknown_world_has_no_runs():
     from plait.cli.experiments.published import run_published
-    from plait.reproduce.worlds import PublishedRun, published_world
+    from plait.reproduce.published import PublishedRun
+    from plait.reproduce.worlds import published_world
 
     assert published_world("plait") is None
     with pytest.raises(InputError, match="unknown world"):

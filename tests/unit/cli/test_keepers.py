@@ -45,8 +45,8 @@ def test_a_machine_that_died_at_work_keeps_no_other_from_it(layout: Layout, monk
 def test_those_of_this_machine_are_ended_and_those_of_others_left_alone(layout: Layout) -> None:
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from plait.cli import keeping; from plait.live.layout import Layout\n"
-        "with keeping.only_one(Layout(Path(sys.argv[1])), 'keeper-2'): print('up', flush=True); time.sleep(600)"
+        "from plait.live.supervisor import daemon; from plait.live.layout import Layout\n"
+        "with daemon.only_one(Layout(Path(sys.argv[1])), 'keeper-2'): print('up', flush=True); time.sleep(600)"
     )
     child = subprocess.Popen([sys.executable, "-c", code, str(layout.home)], stdout=subprocess.PIPE)
     try:

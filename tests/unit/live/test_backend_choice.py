@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plait.core.errors import InputError
-from plait.live.backends import base
+from plait.live.backends import base, registry
 from plait.live.layout import Layout
 from plait.live.supervisor.saved_options import pairs
 
@@ -23,7 +23,7 @@ class Foreign:
 
 
 def test_this_machine_is_the_default_and_takes_its_options(tmp_path: Path) -> None:
-    backend = base.open_backend(Layout(tmp_path), {"nodes": 3, "gpus-per-node": 2, "fake": True})
+    backend = registry.open_backend(Layout(tmp_path), {"nodes": 3, "gpus-per-node": 2, "fake": True})
     assert (backend.name, backend.expected()) == ("local", 3)
     assert [(place.name, place.gpus, place.state) for place in backend.list_nodes()] == [
         ("n0", 2, base.COMING), ("n1", 2, base.COMING), ("n2", 2, base.COMING)
@@ -31,16 +31,16 @@ def test_this_machine_is_the_default_and_takes_its_options(tmp_path: Path) -> No
 
 
 def test_packages_bring_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("foreign", f"{__name__}:Foreign", base.GROUP)
-    monkeypatch.setattr(base, "entry_points", lambda group: EntryPoints([entry] if group == base.GROUP else []))
-    backend = base.open_backend(Layout(tmp_path), {"backend": "foreign", "zone": "b"})
+    entry = EntryPoint("foreign", f"{__name__}:Foreign", registry.GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: EntryPoints([entry] if group == registry.GROUP else []))
+    backend = registry.open_backend(Layout(tmp_path), {"backend": "foreign", "zone": "b"})
     assert isinstance(backend, Foreign)
     assert backend.options == {"backend": "foreign", "zone": "b"}
 
 
 def test_an_unknown_one_names_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no backend 'mesos'; there are: .*local"):
-        base.open_backend(Layout(tmp_path), {"backend": "mesos"})
+        registry.open_backend(Layout(tmp_path), {"backend": "mesos"})
 
 
 def test_options_for_a_backend_have_a_name_and_a_value() -> None:
@@ -54,6 +54,6 @@ def test_options_for_a_backend_have_a_name_and_a_value() -> None:
 
 
 def test_numbers_may_come_as_text(tmp_path: Path) -> None:
-    assert base.open_backend(Layout(tmp_path), {"nodes": "3", "fake": True}).expected() == 3
+    assert registry.open_backend(Layout(tmp_path), {"nodes": "3", "fake": True}).expected() == 3
     with pytest.raises(InputError, match="nodes is 'three', needs a whole number"):
-        base.open_backend(Layout(tmp_path), {"nodes": "three"})
+        registry.open_backend(Layout(tmp_path), {"nodes": "three"})

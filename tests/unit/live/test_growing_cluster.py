@@ -10,7 +10,7 @@ import pytest
 from live_cases import Cluster, Node
 
 from plait.core.errors import InputError
-from plait.live.backends.base import open_backend
+from plait.live.backends.registry import open_backend
 from plait.live.layout import Layout
 from plait.live.scheduler.options import ANY_SIZE
 from plait.live.service.leadership import open_lead

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError
-from plait.live.backends.base import open_backend
+from plait.live.backends.registry import open_backend
 from plait.live.backends.slurm.backend import SlurmBackend, job_of
 from plait.live.backends.slurm.commands import ENDING, OVER, PENDING, RUNNING, Job, SlurmCli, SlurmError, read_jobs
 from plait.live.backends.slurm.node import MARK, node_name

@@ -10,7 +10,8 @@ from plait.traces.load import load_jobs
 from plait.traces.profiles import catalogue
 from plait.traces.synthetic.adaptive import SHARES, tuned_sizes
 from plait.traces.synthetic.assign import assign_classes, assign_deadlines, assign_models, uniforms
-from plait.traces.synthetic.generate import PRESETS, generate, target_load
+from plait.traces.synthetic.generate import PRESETS, generate
+from plait.traces.synthetic.load import target_load
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))

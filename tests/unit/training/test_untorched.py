@@ -15,10 +15,9 @@ import pytest
 from attempts import PREEMPTED, SCRIPTS, Attempt, environment, steps_saved, the_forker
 
 from plait.core.errors import InputError
-from plait.runtime.page import JobState
+from plait.runtime.page import JobState, Saves
 from plait.training.state.checkpoint import Checkpointer
 from plait.training.state.checkpoint_store import Commits
-from plait.training.state.saving import Saves
 from plait.training.state.state_registry import Kept
 
 np = pytest.importorskip("numpy")

@@ -77,6 +77,7 @@ def simulate(
     given = dict(locals())
     asked = list(dict.fromkeys(cluster or ()))
     given |= {"cluster": asked[0] if asked else None, "clusters": tuple(asked) if len(asked) > 1 else ()}
-    from plait.cli.experiments.simulation import Request, answer
+    from plait.cli.experiments.request import Request
+    from plait.cli.experiments.simulation import answer
 
     answer(Request(**given))

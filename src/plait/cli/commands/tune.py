@@ -33,7 +33,8 @@ def tune(
     The answer is text to give to --policy. It also says when the fit is not worth it.
     """
     from plait.cli.experiments.outputs import Outputs
-    from plait.cli.experiments.simulation import Request, read_workload
+    from plait.cli.experiments.request import Request
+    from plait.cli.experiments.simulation import read_workload
     from plait.cli.render.progress import Bar
     from plait.core.cluster import Cluster
     from plait.sim.studies.tune import fit_policy

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from plait.cli.experiments.simulation import Request
+from plait.cli.experiments.request import Request
 from plait.cli.render.progress import Bar
 from plait.control.metrics import RunResult
 from plait.core.errors import InputError, suggest
 from plait.policies.catalog import split_policies
-from plait.reproduce.worlds import SUMMARIES, PublishedRun, PublishedWorld, published_world
+from plait.reproduce.published import PublishedRun, PublishedWorld
+from plait.reproduce.worlds import SUMMARIES, published_world
 from plait.sim.studies.cases import over_processes
 from plait.sim.world import WORLDS
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from rich.table import Table
 
-import plait
 from plait.cli.experiments.outputs import Outputs
 from plait.cli.experiments.results import Results
 from plait.cli.experiments.simulation import note
 from plait.cli.render.console import Printer, console
 from plait.cli.render.progress import Bar
 from plait.core.errors import InputError, suggest
+from plait.core.version import __version__
 from plait.reproduce.muri import noise, testbed
 from plait.reproduce.muri.compare import Folder, cases_of, figures, missing, rows_of
 from plait.reproduce.muri.figures import NOISE_TRACE, chosen
@@ -103,7 +103,7 @@ class _Asked:
 
     def outcome(self, done: dict[Case, Done]) -> Outcome:
         """The comparison, once the runs are done."""
-        told = {"data": str(self.request.data), "version": plait.__version__, "matching": self.request.matching}
+        told = {"data": str(self.request.data), "version": __version__, "matching": self.request.matching}
         return Outcome(
             [row for figure in self.figures for row in rows_of(figure, self.folder, done)],
             noise.rows_of(self.folder, done) if self.noise else [],

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import plait
 from plait.cli.experiments.outputs import Outputs
 from plait.cli.experiments.results import Results
 from plait.cli.experiments.simulation import note
 from plait.cli.render.console import console
 from plait.cli.render.progress import Bar
 from plait.core.errors import InputError
+from plait.core.version import __version__
 from plait.reproduce.pollux.compare import Outcome, Point, chosen, points, rows_of, tables
 from plait.reproduce.pollux.published import is_published
 from plait.reproduce.pollux.runs import Case, Done, Store, count_jobs, run_all, workload_of
@@ -112,5 +112,5 @@ def _outcome(asked: Sequence[Point], done: dict[Case, Done], request: PolluxRequ
         len(done),
         sum(run.cpu_s for run in done.values()),
         {policy: sum(values) / len(values) for policy, values in cpu_s.items()},
-        {"data": str(request.data), "version": plait.__version__, "seeds": request.seeds, "jobs": request.jobs},
+        {"data": str(request.data), "version": __version__, "seeds": request.seeds, "jobs": request.jobs},
     )

@@ -7,13 +7,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import plait
 from plait.cli.experiments.outputs import STDOUT, Outputs, names_of_runs
+from plait.cli.experiments.request import Request
 from plait.cli.render.console import Printer, console
 from plait.cli.render.progress import Bar
 from plait.control.metrics import RunResult, Value, Window
@@ -21,6 +21,7 @@ from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch
 from plait.core.preemption import rule_named
+from plait.core.version import __version__
 from plait.placement import SkewAware, unknown_models
 from plait.policies.catalog import make_policy, split_policies
 from plait.policies.parts.unheeded import remarks
@@ -38,47 +39,6 @@ from plait.traces.table import TraceTable
 
 #: What plait's own worlds run on when nothing else is asked for.
 DEFAULT_CLUSTER = "8x8"
-
-
-@dataclass(frozen=True)
-class Request:
-    """The options of `plait simulate`, as given."""
-
-    traces: Sequence[Path]
-    policy: str
-    cluster: str | None = None
-    round_s: float | None = None
-    world: str = "plait"
-    seed: str = "0"
-    placement: str | None = None
-    trace_format: str = "auto"
-    work: str | None = None
-    nodes: Path | None = None
-    data: Path | None = None
-    assign_models: str | None = None
-    censored: str = "as_is"
-    overheads: str | None = None
-    spread_slowdown: float | None = None
-    gpu_speed: str | None = None
-    failures: Path | None = None
-    node_mtbf: float | None = None
-    node_mttr: float | None = None
-    job_mtbf: float | None = None
-    profile_noise: float | None = None
-    plain: float | None = None
-    checkpoint_every: float | None = None
-    preemption: str = "weighed"
-    window: str | None = None
-    jobs: int | None = None
-    json: str | None = None
-    csv: str | None = None
-    jobs_csv: Path | None = None
-    report: Path | None = None
-    chrome_trace: Path | None = None
-    log: Path | None = None
-    check: bool = False
-    processes: int = 1
-    clusters: Sequence[str] = ()
 
 
 def answer(request: Request) -> None:
@@ -346,7 +306,7 @@ def settings(world: World, request: Request) -> dict[str, Value]:
         "preemption": request.preemption,
         "models": request.assign_models or "",
         "censored": request.censored,
-        "version": plait.__version__,
+        "version": __version__,
     }
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from plait.cli.experiments.outputs import STDOUT, Outputs
-from plait.cli.experiments.simulation import Request, import_from_here, make_asked_world, note, settings
+from plait.cli.experiments.request import Request
+from plait.cli.experiments.simulation import import_from_here, make_asked_world, note, settings
 from plait.cli.render.comparison import print_comparison
 from plait.cli.render.console import console
 from plait.cli.render.progress import Bar

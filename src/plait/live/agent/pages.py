@@ -12,8 +12,7 @@ from pathlib import Path
 from plait.core.resources import Resource
 from plait.live.agent import procs
 from plait.live.protocol.wire import Adaptive, Profile
-from plait.runtime.page import GATES, JobState, Page, PageError
-from plait.training.state.saving import Saves
+from plait.runtime.page import GATES, JobState, Page, PageError, Saves
 
 #: Stage seconds are means over at least so many iterations, if there were as many.
 _WINDOW_STEPS = 20

@@ -86,7 +86,7 @@ class Seen:
     `steps` iterations since the beginning of the job; `step_s` mean seconds of the recent ones, `stage_s` mean busy
     seconds by resource in them; `held_s` seconds since its GPUs were given to it, and `first_step_s` and `last_step_s`
     what that was at the end of its first and its newest iteration. `saves`: whether it would go on from its newest
-    checkpoint (a name of `plait.training.state.saving.Saves` in small letters; "" unknown). An ended one has
+    checkpoint (a name of `plait.runtime.page.Saves` in small letters; "" unknown). An ended one has
     `exit_code` (-n for signal n, None if nobody knows) and is reported until the service no longer asks to keep it.
     """
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DRIFT = 0.2
 #: Reasons for which work is lost.
 LOSSES = ("preempted", "drained", "node lost", "failed")
-#: What processes say of themselves, by `plait.training.state.saving.Saves`: that they can resume, that they would start
+#: What processes say of themselves, by `plait.runtime.page.Saves`: that they can resume, that they would start
 #: from the beginning, and that their last checkpoint could not be written.
 CAN, ANEW, FAILS = "yes", ("nothing", "not_resumed"), "failed"
 

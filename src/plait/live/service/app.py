@@ -9,8 +9,8 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from plait import __version__
 from plait.core.errors import InputError, PlaitError
+from plait.core.version import __version__
 from plait.live.protocol.wire import WireError
 from plait.live.scheduler.errors import Conflict
 from plait.live.service.api import Api, Json

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from plait.core.errors import PlaitError
-from plait.live.backends.base import Backend, open_backend
+from plait.live.backends.base import Backend
+from plait.live.backends.registry import open_backend
 from plait.live.layout import Layout
 from plait.live.supervisor import daemon
 from plait.live.supervisor.saved_options import pairs

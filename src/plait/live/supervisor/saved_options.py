@@ -9,7 +9,8 @@ from typing import Any
 
 from plait.core.errors import InputError
 from plait.live.agent import procs
-from plait.live.backends.base import Backend, open_backend
+from plait.live.backends.base import Backend
+from plait.live.backends.registry import open_backend
 from plait.live.layout import Layout
 from plait.live.service.discovery import FIRST
 from plait.live.supervisor.services import SERVICE_OPTIONS, STOP_S

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 from plait.cli.connection import duration, note
 from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.core.words import counted
-from plait.live.backends.base import Backend, open_backend
+from plait.live.backends.base import Backend
+from plait.live.backends.registry import open_backend
 from plait.live.client.client import Client
 from plait.live.client.transport import read_service_file
 from plait.live.layout import Layout, make_private

@@ -8,15 +8,15 @@ from typing import Any, get_args
 
 import numpy as np
 
-import plait
 from plait.control.history import Timeline
 from plait.control.metrics import RunResult, Value
 from plait.core.cluster import Cluster
+from plait.core.version import __version__
 from plait.reproduce.muri.engine import Overhead
 from plait.reproduce.muri.runs import Case, Done, run_case, summary_of
 from plait.reproduce.muri.settings import MEANINGS, SUMMARIES, read_setting
 from plait.reproduce.muri.trace import read
-from plait.reproduce.worlds import PublishedRun
+from plait.reproduce.published import PublishedRun
 
 
 class MuriArtifact:
@@ -52,7 +52,7 @@ class MuriArtifact:
             "round_s": run.round_s,
             "overheads": overhead,
             "cpu_s": round(done.cpu_s, 3),
-            "version": plait.__version__,
+            "version": __version__,
             **labels,
         }
         return RunResult(summary, _columns(done), {}, _no_timeline(done))

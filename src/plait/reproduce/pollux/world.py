@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-import plait
 from plait.control.history import Timeline
 from plait.control.metrics import RunResult, Value
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
+from plait.core.version import __version__
 from plait.reproduce.pollux.clock import GPUS_PER_NODE, NODES, PolluxRun
 from plait.reproduce.pollux.clock import run as run_clock
 from plait.reproduce.pollux.settings import MEANINGS, SUMMARIES, TAKES, Setting, make_rule, read_setting
 from plait.reproduce.pollux.workload import Submitted, Workload, load, read_jobs
-from plait.reproduce.worlds import PublishedRun
+from plait.reproduce.published import PublishedRun
 
 PERCENTILE_RULE = "linear interpolation between sorted values"
 
@@ -62,7 +62,7 @@ class PolluxArtifact:
             "round_s": setting.interval,
             "interference": setting.interference,
             "cpu_s": round(cpu_s, 3),
-            "version": plait.__version__,
+            "version": __version__,
             **labels,
         }
         return RunResult(summary, columns(workload.jobs, done), {}, _no_timeline(setting, done))

@@ -30,7 +30,8 @@ from plait.sim.world import World
 from plait.traces.formats.registry import read_trace
 from plait.traces.load import load_jobs
 from plait.traces.synthetic.assign import assign_models
-from plait.traces.synthetic.generate import generate, target_load
+from plait.traces.synthetic.generate import generate
+from plait.traces.synthetic.load import target_load
 
 Summary = Mapping[str, Value | None]
 
@@ -106,7 +107,7 @@ class Grid:
 
     def manifest(self) -> dict[str, Any]:
         """What makes this grid this grid, as JSON takes it."""
-        from plait import __version__
+        from plait.core.version import __version__
 
         worlds = {w.name: hashlib.sha256(repr(w).encode()).hexdigest()[:16] for w in self.worlds}
         source: dict[str, Any] = {"preset": self.preset, "jobs": self.jobs}

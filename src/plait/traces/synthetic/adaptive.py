@@ -13,7 +13,7 @@ from plait.goodput.model.shipped import measured_node, shipped
 from plait.traces.adaptive import MOST_GPUS
 from plait.traces.schema import Array
 from plait.traces.synthetic.arrivals import MEAN_GAP_S, Arrivals
-from plait.traces.synthetic.generate import stream, target_load
+from plait.traces.synthetic.load import stream, target_load
 from plait.traces.table import TraceTable, new_meta
 from plait.traces.validate import checked_table
 

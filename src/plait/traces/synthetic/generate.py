@@ -17,6 +17,7 @@ from plait.core.errors import InputError, suggest
 from plait.traces.schema import Array
 from plait.traces.synthetic.arrivals import Arrivals, bursty, poisson, uniform
 from plait.traces.synthetic.assign import assign_models
+from plait.traces.synthetic.load import stream, target_load
 from plait.traces.table import TraceTable, new_meta
 from plait.traces.validate import checked_table
 
@@ -149,11 +150,6 @@ ADAPTIVE = "pollux"
 ARRIVALS: dict[str, Arrivals] = {"bursty": bursty, "poisson": poisson, "uniform": uniform}
 
 
-def stream(seed: int, name: str) -> np.random.Generator:
-    """The random stream of one part of the trace."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *name.encode()])))
-
-
 def generate(
     preset: str,
     jobs: int,
@@ -232,25 +228,3 @@ def _sizes(kind: Preset, rng: np.random.Generator, jobs: int, gpus: int) -> Arra
 def _people(rng: np.random.Generator, jobs: int, users: int) -> Array:
     weights = 1.0 / np.arange(1, users + 1)
     return rng.choice(users, size=jobs, p=weights / weights.sum())
-
-
-def target_load(table: TraceTable, gpus: int, load: float) -> TraceTable:
-    """The same jobs with submissions stretched so that the offered load on `gpus` GPUs is `load`.
-
-    Load = GPU-seconds / (GPUs x submit span); only submissions change, in whole milliseconds, never
-    durations. Above 1 the cluster falls behind and averages grow with the length of the trace.
-    """
-    if not 0 < load < float("inf"):
-        raise InputError(f"load must be more than 0 (got {load})")
-    if table.span_s <= 0:
-        return table
-    if not table.gpu_s > 0:
-        raise InputError("no job of this trace has a duration, so it has no load to stretch; leave load out")
-    first = table["submit_s"].min()
-    scale = table.load(gpus) / load
-    submit_s = np.round((first + (table["submit_s"] - first) * scale) * 1000) / 1000
-    filters = [*table.meta.get("filters", []), f"submissions stretched to load {load:g} on {gpus} GPUs"]
-    meta = {**table.meta, "filters": filters}
-    observed = {"observed_start_s", "observed_end_s", "observed_queue_s"}  # no longer true of this trace
-    columns = {name: values for name, values in table.columns.items() if name not in observed}
-    return checked_table({**columns, "submit_s": submit_s}, meta=meta, nodes=table.nodes)

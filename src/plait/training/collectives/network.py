@@ -21,7 +21,7 @@ from plait.runtime.stage_gate import DEFAULT_TIMEOUT_S, GateError, GateTimeout, 
 from plait.training.collectives.buckets import Buckets
 
 if TYPE_CHECKING:
-    from plait.training.job import AttachedJob
+    from plait.training.rank import Rank
 
 GPU, NETWORK = Resource.GPU, Resource.NETWORK
 Hook = Callable[[Any, Any], Any]
@@ -30,7 +30,7 @@ Hook = Callable[[Any, Any], Any]
 class NetworkStage:
     """Counts the buckets of a backward pass and marks the stage."""
 
-    def __init__(self, job: AttachedJob, model: Any, inner: Hook | None) -> None:
+    def __init__(self, job: Rank, model: Any, inner: Hook | None) -> None:
         """For one DDP model; `inner` does the communication, an all-reduce of means if None."""
         self._job, self._group = job, model.process_group
         self._inner = inner or self._all_reduce
@@ -153,7 +153,7 @@ class GateThread:
                     done.set()
 
 
-def register(job: AttachedJob, model: Any, inner: Hook | None) -> NetworkStage:
+def register(job: Rank, model: Any, inner: Hook | None) -> NetworkStage:
     """Put the marks on a DDP model."""
     stage = NetworkStage(job, model, inner)
 

@@ -22,9 +22,9 @@ def _plait() -> None:
         module = importlib.util.module_from_spec(spec)
         sys.modules["plait"] = module
         spec.loader.exec_module(module)
-    from plait.training.startup import watch_torch
+    from plait.training.startup import watch_script
 
-    watch_torch()
+    watch_script()
 
 
 def _note(text: str) -> None:

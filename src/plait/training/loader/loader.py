@@ -28,7 +28,7 @@ from plait.training.state import random_streams
 from plait.training.stopping import ignore_in_worker
 
 if TYPE_CHECKING:
-    from plait.training.job import AttachedJob
+    from plait.training.rank import Rank
 
 STORAGE, CPU = Resource.STORAGE, Resource.CPU
 _END = object()
@@ -36,7 +36,7 @@ _END = object()
 AHEAD = 7
 
 
-def wrap(job: AttachedJob, loader: Any, *, train: bool) -> Any:
+def wrap(job: Rank, loader: Any, *, train: bool) -> Any:
     """A loader that yields the same batches; see `AttachedJob.wrap_loader`."""
     if isinstance(loader, StagedLoader | PassingLoader):
         return loader
@@ -68,7 +68,7 @@ def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
 class _Passes:
     """Counts passes and batches; between two batches is where the job may save and stop."""
 
-    def __init__(self, job: AttachedJob, *, train: bool) -> None:
+    def __init__(self, job: Rank, *, train: bool) -> None:
         self.job, self.train = job, train
         self.done, self.active = 0, False
 
@@ -114,7 +114,7 @@ class _Passes:
 class Fetching:
     """Takes batches of marked data from a loader: the wait for its workers is the exposed part of loading."""
 
-    def __init__(self, job: AttachedJob, marked: Marked, num_workers: int) -> None:
+    def __init__(self, job: Rank, marked: Marked, num_workers: int) -> None:
         """Of a loader with so many workers over `marked`."""
         self._job, self._marked, self._workers = job, marked, num_workers
         self._seen_s = [0.0, 0.0]
@@ -141,7 +141,7 @@ class Fetching:
 class StagedLoader(DataLoader[Any]):
     """See `AttachedJob.wrap_loader`."""
 
-    def __init__(self, job: AttachedJob, inner: DataLoader[Any], *, train: bool) -> None:
+    def __init__(self, job: Rank, inner: DataLoader[Any], *, train: bool) -> None:
         """The same loader with dataset and sampler under our eyes."""
         self._job, self._passes = job, _Passes(job, train=train)
         self._resume: dict[str, Any] | None = None
@@ -288,7 +288,7 @@ class _Stream:
 class PassingLoader:
     """Around a loader that keeps its own state, or of a kind not known here. Marks and step boundaries only."""
 
-    def __init__(self, job: AttachedJob, inner: Any, *, train: bool) -> None:
+    def __init__(self, job: Rank, inner: Any, *, train: bool) -> None:
         """Around `inner`."""
         self._job, self._inner, self._passes = job, inner, _Passes(job, train=train)
         self._stateful = all(callable(getattr(inner, name, None)) for name in ("state_dict", "load_state_dict"))

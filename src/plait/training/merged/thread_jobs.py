@@ -14,12 +14,9 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from plait.core.errors import PlaitError
-
-if TYPE_CHECKING:
-    from plait.training.job import AttachedJob
 
 
 class Unmergeable(PlaitError, ValueError):
@@ -44,7 +41,7 @@ class Member:
     argv: list[str] = field(default_factory=list)
     out: Any = None
     main: ModuleType | None = None
-    job: AttachedJob | None = None
+    job: Any = None  # its `plait.training.job.AttachedJob`, once it has attached
     ident: int = 0
     looked: bool = False  # for a job of its own: an optimizer step without one looks once
     given: dict[str, Any] = field(default_factory=dict)  # what it has put in the place of sys.stdout and the like

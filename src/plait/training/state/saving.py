@@ -8,11 +8,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from plait.runtime.page import Saves
+
 if TYPE_CHECKING:
-    from plait.training.job import AttachedJob
+    from plait.training.rank import Rank
 
 #: Seconds after `attach` at which a job is told what keeps its work from being saved.
 TELL_AFTER_S = 20.0
@@ -20,21 +21,10 @@ TELL_AFTER_S = 20.0
 FEW_ITERATIONS = 3
 
 
-class Saves(IntEnum):
-    """Whether a job that is stopped now goes on from its newest checkpoint."""
-
-    UNKNOWN = 0  # not attached, or attached by a plait that does not say
-    NOTHING = 1  # nothing registered, or not enough: it begins again at step 0
-    NO_BOUNDARY = 2  # no iteration has ended yet: it can be neither stopped nor saved
-    NOT_RESUMED = 3  # it saves, but its loop begins at step 0 whatever was saved
-    YES = 4
-    FAILED = 5  # its last checkpoint could not be written: it goes on from an older one, if there is any
-
-
 class Advice:
     """Looks after a while what keeps a job's work from being saved, and says each reason once."""
 
-    def __init__(self, job: AttachedJob) -> None:
+    def __init__(self, job: Rank) -> None:
         """For this job; nothing is said before `begin`."""
         self._job = job
         self._begun_s: float | None = None

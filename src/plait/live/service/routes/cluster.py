@@ -12,8 +12,8 @@ from typing import Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import PlainTextResponse, Response
 
-from plait import __version__
 from plait.core.errors import InputError, PlaitError
+from plait.core.version import __version__
 from plait.live.scheduler.engine import Engine
 from plait.live.service import serializers
 from plait.live.service.api import Api, Json, api_of

@@ -1,0 +1,95 @@
+"""What a stop would lose and who is kept for it, compiled: columns of the job table in, one value a job out.
+
+`plait.core.preemption` states the rule in words.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.jit import kernel, part
+
+#: Instants closer than this are one, seconds.
+CLOCK_S = 1e-6
+
+# `plait.core.jobs.Checkpoints`, as numbers that compile
+_NEVER, _PERIODIC = 0, 1
+
+
+@part
+def _loss_s(saves: int, run_s: float, saved_run_s: float, restart_s: float) -> float:
+    """Seconds on its GPUs that a running job would lose if it were stopped now; `saves` as in `Checkpoints`."""
+    if saves == _NEVER:
+        return math.inf
+    loss = 0.0 if math.isnan(restart_s) else restart_s
+    if saves == _PERIODIC:
+        loss += max(run_s - saved_run_s, 0.0)
+    return loss
+
+
+@kernel
+def stop_losses(
+    number: IntArray,
+    slot: IntArray,
+    checkpoints: IntArray,
+    run_s: FloatArray,
+    saved_run_s: FloatArray,
+    restart_s: FloatArray,
+) -> FloatArray:
+    """Seconds on its GPUs that each of these jobs would lose if it were stopped now; see `JobTable.stop_loss_s`."""
+    out = np.zeros(len(number))
+    for i in range(len(number)):
+        j = number[i]
+        if slot[j] >= 0:
+            out[i] = _loss_s(checkpoints[j], run_s[j], saved_run_s[j], restart_s[j])
+    return out
+
+
+@kernel
+def keep(
+    number: IntArray,
+    now_s: float,
+    may_lose_work: bool,
+    runs_for: float,
+    finishes: bool,
+    slot: IntArray,
+    checkpoints: IntArray,
+    run_s: FloatArray,
+    saved_run_s: FloatArray,
+    restart_s: FloatArray,
+    last_start_s: FloatArray,
+    keep_until_s: FloatArray,
+    iterations: FloatArray,
+    done: FloatArray,
+    iteration_s: FloatArray,
+    rows: BoolArray,
+    until_s: FloatArray,
+    lasting: BoolArray,
+) -> None:
+    """Fill `rows`, `until_s` and `lasting`, one entry an entry of `number`, as `PreemptionRule.kept` says."""
+    for i in range(len(number)):
+        j = number[i]
+        if slot[j] < 0:
+            continue
+        until = -math.inf
+        if keep_until_s[j] > now_s + CLOCK_S:
+            until = keep_until_s[j]
+        if checkpoints[j] == _NEVER:
+            if not may_lose_work:
+                until, lasting[i] = math.inf, True
+        else:
+            loss = _loss_s(checkpoints[j], run_s[j], saved_run_s[j], restart_s[j])
+            if loss > 0.0:
+                if now_s - last_start_s[j] < runs_for * loss - CLOCK_S:
+                    if checkpoints[j] == _PERIODIC:  # the next checkpoint ends it: look again when it may have come
+                        until = max(until, now_s + max(loss, 1.0))
+                    else:
+                        until = max(until, last_start_s[j] + runs_for * loss)
+                left = (iterations[j] - done[j]) * iteration_s[j]
+                if finishes and -loss < left <= loss:  # unknown (NaN) compares false
+                    until = max(until, now_s + left + loss)
+        if until > now_s:
+            rows[i], until_s[i] = True, until

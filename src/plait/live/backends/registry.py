@@ -1,0 +1,57 @@
+"""Backends by name: those of plait, and those that other packages bring as entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from plait.core.errors import InputError
+from plait.live.backends.base import STOP_GRACE_S, Backend, whole
+from plait.live.layout import Layout
+
+#: The group of entry points by which other packages bring backends.
+GROUP = "plait.backends"
+
+
+#: Makes a backend from the home folder, the options of `plait up`, and the grace for jobs at `stop(jobs=True)`.
+Factory = Callable[[Layout, Mapping[str, Any], float], Backend]
+
+
+def open_backend(layout: Layout, options: Mapping[str, Any], stop_grace_s: float = STOP_GRACE_S) -> Backend:
+    """The backend that `options["backend"]` names (local, if none); those of others come by entry points.
+
+    Raises `InputError` for an unknown one or options that it cannot use, `MissingExtra` where its library is missing.
+    """
+    name = str(options.get("backend") or "local")
+    factory: Factory | None = OWN.get(name)
+    if factory is None:
+        found = {entry.name: entry for entry in entry_points(group=GROUP)}
+        if name not in found:
+            raise InputError(f"no backend {name!r}; there are: {', '.join(sorted({*OWN, *found}))}")
+        factory = found[name].load()
+    return factory(layout, options, stop_grace_s)
+
+
+def _local(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> Backend:
+    from plait.live.backends.local import LocalBackend
+
+    cuda = False if options.get("fake") else None
+    nodes, gpus = whole(options, "nodes"), whole(options, "gpus-per-node")
+    return LocalBackend(layout, nodes, gpus, cuda, stop_grace_s=stop_grace_s)
+
+
+def _slurm(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> Backend:
+    from plait.live.backends.slurm.backend import SlurmBackend
+
+    return SlurmBackend(layout, options, stop_grace_s)
+
+
+def _ray(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> Backend:
+    from plait.live.backends.ray.backend import RayBackend
+
+    return RayBackend(layout, options, stop_grace_s)
+
+
+#: Those that come with plait, by name.
+OWN: dict[str, Factory] = {"local": _local, "ray": _ray, "slurm": _slurm}

@@ -1,0 +1,38 @@
+"""What loaders, the network stage and advice see of the job of their process: one rank under plait."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from plait.training.device.gpu_stage import Compute
+    from plait.training.environment import Surroundings
+    from plait.training.stages import Stages
+    from plait.training.state.state_registry import Kept
+
+
+class Rank(Protocol):
+    """Implemented by `plait.training.job.AttachedJob`, whose docstrings say what each does."""
+
+    around: Surroundings
+    stages: Stages
+    compute: Compute
+    kept: Kept
+    counted: int
+    had_loop: bool
+
+    @property
+    def saves(self) -> Any: ...
+    @property
+    def in_epochs(self) -> bool: ...
+    @property
+    def compute_thread(self) -> int: ...
+    @property
+    def gate_thread(self) -> Any: ...
+    def resume(self) -> int: ...
+    def safe_point(self, loop: str, *, last: bool = False) -> None: ...
+    def batch_ended(self) -> None: ...
+    def look_up(self, *, evaluating: bool) -> None: ...
+    def in_loop(self, loop: str) -> AbstractContextManager[None]: ...
+    def in_evaluation(self) -> AbstractContextManager[None]: ...
