@@ -12,8 +12,9 @@ from typing import Any
 import contract_job
 from backend_worlds import FINAL, GPUS, LOST_S, POLICY, SCRIPT, Json, World
 
+from plait.live.protocol.leases import LEASE_SHARE
 from plait.live.protocol.wire import Ask, Assignment, NodeInfo, Observed, Run, Seen
-from plait.live.scheduler.options import LEASE_SHARE, Options
+from plait.live.scheduler.options import Options
 from plait.testing.agents import Fleet, SimulatedAgent
 from plait.testing.programs import HomeDisk, Program
 

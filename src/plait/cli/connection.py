@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plait.core.words import counted
+from plait.core.words import counted, number
 
 if TYPE_CHECKING:
     from plait.live.client.client import Client
@@ -34,29 +34,6 @@ def client(home: str | None) -> Client:
 def print_json(value: Any) -> None:
     """For other programs."""
     typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
-
-
-def number(value: Any) -> float:
-    """A number, or NaN for null and for what is not there."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
-
-
-def duration(seconds: Any) -> str:
-    """Seconds for people.
-
-    >>> [duration(s) for s in (0.234, 75, 7530, 200000, None)]
-    ['0.2 s', '1 min 15 s', '2 h 5 min', '2 d 7 h', '-']
-    """
-    s = number(seconds)
-    if not math.isfinite(s):
-        return "-"
-    if s < 60:
-        return f"{s:.1f} s"
-    whole = int(s)
-    for unit, name, small, small_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= unit:
-            return f"{whole // unit} {name} {whole % unit // small} {small_name}"
-    return f"{s:.1f} s"
 
 
 def seconds(text: str) -> float:
@@ -107,8 +84,3 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], nothin
 
     printer = console()
     printer.print(table(columns, lines, printer.limit, most_lines), whole=True)
-
-
-def note(text: str) -> None:
-    """A line for people, beside the results."""
-    typer.echo(f"plait: {text}", err=True)

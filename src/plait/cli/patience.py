@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from plait.cli.connection import note
+from plait.live.notes import note
 
 #: Seconds between two looks.
 LOOK_S = 0.3

@@ -66,8 +66,8 @@ def run(
 
 
 def _summary(page: object) -> str:
-    from plait.cli.connection import number
     from plait.core.resources import Resource
+    from plait.core.words import number
 
     steps = number(getattr(page, "steps", 0))
     if not steps:

@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import inspect
 import math
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -484,3 +485,10 @@ def citations(name: str) -> list[str]:
     if base not in known:
         raise InputError(f"unknown policy {base!r}; {suggest(base, known)}")
     return [CITATIONS[key] for key in known[base].cites]
+
+
+def import_from_here() -> None:
+    """Let `module:Name` find modules in the current folder."""
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)

@@ -19,9 +19,10 @@ from pathlib import Path
 
 from plait.live.agent.lease import Lease
 from plait.live.layout import Layout
+from plait.live.protocol.leases import LEASE_SHARE, LOST_S
 from plait.live.protocol.wire import ENDED, PREEMPTED, STARTING, Ask, Assignment, NodeInfo, Observed, Reply, Run
 from plait.live.scheduler.engine import Engine
-from plait.live.scheduler.options import LEASE_SHARE, LOST_S, Options
+from plait.live.scheduler.options import Options
 from plait.live.store import Store
 from plait.testing.programs import Disk, Held, Key, MemoryDisk, Process, Program
 

@@ -7,8 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from plait.cli.connection import HomeOption, JsonFlag, client, duration, note, print_json, print_table, seconds
+from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, seconds
 from plait.cli.policy_modules import AllowForLog, let_load_of_log, only_allowed
+from plait.core.words import duration
+from plait.live.notes import note
 
 token = typer.Typer(help="Tokens: who may use the service.", no_args_is_help=True)
 project = typer.Typer(help="Projects: quotas and shares.", no_args_is_help=True)

@@ -111,9 +111,8 @@ def check(
 
     Prints one line a contract, and a reason for which several are broken once; the exit code is 4 if one is broken.
     """
-    from plait.cli.experiments.simulation import import_from_here
     from plait.core.errors import PlanError
-    from plait.policies.catalog import make_policy
+    from plait.policies.catalog import import_from_here, make_policy
 
     import_from_here()
     make_policy(name)

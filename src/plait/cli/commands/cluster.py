@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plait.cli.connection import HomeOption, note
+from plait.cli.connection import HomeOption
+from plait.live.notes import note
 
 if TYPE_CHECKING:
     from plait.live.layout import Layout

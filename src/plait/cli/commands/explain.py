@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plait.cli.commands.jobs import JobArgument, stop_text, stopped_text
-from plait.cli.connection import HomeOption, JsonFlag, client, duration, print_json, print_table
+from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table
 from plait.cli.policy_modules import AllowForLog
 from plait.cli.render import adaptive_view
 from plait.cli.render.tables import plain_lines
-from plait.core.words import counted
+from plait.core.words import counted, duration
 
 if TYPE_CHECKING:
     from plait.forecast.eta import Eta, Forecast, Interval

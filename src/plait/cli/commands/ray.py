@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from plait.cli.connection import HomeOption, duration
+from plait.cli.connection import HomeOption
+from plait.core.words import duration
 
 app = typer.Typer(help="A small Ray cluster here, to try plait up --backend ray.")
 

@@ -16,10 +16,11 @@ from typing import Any
 
 import plait
 from plait.cli.commands.explain import FIDELITY_HEADS, fidelity_lines, fidelity_row
-from plait.cli.connection import duration, print_table
+from plait.cli.connection import print_table
 from plait.control.metrics import RunResult
 from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.core.resources import Resource
+from plait.core.words import duration
 from plait.forecast.fidelity import Fidelity, fidelity
 from plait.forecast.log_replay import Replayed, read_rows, replay
 from plait.forecast.sharing import Sharing, Watch

@@ -9,11 +9,11 @@ from rich.table import Table
 
 from plait.cli.experiments.outputs import Outputs
 from plait.cli.experiments.results import Results
-from plait.cli.experiments.simulation import note
 from plait.cli.render.console import Printer, console
 from plait.cli.render.progress import Bar
 from plait.core.errors import InputError, suggest
 from plait.core.version import __version__
+from plait.live.notes import note
 from plait.reproduce.muri import noise, testbed
 from plait.reproduce.muri.compare import Folder, cases_of, figures, missing, rows_of
 from plait.reproduce.muri.figures import NOISE_TRACE, chosen

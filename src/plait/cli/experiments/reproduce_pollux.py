@@ -10,11 +10,11 @@ from pathlib import Path
 
 from plait.cli.experiments.outputs import Outputs
 from plait.cli.experiments.results import Results
-from plait.cli.experiments.simulation import note
 from plait.cli.render.console import console
 from plait.cli.render.progress import Bar
 from plait.core.errors import InputError
 from plait.core.version import __version__
+from plait.live.notes import note
 from plait.reproduce.pollux.compare import Outcome, Point, chosen, points, rows_of, tables
 from plait.reproduce.pollux.published import is_published
 from plait.reproduce.pollux.runs import Case, Done, Store, count_jobs, run_all, workload_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,8 +21,9 @@ from plait.core.errors import InputError
 from plait.core.jobs import JobBatch
 from plait.core.preemption import rule_named
 from plait.core.version import __version__
+from plait.live.notes import note
 from plait.placement import SkewAware, unknown_models
-from plait.policies.catalog import make_policy, split_policies
+from plait.policies.catalog import import_from_here, make_policy, split_policies
 from plait.policies.parts.unheeded import remarks
 from plait.sim.failures import read_failures
 from plait.sim.overheads import Overheads
@@ -68,18 +68,6 @@ def answer(request: Request) -> None:
             show(results, console())
             for path in outputs.commit():
                 note(f"wrote {path}")
-
-
-def import_from_here() -> None:
-    """Let `module:Name` find modules in the current folder."""
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)
-
-
-def note(text: str) -> None:
-    """A line for people, beside the results."""
-    print(f"plait: {text}", file=sys.stderr)
 
 
 # -- cases -----------------------------------------------------------------------------------------------

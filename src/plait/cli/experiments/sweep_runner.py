@@ -15,13 +15,14 @@ from typing import Any, cast
 
 from plait.cli.experiments.outputs import STDOUT, Outputs
 from plait.cli.experiments.request import Request
-from plait.cli.experiments.simulation import import_from_here, make_asked_world, note, settings
+from plait.cli.experiments.simulation import make_asked_world, settings
 from plait.cli.render.comparison import print_comparison
 from plait.cli.render.console import console
 from plait.cli.render.progress import Bar
 from plait.control.metrics import RunResult, Value
 from plait.core.errors import InputError
-from plait.policies.catalog import split_policies
+from plait.live.notes import note
+from plait.policies.catalog import import_from_here, split_policies
 from plait.sim.studies.cases import parse_range
 from plait.sim.studies.sweep import Grid, Summary, finished
 from plait.sim.studies.sweep import sweep as run_grid

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from plait.cli.connection import duration, number
+from plait.core.words import duration, number
 
 
 def gpus_cell(job: Mapping[str, Any]) -> object:

@@ -25,8 +25,8 @@ from plait.live.agent.monitor import Monitor
 from plait.live.agent.node import Settings
 from plait.live.agent.procs import Process
 from plait.live.layout import Layout
+from plait.live.protocol.leases import LEASE_SHARE, LOST_S
 from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, GroupInfo, Run
-from plait.live.scheduler.options import LEASE_SHARE, LOST_S
 
 #: The exit code of what can never be started.
 NOT_RUNNABLE = 126

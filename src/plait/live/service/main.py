@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING
 
 from plait.core.errors import InputError, PlaitError
 from plait.live.layout import NODE_NAME, Layout, make_private
-from plait.live.scheduler.options import LEASE_SHARE, check_lease
+from plait.live.protocol.leases import LEASE_SHARE, check_lease
 from plait.live.service import discovery
 
 if TYPE_CHECKING:

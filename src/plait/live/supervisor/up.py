@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from plait.cli.connection import duration, note
 from plait.core.errors import InputError, MissingExtra, PlaitError
-from plait.core.words import counted
+from plait.core.words import counted, duration
 from plait.live.backends.base import Backend
 from plait.live.backends.registry import open_backend
 from plait.live.client.client import Client
 from plait.live.client.transport import read_service_file
 from plait.live.layout import Layout, make_private
-from plait.live.scheduler.options import LEASE_SHARE, LOST_S, check_lease
+from plait.live.notes import note
+from plait.live.protocol.leases import LEASE_SHARE, LOST_S, check_lease
 from plait.live.service.discovery import FIRST, file_of
 from plait.live.supervisor import daemon
 from plait.live.supervisor.down import stop
@@ -53,8 +53,7 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     if running is not None:
         return _kept_again(layout, given, running.pid)
     if "policy" in given:
-        from plait.cli.experiments.simulation import import_from_here
-        from plait.policies.catalog import make_policy
+        from plait.policies.catalog import import_from_here, make_policy
 
         import_from_here()
         make_policy(given["policy"])  # a typing mistake is found here, with a suggestion
