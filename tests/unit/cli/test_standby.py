@@ -38,7 +38,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     monkeypatch.setattr(follower, "start_follower", start_follower)
     monkeypatch.setattr(follower, "refuse_taken_port", lambda port, host: None)
-    monkeypatch.setattr(follower.keeping, "spawn", lambda *words: None)
+    monkeypatch.setattr(follower.daemon, "spawn", lambda *words: None)
     here(monkeypatch)
     return found
 
@@ -89,7 +89,7 @@ def test_one_that_was_told_to_end_is_started_again_as_after_an_upgrade(
     layout: Layout, started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remember(layout, {"port": 7002}, "b")
-    monkeypatch.setattr(follower.keeping.time, "sleep", lambda _: None)
+    monkeypatch.setattr(follower.daemon.time, "sleep", lambda _: None)
     follower.keep(layout, "b", until=lambda: bool(started))  # it left no record, since it ended as it should
     assert [(options["name"], options["port"]) for options in started] == [("b", 7002)]
     here(monkeypatch, "b")

@@ -288,7 +288,7 @@ def test_plain_python():
 def test_small_problems_wait_for_no_compiler_and_many_do_once():
     ones = np.ones((blossom.SMALL, blossom.SMALL))
     with (
-        mock.patch.object(blossom.ready, "compiled", return_value=False) as patience,
+        mock.patch.object(blossom.compile_policy, "compiled", return_value=False) as patience,
         mock.patch.object(blossom, "assign", side_effect=AssertionError("compiles")),
     ):
         assert maximum_weight_matching(ones).min() >= 0
