@@ -27,7 +27,7 @@ from plait.live.client.client import Client
 from plait.live.layout import Layout, make_private
 from plait.live.protocol.wire import NodeInfo, Run
 from plait.live.scheduler.options import Options
-from plait.live.service.auth import hashed, new_secret
+from plait.live.service.http.auth import hashed, new_secret
 from plait.live.store import Store, Token
 from plait.testing.agents import Fleet, SimulatedAgent
 from plait.testing.over_http import HttpLink, live

@@ -20,11 +20,11 @@ from common import Figure
 
 from plait.core.cluster import Cluster
 from plait.policies.catalog import make_policy
+from plait.reproduce.muri.artifact.engine import run
+from plait.reproduce.muri.artifact.trace import read
 from plait.reproduce.muri.compare import Folder, cases_of
-from plait.reproduce.muri.engine import run
 from plait.reproduce.muri.figures import FIGURES
 from plait.reproduce.muri.runs import run_case
-from plait.reproduce.muri.trace import read
 from plait.sim.run import simulate
 from plait.sim.world import make_world
 from plait.traces.formats.registry import read_trace

@@ -47,7 +47,7 @@ class Simulated(World):
         return number
 
     def job(self, number: int) -> Json:
-        from plait.live.service import serializers
+        from plait.live.service.http import serializers
 
         row = self.fleet.store.job(number)
         assert row is not None

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.reproduce.muri.engine import ArtifactRun, run
-from plait.reproduce.muri.trace import read
+from plait.reproduce.muri.artifact.engine import ArtifactRun, run
+from plait.reproduce.muri.artifact.trace import read
 
 ROWS_200 = """
 srtf                                | 120797.513227 | 2353103.133505 | 2000391.133505

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from agent_world import DEADLINE_S, World, group, until
 
-from plait.live.agent import journal, launch, lease, procs
+from plait.live.agent import journal, lease, procs
 from plait.live.agent.journal import Journal
+from plait.live.agent.processes import launch
 from plait.live.agent.procs import Process
 from plait.live.layout import make_private
 from plait.live.protocol.wire import Assignment, GroupInfo, Mate

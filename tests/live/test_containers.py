@@ -14,8 +14,9 @@ import pytest
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
 
 from plait.core.errors import InputError  # noqa: E402
-from plait.live.agent import container, launch, procs  # noqa: E402
+from plait.live.agent import procs  # noqa: E402
 from plait.live.agent.lease import Lease, NodeLease  # noqa: E402
+from plait.live.agent.processes import container, launch  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
 from plait.live.protocol.wire import GroupInfo, Run  # noqa: E402
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from agent_world import World, group, until
 
-from plait.live.agent import launch, procs
+from plait.live.agent import procs
 from plait.live.agent.agent import Agent, Settings
+from plait.live.agent.processes import launch
 from plait.live.layout import Layout
 from plait.live.protocol.wire import Run, Seen
 

@@ -28,7 +28,7 @@ def run(
 
     from plait.core.errors import InputError
     from plait.live.agent import procs
-    from plait.live.agent.launch import environment, prepare
+    from plait.live.agent.processes.launch import environment, prepare
     from plait.live.layout import Layout, make_private
     from plait.live.protocol.wire import GroupInfo, Run
     from plait.runtime.page import Page

@@ -14,7 +14,7 @@ from typing import Any
 
 from plait.cli.environment import of_submitter
 from plait.core.errors import InputError
-from plait.live.agent.node_environment import PATH as NODE_PATH
+from plait.live.agent.processes.node_environment import PATH as NODE_PATH
 from plait.live.protocol.job_file import check, parse_bytes, read_jobs
 from plait.live.protocol.requests import check_sizes, command_of
 from plait.runtime.command_line import parse_script

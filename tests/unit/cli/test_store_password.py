@@ -12,7 +12,7 @@ pytest.importorskip("fastapi", reason="needs the extra [live]")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
 
 from plait.core.errors import InputError  # noqa: E402
-from plait.live.agent.launch import environment  # noqa: E402
+from plait.live.agent.processes.launch import environment  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
 from plait.live.protocol.wire import GroupInfo, Run  # noqa: E402
 from plait.live.supervisor import down, up  # noqa: E402

@@ -19,7 +19,7 @@ from kustomized import CLUSTER_WIDE, render
 from typer.main import get_command
 
 from plait.cli.app import app
-from plait.live.service.gateway import HEALTH
+from plait.live.service.http.gateway import HEALTH
 from plait.live.service.main import _arguments
 from plait.live.supervisor import agent_keeper
 

@@ -22,9 +22,18 @@ import pytest
 from plait.live.client.client import Client
 from plait.live.layout import make_private, write_secret
 from plait.live.protocol.wire import NodeInfo, Observed
-from plait.live.service import limits
-from plait.live.service.connections import AGENT, HEAD_S, IDLE_S, KNOWN, REQUEST_S, STRANGER, Connection, Connections
-from plait.live.service.limits import BodyLimit
+from plait.live.service.http import limits
+from plait.live.service.http.connections import (
+    AGENT,
+    HEAD_S,
+    IDLE_S,
+    KNOWN,
+    REQUEST_S,
+    STRANGER,
+    Connection,
+    Connections,
+)
+from plait.live.service.http.limits import BodyLimit
 from plait.testing.over_http import HttpLink
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from live_cases import Cluster
 
-from plait.live.service.metrics import Metrics
+from plait.live.service.http.metrics import Metrics
 from plait.live.service.worker import Worker
 
 DEPLOY = Path(__file__).parents[3] / "deploy"

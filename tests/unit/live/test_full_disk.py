@@ -18,14 +18,15 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from plait.live.agent import cgroups, procs
+from plait.live.agent import procs
 from plait.live.agent.journal import Journal
+from plait.live.agent.processes import cgroups
 from plait.live.layout import Layout
 from plait.live.protocol.wire import RUNNING, NodeInfo, Observed, Reply, Seen, to_json
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.options import Options
-from plait.live.service.app import Api, make_app
-from plait.live.service.auth import Tokens
+from plait.live.service.http.app import Api, make_app
+from plait.live.service.http.auth import Tokens
 from plait.live.service.logs import Mailbox
 from plait.live.service.worker import Worker
 from plait.live.store import NoRoom, Store
@@ -208,7 +209,7 @@ def test_a_full_disk_refuses_submissions_and_is_read_all_the_same(
 
 def test_agents_go_on_as_they_are_while_the_service_waits_for_room() -> None:
     from plait.live.protocol.wire import ENDED
-    from plait.live.service.routes.agents import _as_it_is
+    from plait.live.service.http.routes.agents import _as_it_is
 
     class One:
         class worker:
@@ -279,8 +280,8 @@ class Hidden:
     """A job that leaves a daemon with another session, another parent, and no word of plait's in its environment."""
 
     def __init__(self, tmp_path: Path) -> None:
-        from plait.live.agent import launch
         from plait.live.agent.lease import Lease, NodeLease
+        from plait.live.agent.processes import launch
         from plait.live.protocol.wire import GroupInfo, Mate, Run
 
         self.layout, self.name = Layout(tmp_path / "home"), f"hidden-{os.getpid()}"

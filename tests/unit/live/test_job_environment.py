@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from plait.cli.app import app
-from plait.live.agent.launch import environment
-from plait.live.agent.node_environment import FILE, PATH, node_environment
+from plait.live.agent.processes.launch import environment
+from plait.live.agent.processes.node_environment import FILE, PATH, node_environment
 from plait.live.layout import Layout
 from plait.live.protocol.wire import GroupInfo, Run
 

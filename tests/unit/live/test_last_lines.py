@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.live.agent.runner import LogWriter
+from plait.live.agent.processes.runner import LogWriter
 
 
 @pytest.fixture

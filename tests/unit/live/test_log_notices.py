@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from plait.live.client.client import Client
-from plait.live.service.routes import logs as route
+from plait.live.service.http.routes import logs as route
 
 
 def attempt(epoch: int, outcome: str = "", cause: str = "") -> dict[str, Any]:

@@ -20,9 +20,9 @@ from plait.live.layout import Layout
 from plait.live.protocol.wire import ENDED, RUNNING, Adaptive, NodeInfo, Observed, Reply, Seen, to_json
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.options import Options
-from plait.live.service.app import Api, make_app
-from plait.live.service.auth import Tokens, hashed
-from plait.live.service.limits import LARGEST_BODY
+from plait.live.service.http.app import Api, make_app
+from plait.live.service.http.auth import Tokens, hashed
+from plait.live.service.http.limits import LARGEST_BODY
 from plait.live.service.logs import Mailbox
 from plait.live.service.worker import Worker
 from plait.live.store import Store
@@ -463,8 +463,8 @@ def test_who_follows_a_log_hears_something_while_its_agent_is_silent(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("plait.live.service.logs.PATIENCE_S", 0.02)
-    monkeypatch.setattr("plait.live.service.routes.logs.FOLLOW_S", 0.001)
-    monkeypatch.setattr("plait.live.service.routes.logs.QUIET_S", 0.01)
+    monkeypatch.setattr("plait.live.service.http.routes.logs.FOLLOW_S", 0.001)
+    monkeypatch.setattr("plait.live.service.http.routes.logs.QUIET_S", 0.01)
     service.sync()
     service.submit("ann")
     deadline = time.monotonic() + 20

@@ -23,10 +23,10 @@ from plait.live.layout import Layout, make_private, write_secret
 from plait.live.protocol import job_file
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.errors import Conflict
-from plait.live.service import auth
-from plait.live.service.auth import HOME_TOKEN, Denied, Tokens, hashed, speaks_for
+from plait.live.service.http import auth
+from plait.live.service.http.auth import HOME_TOKEN, Denied, Tokens, hashed, speaks_for
+from plait.live.service.http.models import Invalid, JobIn, parse
 from plait.live.service.logs import Mailbox, NoAnswer
-from plait.live.service.models import Invalid, JobIn, parse
 from plait.live.service.worker import Stopped, Worker
 from plait.live.store import Store, StoreError
 

@@ -124,7 +124,7 @@ def pages_gate() -> Any:
 
 
 def test_agents_say_of_which_version_control_is(tmp_path: Path) -> None:
-    from plait.live.agent.attempt import Attempt
+    from plait.live.agent.processes.attempt import Attempt
     from plait.live.layout import Layout
 
     run = from_json(Assignment, golden("assignment_v2")).attempts[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from plait.reproduce.muri.trace import ArtifactTrace
+from plait.reproduce.muri.artifact.trace import ArtifactTrace
 
 SIZES = (1, 2, 4, 8, 16, 32)
 PROFILES_MS = {  # iteration/d/g/n at each size

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import rustworkx
 
-from plait.reproduce.muri.matching import tied_matching
+from plait.reproduce.muri.artifact.matching import tied_matching
 
 
 def symmetric(weights: np.ndarray) -> np.ndarray:
@@ -102,7 +102,7 @@ def test_repeatable() -> None:
 
 PLAIN = """
 import json, sys, numpy as np
-from plait.reproduce.muri.matching import tied_matching
+from plait.reproduce.muri.artifact.matching import tied_matching
 assert not hasattr(tied_matching, "py_func")
 print(json.dumps([tied_matching(np.array(w)).tolist() for w in json.load(sys.stdin)]))
 """

@@ -6,9 +6,9 @@ import pytest
 
 from plait.core.errors import InputError
 from plait.reproduce.muri import published
+from plait.reproduce.muri.artifact.options import CHOICES, POLICIES
+from plait.reproduce.muri.artifact.settings import MEANINGS, SUMMARIES, read_setting
 from plait.reproduce.muri.figures import FIGURES, KINDS, LABELS, METRICS, chosen
-from plait.reproduce.muri.options import CHOICES, POLICIES
-from plait.reproduce.muri.settings import MEANINGS, SUMMARIES, read_setting
 
 CELLS = [v for v in published.values() if v.figure in FIGURES]
 

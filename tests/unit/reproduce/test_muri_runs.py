@@ -13,13 +13,13 @@ import pytest
 from artifact_traces import rows, write_trace
 from plait.core.errors import InputError
 from plait.reproduce.muri import runs, testbed
+from plait.reproduce.muri.artifact.engine import run
+from plait.reproduce.muri.artifact.speeds import Profiles
+from plait.reproduce.muri.artifact.trace import read
 from plait.reproduce.muri.compare import Folder, cases_of, missing, rows_of
-from plait.reproduce.muri.engine import run
 from plait.reproduce.muri.figures import FIGURES
 from plait.reproduce.muri.noise_model import Believed, noisy
 from plait.reproduce.muri.runs import Case, Done, Store, run_all, run_case
-from plait.reproduce.muri.speeds import Profiles
-from plait.reproduce.muri.trace import read
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from artifact_jobs import PROFILES_MS, SIZES, of_profiles, profile_ms
 
 from plait.core.errors import InputError
-from plait.reproduce.muri import speeds
-from plait.reproduce.muri.speeds import INTERFERENCE, Profiles, raw_time
+from plait.reproduce.muri.artifact import speeds
+from plait.reproduce.muri.artifact.speeds import INTERFERENCE, Profiles, raw_time
 
 SHORT = {"shufflenet": "shufflenet_v2_x1_0"}
 FACTOR = np.array(INTERFERENCE)

@@ -11,8 +11,8 @@ from artifact_jobs import job, trace_of
 
 from artifact_traces import rows, write_trace
 from plait.core.errors import InputError
-from plait.reproduce.muri.engine import run
-from plait.reproduce.muri.trace import read
+from plait.reproduce.muri.artifact.engine import run
+from plait.reproduce.muri.artifact.trace import read
 
 HEADER = (
     "job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,iteration_time,"

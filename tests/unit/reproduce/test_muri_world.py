@@ -8,12 +8,12 @@ from artifact_jobs import job, trace_of
 
 from plait.core.errors import InputError
 from plait.policies import themis as reference
-from plait.reproduce.muri.antman import host_turns
-from plait.reproduce.muri.engine import ArtifactRun, run
-from plait.reproduce.muri.options import POLICIES
-from plait.reproduce.muri.speeds import INTERFERENCE, raw_time
-from plait.reproduce.muri.themis import fair_shares
-from plait.reproduce.muri.yarn import candidates, fits, lay_out
+from plait.reproduce.muri.artifact.antman import host_turns
+from plait.reproduce.muri.artifact.engine import ArtifactRun, run
+from plait.reproduce.muri.artifact.options import POLICIES
+from plait.reproduce.muri.artifact.speeds import INTERFERENCE, raw_time
+from plait.reproduce.muri.artifact.themis import fair_shares
+from plait.reproduce.muri.artifact.yarn import candidates, fits, lay_out
 
 NO_DEMOTIONS = tuple(p for p in POLICIES if p != "tiresias")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.live.agent.launch import HOOK
+from plait.live.agent.processes.launch import HOOK
 
 #: As much of torch as the hook looks for, and an optimizer step.
 OPTIMIZER = """

@@ -114,7 +114,7 @@ def up(
 def _pass_on(layout: Layout, names: list[str]) -> None:
     """Note which variables of their nodes jobs get; agents look each time they start a process."""
     from plait.core.errors import InputError
-    from plait.live.agent.node_environment import FILE, NAME
+    from plait.live.agent.processes.node_environment import FILE, NAME
 
     for name in names:
         if not NAME.fullmatch(name):

@@ -15,12 +15,12 @@ from plait.core.errors import InputError, suggest
 from plait.core.version import __version__
 from plait.live.notes import note
 from plait.reproduce.muri import noise, testbed
+from plait.reproduce.muri.artifact.interleaved import MATCHINGS
+from plait.reproduce.muri.artifact.trace import read
 from plait.reproduce.muri.compare import Folder, cases_of, figures, missing, rows_of
 from plait.reproduce.muri.figures import NOISE_TRACE, chosen
-from plait.reproduce.muri.interleaved import MATCHINGS
 from plait.reproduce.muri.outcome import Outcome, tables
 from plait.reproduce.muri.runs import Case, Done, Store, default_folder, run_all
-from plait.reproduce.muri.trace import read
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from dataclasses import replace
 from functools import partial
 
 from plait.live.agent import journal, procs
-from plait.live.agent.attempt import RUNNER_PATIENCE_S, Attempt
 from plait.live.agent.lease import Lease, sound_lease_s
 from plait.live.agent.link import Link
 from plait.live.agent.logs import read_part
 from plait.live.agent.node import AlreadyRuns, Settings, take_node
-from plait.live.agent.process_manager import NOT_RUNNABLE, Hands
+from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S, Attempt
+from plait.live.agent.processes.process_manager import NOT_RUNNABLE, Hands
 from plait.live.agent.procs import Process
 from plait.live.client import tls
 from plait.live.layout import Layout, may_lead, read_epoch

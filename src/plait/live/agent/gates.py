@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.live.agent import procs
-from plait.live.agent.attempt import Attempt
+from plait.live.agent.processes.attempt import Attempt
 from plait.live.layout import Layout, make_private
 from plait.live.protocol.wire import ENDED, GroupInfo
 from plait.runtime.group_files import Group, GroupError, Member, make_group, remove_group

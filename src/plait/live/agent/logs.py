@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from plait.live.agent.processes.runner import KEPT_LOGS
 from plait.live.agent.procs import open_plain, read_json
-from plait.live.agent.runner import KEPT_LOGS
 
 MOST_BYTES = 1 << 20
 

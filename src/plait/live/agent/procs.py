@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from plait.live.agent import cgroups
+from plait.live.agent.processes import cgroups
 
 #: Environment variable by which every process of an attempt is known, wherever it moved to.
 MARK = "PLAIT_ATTEMPT"

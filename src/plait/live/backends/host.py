@@ -16,7 +16,7 @@ from typing import IO
 
 from plait.core.errors import PlaitError
 from plait.live.agent import journal, procs
-from plait.live.agent.attempt import RUNNER_PATIENCE_S
+from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S
 from plait.live.agent.procs import Process
 from plait.live.layout import Layout, is_locked, make_private, write_secret
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Where a job finds the bounds of its batch that were given when it was submitted: `BatchLimits` as JSON.
 BATCH_VARIABLE = "PLAIT_BATCH"
-#: Where its agent finds the image of its container; see `plait.live.agent.container`.
+#: Where its agent finds the image of its container; see `plait.live.agent.processes.container`.
 CONTAINER_VARIABLE = "PLAIT_CONTAINER"
 
 

@@ -16,15 +16,15 @@ from plait.core.errors import PlaitError
 from plait.live.client.tls import certificates
 from plait.live.layout import Layout
 from plait.live.service import discovery
-from plait.live.service.connections import Connection, Connections, Door, counted, room
-from plait.live.service.gateway import Front
+from plait.live.service.http.connections import Connection, Connections, Door, counted, room
+from plait.live.service.http.gateway import Front
 from plait.live.service.leadership import Lead, open_lead
 from plait.live.service.warmup import get_ready, warm_up
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from plait.live.service.api import Api
+    from plait.live.service.http.api import Api
     from plait.live.service.worker import Worker
     from plait.live.store.leader_lease import Seat
 
@@ -149,7 +149,7 @@ class Service:
         """Load all that leading needs, while there is time."""
         import plait.live.scheduler.engine  # noqa: F401
         from plait.live.scheduler.engine import DEFAULT_POLICY
-        from plait.live.service.app import make_app  # noqa: F401
+        from plait.live.service.http.app import make_app  # noqa: F401
 
         policy = policy or DEFAULT_POLICY
         try:
@@ -163,9 +163,9 @@ class Service:
 
     def _begin(self, lead: Lead) -> None:
         """Answer as the leader from now on."""
-        from plait.live.service.api import Api
-        from plait.live.service.app import make_app
-        from plait.live.service.auth import Tokens
+        from plait.live.service.http.api import Api
+        from plait.live.service.http.app import make_app
+        from plait.live.service.http.auth import Tokens
         from plait.live.service.logs import Mailbox
         from plait.live.service.worker import Worker
 

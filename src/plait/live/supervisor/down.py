@@ -7,8 +7,9 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from plait.live.agent import cgroups, procs
-from plait.live.agent.launch import LEASE_VARIABLE
+from plait.live.agent import procs
+from plait.live.agent.processes import cgroups
+from plait.live.agent.processes.launch import LEASE_VARIABLE
 from plait.live.agent.procs import Process
 from plait.live.layout import Layout
 from plait.live.service.discovery import record_file, records

@@ -23,7 +23,7 @@ from plait.control.metrics import RunResult
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.preemption import FREELY
-from plait.reproduce.muri.trace import p99
+from plait.reproduce.muri.artifact.trace import p99
 from plait.sim.studies.cases import Case, run_case
 from plait.sim.world import make_world
 from plait.traces.formats.registry import read_trace

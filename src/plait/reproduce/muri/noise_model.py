@@ -8,8 +8,8 @@ from itertools import permutations
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
-from plait.reproduce.muri.speeds import rotation
-from plait.reproduce.muri.trace import ArtifactTrace
+from plait.reproduce.muri.artifact.speeds import rotation
+from plait.reproduce.muri.artifact.trace import ArtifactTrace
 
 Stages = tuple[float, float, float]
 

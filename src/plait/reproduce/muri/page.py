@@ -13,11 +13,11 @@ from markupsafe import Markup
 
 from plait.report.bars import GroupedBar, grouped_bars_svg, highest_of
 from plait.report.files import write_text
+from plait.reproduce.muri.artifact.trace import PERCENTILE_RULE
 from plait.reproduce.muri.compare import Row
 from plait.reproduce.muri.figures import FIGURES, METRICS, Figure
 from plait.reproduce.muri.outcome import TABLE_METRICS, Outcome, known, off, paper, seconds
 from plait.reproduce.muri.published import MARKS
-from plait.reproduce.muri.trace import PERCENTILE_RULE
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from plait.core.errors import InputError
+from plait.reproduce.muri.artifact.settings import read_setting
+from plait.reproduce.muri.artifact.trace import PERCENTILE_RULE
 from plait.reproduce.muri.noise_model import noisy
-from plait.reproduce.muri.settings import read_setting
-from plait.reproduce.muri.trace import PERCENTILE_RULE
 from plait.reproduce.store import Kept, folder_of
 from plait.sim.studies.cases import over_processes
 
@@ -119,8 +119,8 @@ def run_case(case: Case, ended: Callable[[int], None] | None = None) -> Done:
         from plait.reproduce.muri.fair_world import simulate_own
 
         return Done(**simulate_own(case.trace, case.policy, case.jobs, ended))
-    from plait.reproduce.muri.engine import run
-    from plait.reproduce.muri.trace import read
+    from plait.reproduce.muri.artifact.engine import run
+    from plait.reproduce.muri.artifact.trace import read
 
     trace = read(case.trace, case.jobs)
     setting = read_setting(case.policy)

@@ -17,9 +17,9 @@ import numpy as np
 from plait.core.arrays import FloatArray
 from plait.core.errors import InputError
 from plait.reproduce.muri import published
+from plait.reproduce.muri.artifact.trace import p99
 from plait.reproduce.muri.compare import Folder
 from plait.reproduce.muri.runs import Case, Done
-from plait.reproduce.muri.trace import p99
 from plait.traces.formats.muri_testbed import read
 
 TRACE = "cluster_trace"

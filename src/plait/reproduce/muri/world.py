@@ -12,10 +12,10 @@ from plait.control.history import Timeline
 from plait.control.metrics import RunResult, Value
 from plait.core.cluster import Cluster
 from plait.core.version import __version__
-from plait.reproduce.muri.engine import Overhead
+from plait.reproduce.muri.artifact.engine import Overhead
+from plait.reproduce.muri.artifact.settings import MEANINGS, SUMMARIES, read_setting
+from plait.reproduce.muri.artifact.trace import read
 from plait.reproduce.muri.runs import Case, Done, run_case, summary_of
-from plait.reproduce.muri.settings import MEANINGS, SUMMARIES, read_setting
-from plait.reproduce.muri.trace import read
 from plait.reproduce.published import PublishedRun
 
 

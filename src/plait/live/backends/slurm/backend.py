@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from plait.live.agent import procs
-from plait.live.agent.attempt import RUNNER_PATIENCE_S
+from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S
 from plait.live.backends.base import COMING, LEAVING, STOP_GRACE_S, UP, Place
 from plait.live.backends.slurm.commands import ENDING, OVER, PENDING, RUNNING, Job, SlurmCli, SlurmError
 from plait.live.backends.slurm.node import MARK, node_name

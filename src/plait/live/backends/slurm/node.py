@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from plait.live.agent import procs
 from plait.live.agent.agent import HELD_BACK
-from plait.live.agent.node_environment import VARIABLE
+from plait.live.agent.processes.node_environment import VARIABLE
 from plait.live.layout import Layout, make_private, write_secret
 
 #: Kept of Slurm's variables. The others describe a job of one task, which libraries of training believe at once.

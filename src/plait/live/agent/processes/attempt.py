@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from plait.live.agent import cgroups, procs
-from plait.live.agent.job_files import Claim, end_of, read_claim, read_end
+from plait.live.agent import procs
 from plait.live.agent.journal import Key
 from plait.live.agent.lease import Lease
 from plait.live.agent.pages import PageReader
+from plait.live.agent.processes import cgroups
+from plait.live.agent.processes.job_files import Claim, end_of, read_claim, read_end
 from plait.live.agent.procs import Process
 from plait.live.protocol.validation import sane_seen, sane_text
 from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, Run, Seen

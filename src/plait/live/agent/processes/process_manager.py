@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from plait.core.errors import InputError
-from plait.live.agent import journal, launch, procs
-from plait.live.agent.attempt import Attempt
+from plait.live.agent import journal, procs
 from plait.live.agent.gates import Gates
-from plait.live.agent.job_files import read_claim
 from plait.live.agent.journal import Journal, Key
 from plait.live.agent.lease import NodeLease
 from plait.live.agent.monitor import Monitor
 from plait.live.agent.node import Settings
+from plait.live.agent.processes import launch
+from plait.live.agent.processes.attempt import Attempt
+from plait.live.agent.processes.job_files import read_claim
 from plait.live.agent.procs import Process
 from plait.live.layout import Layout
 from plait.live.protocol.leases import LEASE_SHARE, LOST_S

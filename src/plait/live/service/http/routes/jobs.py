@@ -13,10 +13,10 @@ from plait.live.layout import job_name
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.explain import views
-from plait.live.service import serializers
-from plait.live.service.api import Json, api_of
-from plait.live.service.auth import Denied, owns
-from plait.live.service.models import LARGEST, ForecastIn, Invalid, JobIn, JobOut, JobsIn, parse
+from plait.live.service.http import serializers
+from plait.live.service.http.api import Json, api_of
+from plait.live.service.http.auth import Denied, owns
+from plait.live.service.http.models import LARGEST, ForecastIn, Invalid, JobIn, JobOut, JobsIn, parse
 from plait.live.store import Token
 
 #: What a key may be made of.

@@ -16,11 +16,11 @@ from plait.live.layout import job_name
 from plait.live.protocol.requests import most_gpus
 from plait.live.protocol.wire import Reply
 from plait.live.scheduler.profiles import processes_per_gpu
-from plait.live.service import serializers
-from plait.live.service.api import Api, Json, api_of
-from plait.live.service.auth import Denied, owns
+from plait.live.service.http import serializers
+from plait.live.service.http.api import Api, Json, api_of
+from plait.live.service.http.auth import Denied, owns
+from plait.live.service.http.models import LARGEST
 from plait.live.service.logs import NoAnswer
-from plait.live.service.models import LARGEST
 
 #: Parts of a log: default, at most.
 PART, LARGEST_PART = 65_536, 1_000_000

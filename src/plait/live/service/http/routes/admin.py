@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from plait.live.scheduler.engine import Engine
-from plait.live.service.api import Json, api_of
-from plait.live.service.models import BackupIn, ProjectIn, TokenIn, parse
+from plait.live.service.http.api import Json, api_of
+from plait.live.service.http.models import BackupIn, ProjectIn, TokenIn, parse
 from plait.live.store import Token
 
 router = APIRouter()

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from plait.live.service.connections import STRANGER, Connection, Connections
+from plait.live.service.http.connections import STRANGER, Connection, Connections
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

@@ -1,6 +1,6 @@
 """Beside the process that several merged jobs share: a runner with a folder, a log and an end for each of them.
 
-    python -S -P -m plait.live.agent.merged_runner   < {"host": task, "members": [task, ...]}
+    python -S -P -m plait.live.agent.processes.merged_runner   < {"host": task, "members": [task, ...]}
 
 To the agent each member is an attempt like any other: its folder is claimed by this runner, its output is in its own
 out.log, and exit.json appears when its thread has ended, while the others go on. The process itself (see
@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plait.live.agent import procs
-from plait.live.agent.grace import grace_of
-from plait.live.agent.runner import LogWriter, Runner, Task, claim, kernel_kills, write_exit
+from plait.live.agent.processes.grace import grace_of
+from plait.live.agent.processes.runner import LogWriter, Runner, Task, claim, kernel_kills, write_exit
 
 CULPRIT, BYSTANDER, UNKNOWN, REFUSED = "culprit", "bystander", "unknown", "refused"
 _PREEMPTED, _LOST = 75, 70

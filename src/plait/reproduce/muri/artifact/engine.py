@@ -17,10 +17,10 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError, SimulationError, suggest
-from plait.reproduce.muri.options import make_rule
-from plait.reproduce.muri.state import Rule, State
-from plait.reproduce.muri.steps import advance, ends, first_to_end, same, waiting
-from plait.reproduce.muri.trace import ArtifactTrace, p99
+from plait.reproduce.muri.artifact.options import make_rule
+from plait.reproduce.muri.artifact.state import Rule, State
+from plait.reproduce.muri.artifact.steps import advance, ends, first_to_end, same, waiting
+from plait.reproduce.muri.artifact.trace import ArtifactTrace, p99
 
 Overhead = Literal["every_event", "at_start"]
 
@@ -101,7 +101,7 @@ def run(
 ) -> ArtifactRun:
     """Runs a trace to its end on the artifact's 64 GPUs.
 
-    policy: srtf, srsf, tiresias, themis, antman, muri-s or muri-l; options: see `plait.reproduce.muri.options`.
+    policy: srtf, srsf, tiresias, themis, antman, muri-s or muri-l; options: see `artifact.options`.
     ended: told how many jobs have ended so far, after every event that ends some.
     round_s: decide only at multiples of this many seconds; 0 decides at every event.
     seen: the same jobs with the stage times that Muri believes, the true ones by default.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
-from plait.reproduce.muri.state import Rule, State
-from plait.reproduce.muri.yarn import count_out, lay_out
+from plait.reproduce.muri.artifact.state import Rule, State
+from plait.reproduce.muri.artifact.yarn import count_out, lay_out
 
 LIMITS_GPU_S = np.array([3250.0, 7200.0, math.inf])
 """Attained service at which a job leaves each queue; nothing leaves the last."""

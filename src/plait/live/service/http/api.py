@@ -14,10 +14,10 @@ from pydantic_core import to_json as to_json_bytes
 from plait.live.layout import job_number
 from plait.live.scheduler.explain import views
 from plait.live.scheduler.explain.what_if import Asker
-from plait.live.service.auth import Tokens, need
+from plait.live.service.http.auth import Tokens, need
+from plait.live.service.http.metrics import Metrics
+from plait.live.service.http.models import Invalid
 from plait.live.service.logs import Mailbox
-from plait.live.service.metrics import Metrics
-from plait.live.service.models import Invalid
 from plait.live.service.worker import Worker
 from plait.live.store import Store, Token
 

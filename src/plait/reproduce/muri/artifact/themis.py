@@ -21,8 +21,8 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.jit import kernel
-from plait.reproduce.muri.state import Rule, State
-from plait.reproduce.muri.yarn import GPUS, fits, lay_out
+from plait.reproduce.muri.artifact.state import Rule, State
+from plait.reproduce.muri.artifact.yarn import GPUS, fits, lay_out
 
 NEVER_RAN = 1e9
 """What a share is multiplied by, instead of divided by attained time, for a job that never ran."""

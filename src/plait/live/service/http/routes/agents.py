@@ -11,8 +11,8 @@ from fastapi.responses import Response
 
 from plait.live.protocol.wire import Assignment, Observed, report_from_json, to_json
 from plait.live.scheduler.engine import Engine
-from plait.live.service.api import Api, Json, api_of
-from plait.live.service.auth import speaks_for
+from plait.live.service.http.api import Api, Json, api_of
+from plait.live.service.http.auth import speaks_for
 from plait.live.store import NoRoom
 
 #: An agent's question is held back this long at most.

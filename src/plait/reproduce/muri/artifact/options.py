@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 
 from plait.core.errors import InputError, suggest
-from plait.reproduce.muri.antman import AntMan
-from plait.reproduce.muri.interleaved import MATCHINGS, Muri, MuriOptions
-from plait.reproduce.muri.queues import Shortest, Tiresias
-from plait.reproduce.muri.state import Rule
-from plait.reproduce.muri.themis import Themis
-from plait.reproduce.muri.trace import ArtifactTrace
+from plait.reproduce.muri.artifact.antman import AntMan
+from plait.reproduce.muri.artifact.interleaved import MATCHINGS, Muri, MuriOptions
+from plait.reproduce.muri.artifact.queues import Shortest, Tiresias
+from plait.reproduce.muri.artifact.state import Rule
+from plait.reproduce.muri.artifact.themis import Themis
+from plait.reproduce.muri.artifact.trace import ArtifactTrace
 
 PLAIN: dict[str, Callable[[ArtifactTrace], Rule]] = {
     "srtf": lambda trace: Shortest(len(trace), by_service=False),

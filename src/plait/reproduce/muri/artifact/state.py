@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
-from plait.reproduce.muri.speeds import SLOTS
-from plait.reproduce.muri.trace import ArtifactTrace
+from plait.reproduce.muri.artifact.speeds import SLOTS
+from plait.reproduce.muri.artifact.trace import ArtifactTrace
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from plait.live.service.metrics import Metrics
+    from plait.live.service.http.metrics import Metrics
 
 #: Bytes of a body at most; agents may send more, as replies hold parts of logs.
 LARGEST_BODY, LARGEST_REPORT = 1_000_000, 16_000_000

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plait.live.layout import NODE_NAME, Layout, write_secret
-from plait.live.service.connections import AGENT, KNOWN, STRANGER
+from plait.live.service.http.connections import AGENT, KNOWN, STRANGER
 from plait.live.store import Store, Token
 
 ROLES = ("admin", "user", "viewer", "agent")

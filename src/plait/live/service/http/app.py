@@ -13,12 +13,12 @@ from plait.core.errors import InputError, PlaitError
 from plait.core.version import __version__
 from plait.live.protocol.wire import WireError
 from plait.live.scheduler.errors import Conflict
-from plait.live.service.api import Api, Json
-from plait.live.service.auth import Denied
-from plait.live.service.limits import BodyLimit
+from plait.live.service.http.api import Api, Json
+from plait.live.service.http.auth import Denied
+from plait.live.service.http.limits import BodyLimit
+from plait.live.service.http.models import ErrorOut, Invalid
+from plait.live.service.http.routes import admin, agents, cluster, jobs, logs
 from plait.live.service.logs import NoAnswer
-from plait.live.service.models import ErrorOut, Invalid
-from plait.live.service.routes import admin, agents, cluster, jobs, logs
 from plait.live.service.worker import Stopped
 from plait.live.store import NoRoom, StoreError
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from plait.core.errors import InputError
-from plait.reproduce.muri.options import POLICIES, muri_options
+from plait.reproduce.muri.artifact.options import POLICIES, muri_options
 from plait.reproduce.options import split_options
 
 SUMMARIES: Mapping[str, str] = {

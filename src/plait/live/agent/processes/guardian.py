@@ -13,8 +13,9 @@ import signal
 from collections.abc import Collection
 from typing import NoReturn
 
-from plait.live.agent import cgroups, procs
+from plait.live.agent import procs
 from plait.live.agent.lease import Deadman
+from plait.live.agent.processes import cgroups
 
 _LOOK_S = 5.0
 

@@ -15,9 +15,9 @@ import numpy as np
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.jit import kernel
-from plait.reproduce.muri.state import Rule, State
-from plait.reproduce.muri.trace import ArtifactTrace
-from plait.reproduce.muri.yarn import GPUS, NODE_GPUS, NODES
+from plait.reproduce.muri.artifact.state import Rule, State
+from plait.reproduce.muri.artifact.trace import ArtifactTrace
+from plait.reproduce.muri.artifact.yarn import GPUS, NODE_GPUS, NODES
 
 FULL = 0.8
 """Utilisation from which a GPU takes no opportunistic job."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.jit import kernel
-from plait.reproduce.muri.speeds import SLOTS
+from plait.reproduce.muri.artifact.speeds import SLOTS
 
 
 class Nodes(NamedTuple):

@@ -12,16 +12,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from plait.live.agent import container, procs
+from plait.live.agent import procs
 from plait.live.agent.lease import NodeLease
-from plait.live.agent.node_environment import node_environment, passed
-from plait.live.agent.runner import HELD_BACK
+from plait.live.agent.processes import container
+from plait.live.agent.processes.node_environment import node_environment, passed
+from plait.live.agent.processes.runner import HELD_BACK
 from plait.live.layout import Layout, job_name, job_number, make_private
 from plait.live.protocol.wire import Run
 from plait.runtime.command_line import parse_script
 from plait.runtime.page import Page
 
-_PLAIT = Path(__file__).resolve().parents[2]
+_PLAIT = Path(__file__).resolve().parents[3]
 #: A folder whose sitecustomize hooks torch when a job imports it.
 HOOK = _PLAIT / "training" / "hook"
 #: torch's profiler says when it starts and stops on the job's standard error; this is above all that it says.
@@ -174,7 +175,7 @@ def _spawn(kind: str, task: dict[str, Any], folder: Path, mark: str, lease: Node
     try:
         pid = os.posix_spawn(
             sys.executable,
-            [sys.executable, "-S", "-P", "-m", f"plait.live.agent.{kind}"],
+            [sys.executable, "-S", "-P", "-m", f"plait.live.agent.processes.{kind}"],
             own,
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, read, 0),

@@ -15,14 +15,14 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.grouping.matching.blossom import maximum_weight_matching
-from plait.reproduce.muri.matching import tied_matching
-from plait.reproduce.muri.nodes import Nodes, merge, share, split_slow
+from plait.reproduce.muri.artifact.matching import tied_matching
+from plait.reproduce.muri.artifact.nodes import Nodes, merge, share, split_slow
+from plait.reproduce.muri.artifact.queues import Queues
+from plait.reproduce.muri.artifact.speeds import INTERFERENCE, SLOTS, UNMATCHED_INTERFERENCE, Profiles, kinds_of
+from plait.reproduce.muri.artifact.state import Rule, State
+from plait.reproduce.muri.artifact.trace import ArtifactTrace
+from plait.reproduce.muri.artifact.yarn import GPUS, candidates, fits, lay_out
 from plait.reproduce.muri.noise_model import Believed
-from plait.reproduce.muri.queues import Queues
-from plait.reproduce.muri.speeds import INTERFERENCE, SLOTS, UNMATCHED_INTERFERENCE, Profiles, kinds_of
-from plait.reproduce.muri.state import Rule, State
-from plait.reproduce.muri.trace import ArtifactTrace
-from plait.reproduce.muri.yarn import GPUS, candidates, fits, lay_out
 
 Matching = Callable[[FloatArray], IntArray]
 MATCHINGS: dict[str, Matching] = {"artifact": tied_matching, "exact": maximum_weight_matching}

@@ -1,6 +1,6 @@
 """Beside each process of a job: starts it, keeps its output, ends it and all it left behind, tells how it ended.
 
-    python -S -P -m plait.live.agent.runner   < the task as JSON
+    python -S -P -m plait.live.agent.processes.runner   < the task as JSON
 
 It outlives the agent, and everything that must not depend on the agent's life is here: grace before a kill, the memory
 limit, rotation of the log, the exit code. It leads no user code: the job's process gets a session of its own and dies
@@ -28,9 +28,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from plait.live.agent import cgroups, guardian, procs
-from plait.live.agent.grace import read_grace_s
+from plait.live.agent import procs
 from plait.live.agent.lease import Deadman, Lease
+from plait.live.agent.processes import cgroups, guardian
+from plait.live.agent.processes.grace import read_grace_s
 
 KEPT_LOGS = 3
 #: Signals to a runner; it is born with them blocked, so that one sent too early waits.

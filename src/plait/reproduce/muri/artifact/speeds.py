@@ -20,7 +20,7 @@ import numpy as np
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.jit import kernel
-from plait.reproduce.muri.trace import STRETCH, ArtifactTrace
+from plait.reproduce.muri.artifact.trace import STRETCH, ArtifactTrace
 
 SLOTS = 4
 STEADY = 1e-3

@@ -15,9 +15,9 @@ from fastapi.responses import PlainTextResponse, Response
 from plait.core.errors import InputError, PlaitError
 from plait.core.version import __version__
 from plait.live.scheduler.engine import Engine
-from plait.live.service import serializers
-from plait.live.service.api import Api, Json, api_of
-from plait.live.service.models import LARGEST, GoneIn, PolicyIn, parse
+from plait.live.service.http import serializers
+from plait.live.service.http.api import Api, Json, api_of
+from plait.live.service.http.models import LARGEST, GoneIn, PolicyIn, parse
 from plait.policies.catalog import check_named, make_policy
 
 _LOG = logging.getLogger("plait.service")
