@@ -37,13 +37,16 @@ def demo(
 
 def simulated(out: Path) -> None:
     """A seeded trace like Microsoft's Philly cluster on 64 GPUs, under eight policies."""
-    from plait.cli.commands.simulate import simulate
     from plait.cli.commands.trace import generate
+    from plait.cli.experiments.request import Request
+    from plait.cli.experiments.simulation import answer
 
     out.mkdir(parents=True, exist_ok=True)
     trace = out / "philly.csv"
     generate(trace, preset="philly", jobs=2000, gpus=64, load=1.0, seed=1, models="uniform")
-    simulate(
-        [trace], policy=SIMULATED_POLICIES, cluster=["8x8"], report=out / "report.html", json=str(out / "results.json")
+    answer(
+        Request(
+            [trace], SIMULATED_POLICIES, cluster=["8x8"], report=out / "report.html", json=str(out / "results.json")
+        )
     )
     typer.echo(f"Open {(out / 'report.html').resolve()} in a browser; the figures are in {out / 'results.json'}.")

@@ -34,7 +34,7 @@ def published_runs(request: Request) -> list[PublishedRun] | None:
         return None
     if len(names) > 1:
         raise InputError(f"world {name} has policies of its own and is not compared with others; give it alone")
-    if request.clusters:
+    if len(request.clusters) > 1:
         raise InputError(f"world {name} has its own cluster, {world.cluster}; give one --cluster, or none")
     _refuse(request, name, world)
     round_s = request.round_s or 0.0
@@ -52,7 +52,7 @@ def published_runs(request: Request) -> list[PublishedRun] | None:
 
 def _refuse(request: Request, name: str, world: PublishedWorld) -> None:
     """Name the first option that means nothing in this world."""
-    allowed = {"cluster": world.cluster, "trace_format": world.trace_format}
+    allowed: dict[str, object] = {"cluster": [world.cluster], "trace_format": world.trace_format}
     options = (*world.takes, *OUTPUTS)
     for field in dataclasses.fields(Request):
         value = getattr(request, field.name)

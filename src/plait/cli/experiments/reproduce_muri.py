@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
 
 from plait.cli.experiments.outputs import Outputs
+from plait.cli.experiments.request import MuriRequest
 from plait.cli.experiments.results import Results
 from plait.cli.render.console import Printer, console
 from plait.cli.render.progress import Bar
@@ -21,22 +21,6 @@ from plait.reproduce.muri.compare import Folder, cases_of, figures, missing, row
 from plait.reproduce.muri.figures import NOISE_TRACE, chosen
 from plait.reproduce.muri.outcome import Outcome, tables
 from plait.reproduce.muri.runs import Case, Done, Store, default_folder, run_all
-
-
-@dataclass(frozen=True)
-class MuriRequest:
-    """The options of `plait reproduce muri`, as given."""
-
-    data: Path
-    figure: str | None = None
-    report: Path | None = None
-    json: str | None = None
-    work: Path | None = None
-    fresh: bool = False
-    jobs: int | None = None
-    matching: str = "artifact"
-    own: bool = True
-    processes: int = 1
 
 
 def reproduce_muri(request: MuriRequest) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from plait.cli.experiments.outputs import Outputs
+from plait.cli.experiments.request import PolluxRequest
 from plait.cli.experiments.results import Results
 from plait.cli.render.console import console
 from plait.cli.render.progress import Bar
@@ -20,22 +20,6 @@ from plait.reproduce.pollux.published import is_published
 from plait.reproduce.pollux.runs import Case, Done, Store, count_jobs, run_all, workload_of
 from plait.reproduce.store import folder_of
 from plait.sim.studies.cases import parse_range
-
-
-@dataclass(frozen=True)
-class PolluxRequest:
-    """The options of `plait reproduce pollux`, as given."""
-
-    data: Path
-    workload: Sequence[Path] | None = None
-    study: str | None = None
-    seeds: str = "0..2"
-    report: Path | None = None
-    json: str | None = None
-    work: Path | None = None
-    fresh: bool = False
-    jobs: int | None = None
-    processes: int = 1
 
 
 def reproduce_pollux(request: PolluxRequest) -> None:

@@ -75,19 +75,20 @@ def answer(request: Request) -> None:
 
 def make_cases(request: Request) -> list[Case]:
     """One case a (cluster, trace, policy, world, seed), in this order; all is checked before anything runs."""
-    clusters = request.clusters or (request.cluster,)
-    for text in clusters:
-        if text is not None and "," in text:
+    for text in request.clusters:
+        if "," in text:
             note(
                 f"{text} is one cluster of {len(text.split(','))} kinds of nodes; to compare clusters give each by "
                 "itself: " + " ".join(f"-c {part.strip()}" for part in text.split(","))
             )
-    return [case for text in clusters for case in _cases_on(replace(request, cluster=text))]
+    return [
+        case for text in request.clusters or (DEFAULT_CLUSTER,) for case in _cases_on(replace(request, cluster=[text]))
+    ]
 
 
 def _cases_on(request: Request) -> list[Case]:
-    """The cases on one cluster."""
-    given = None if request.cluster == "trace" else Cluster.parse(request.cluster or DEFAULT_CLUSTER)
+    """The cases on its one cluster."""
+    given = None if request.clusters == ("trace",) else Cluster.parse(request.clusters[0])
     if request.data is not None:
         raise InputError(f"world {request.world} uses no --data; of the worlds only pollux-artifact does")
     policies = split_policies(request.policy)
@@ -223,7 +224,7 @@ def _workload(
     dropped = sum(work.dropped.values()) + sum(table.meta["rows_dropped"].values())
     load = round(gpu_s / (span_s * cluster.gpus), 6) if span_s > 0 else math.nan
     about: dict[str, Value] = {"load": load, "dropped": dropped}
-    if request.cluster == "trace":  # as text it may be as long as the list of nodes
+    if request.clusters == ("trace",):  # as text it may be as long as the list of nodes
         about["cluster"] = f"of the trace: {len(cluster.nodes)} nodes, {cluster.gpus} GPUs"
     return jobs, about
 

@@ -8,13 +8,12 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from plait.cli.experiments.outputs import STDOUT, Outputs
-from plait.cli.experiments.request import Request
+from plait.cli.experiments.request import Request, SweepRequest
 from plait.cli.experiments.simulation import make_asked_world, settings
 from plait.cli.render.comparison import print_comparison
 from plait.cli.render.console import console
@@ -26,35 +25,6 @@ from plait.policies.catalog import import_from_here, split_policies
 from plait.sim.studies.cases import parse_range
 from plait.sim.studies.sweep import Grid, Summary, finished
 from plait.sim.studies.sweep import sweep as run_grid
-
-
-@dataclass(frozen=True)
-class SweepRequest:
-    """The options of `plait sweep`, as given."""
-
-    folder: Path
-    policy: str
-    cluster: Sequence[str] | None = None
-    load: str | None = None
-    seed: str = "0"
-    preset: str = "philly"
-    jobs: int = 1000
-    trace: Path | None = None
-    trace_format: str = "auto"
-    assign_models: str | None = None
-    world: str = "plait"
-    round_s: float | None = None
-    placement: str | None = None
-    overheads: str | None = None
-    spread_slowdown: float | None = None
-    node_mtbf: float | None = None
-    node_mttr: float | None = None
-    job_mtbf: float | None = None
-    profile_noise: float | None = None
-    processes: int | None = None
-    json: str | None = None
-    csv: str | None = None
-    report: Path | None = None
 
 
 def run_sweep(request: SweepRequest) -> None:
@@ -96,7 +66,7 @@ def run_sweep(request: SweepRequest) -> None:
 def make_grid(request: SweepRequest) -> Grid:
     """The grid of a request; names and numbers are checked by `Grid.check`."""
     world_options = Request(
-        (), "", round_s=request.round_s, overheads=request.overheads, spread_slowdown=request.spread_slowdown,
+        [], "", round_s=request.round_s, overheads=request.overheads, spread_slowdown=request.spread_slowdown,
         node_mtbf=request.node_mtbf, node_mttr=request.node_mttr, job_mtbf=request.job_mtbf,
         profile_noise=request.profile_noise, placement=request.placement, assign_models=request.assign_models,
     )  # fmt: skip

@@ -1,0 +1,34 @@
+"""A command whose options are the fields of a dataclass: each is declared once, with its help, unit and default."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from typing import Any, get_type_hints
+
+
+def command(request: type[Any], run: Callable[[Any], object]) -> Callable[[Callable[[], None]], Callable[..., None]]:
+    """Make a command of a function that has only a name and a text for people: it calls `run(request(**options))`.
+
+    Annotations of the fields are `Annotated[type, typer.Option(...)]`, as for parameters of a command.
+    """
+    hints = get_type_hints(request, include_extras=True)
+    parameters = [
+        inspect.Parameter(
+            field.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=hints[field.name],
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+        )
+        for field in fields(request)
+    ]  # fmt: skip
+
+    def decorate(named: Callable[[], None]) -> Callable[..., None]:
+        def call(**given: Any) -> None:
+            run(request(**given))
+
+        call.__name__, call.__doc__, call.__module__ = named.__name__, named.__doc__, named.__module__
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return call
+
+    return decorate
