@@ -1,0 +1,111 @@
+"""The structure of the code: no circles of files, folders of few modules, public names between packages."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import plait
+
+ROOT = Path(plait.__file__).parent.parent
+#: More modules in a folder than a reader overlooks.
+MOST_MODULES = 16
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {_name(path): path for path in sorted((ROOT / "plait").rglob("*.py")) if "migrations" not in path.parts}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
+
+
+def _imported(tree: ast.Module) -> set[tuple[str, str]]:
+    """(module, name) of everything that a file imports from plait, anywhere in it; "" for a whole module."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "plait":
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found.add((whole, "") if whole in FILES else (node.module, alias.name))
+        elif isinstance(node, ast.Import):
+            found |= {(alias.name, "") for alias in node.names if alias.name in FILES}
+    return found
+
+
+IMPORTED = {name: _imported(tree) for name, tree in TREES.items()}
+
+
+def _circles() -> list[list[str]]:
+    """Sets of files that import one another, directly or through others (Tarjan's components)."""
+    edges = {name: {module for module, _ in found if module in FILES} for name, found in IMPORTED.items()}
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    out: list[list[str]] = []
+
+    def visit(one: str) -> None:
+        index[one] = low[one] = len(index)
+        stack.append(one)
+        for other in edges[one]:
+            if other not in index:
+                visit(other)
+                low[one] = min(low[one], low[other])
+            elif other in stack:
+                low[one] = min(low[one], index[other])
+        if low[one] == index[one]:
+            at = stack.index(one)
+            if len(stack) - at > 1:
+                out.append(sorted(stack[at:]))
+            del stack[at:]
+
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(10_000)
+    try:
+        for one in edges:
+            if one not in index:
+                visit(one)
+    finally:
+        sys.setrecursionlimit(limit)
+    return out
+
+
+def test_no_circle_of_files() -> None:
+    assert _circles() == []
+
+
+def test_folders_can_be_overlooked() -> None:
+    inside = Counter(path.parent for path in FILES.values() if path.name != "__init__.py")
+    crowded = {str(folder.relative_to(ROOT)): count for folder, count in inside.items() if count > MOST_MODULES}
+    assert crowded == {}
+
+
+@pytest.mark.parametrize("name", [name for name, path in FILES.items() if path.name == "__init__.py"])
+def test_every_folder_says_what_is_in_it(name: str) -> None:
+    assert (ast.get_docstring(TREES[name]) or "").strip(), f"{name} has no docstring"
+
+
+def test_what_crosses_a_package_is_public() -> None:
+    private = [
+        f"{name} imports {module}.{what}"
+        for name, found in IMPORTED.items()
+        for module, what in found
+        if (what.startswith("_") and not what.startswith("__"))
+        or any(part.startswith("_") for part in module.split("."))
+        if module.split(".")[1:2] != name.split(".")[1:2]
+    ]
+    assert private == []
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    import tomllib
+
+    project = ROOT.parent / "pyproject.toml"
+    if not project.exists():
+        pytest.skip("plait is installed without its sources")
+    assert tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"] == plait.__version__
