@@ -102,6 +102,30 @@ def test_what_crosses_a_package_is_public() -> None:
     assert private == []
 
 
+def test_classes_use_nothing_private_of_a_base_in_another_package() -> None:
+    private = []
+    for name, tree in TREES.items():
+        homes = {
+            what: module for module, what in IMPORTED[name] if what and module.split(".")[1] != name.split(".")[1:2]
+        }
+        text = FILES[name].read_text(encoding="utf-8")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and any(isinstance(b, ast.Name) and b.id in homes for b in node.bases):
+                foreign = next(homes[b.id] for b in node.bases if isinstance(b, ast.Name) and b.id in homes)
+                if foreign.split(".")[1] == name.split(".")[1]:
+                    continue
+                for used in ast.walk(node):
+                    if isinstance(used, ast.Attribute) and isinstance(used.value, ast.Name) and used.value.id == "self":
+                        mine = (
+                            f"def {used.attr}(" in text
+                            or f"self.{used.attr} = " in text
+                            or f"self.{used.attr}:" in text
+                        )
+                        if used.attr.startswith("_") and not used.attr.startswith("__") and not mine:
+                            private.append(f"{name}.{node.name} uses {used.attr} of {foreign}")
+    assert private == []
+
+
 def test_the_version_is_that_of_the_package() -> None:
     import tomllib
 

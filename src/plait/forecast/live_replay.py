@@ -63,21 +63,21 @@ class Relived(Simulator):
         assert self.controller is not None
         while self.ended < len(self.truth):
             due = self._due()
-            if self._adapt_until(due):
+            if self.adapt_until(due):
                 continue
             if due == math.inf:
                 return
-            yield from self._happened(due)
+            yield from self.happened(due)
             yield from self._told(due)
             self._join(due)
             if self._asks(due):
                 self.decide_ms = due + self.gap_ms
-                yield self._replan_due()
-            self._check_progress()
+                yield self.replan_due()
+            self.check_progress()
 
     def _due(self) -> float:
         """When something happens next: to jobs, from outside, or because a decision may be made."""
-        due = self._next_due()
+        due = self.next_due()
         if self.news:
             due = min(due, max(to_ms(self.news[0][0]), self.now))
         for job in self.starting:
@@ -122,7 +122,7 @@ class Relived(Simulator):
         self.starting.difference_update(ready)
         for job in sorted(ready):
             if self.is_running[job] and job in self.groups:
-                self._share_on(self.groups[job], now)
+                self.share_gpus(self.groups[job], now)
 
 
 def _rows(event: Told, rows: IntArray, jobs: IntArray, at_s: float) -> Told:

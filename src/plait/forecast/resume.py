@@ -55,7 +55,7 @@ class Continued(Simulator):
         self.total_ms[over] = self.done_ms[over] + 1.0
         if left_s is not None:
             self.cost_ms[:, RESTORE] = np.rint(left_s * 1000)
-        self._run(running_now(controller))
+        self.run_groups(running_now(controller))
         self.cost_ms = np.rint((settings.overheads.for_batch(truth) if costs_s is None else costs_s) * 1000)
         self.saves = bool(self.cost_ms[:, CHECKPOINT].any())
         self.news_ms = self.now

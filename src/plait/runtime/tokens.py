@@ -301,3 +301,15 @@ class TokenGate:
             thread.files.close()
             thread.row = -1
         self._files.close()
+
+
+class WorkerTokens(TokenGate):
+    """Tokens for a loader worker: a process that may come and go without the member coming or going."""
+
+    def __init__(self, group: Group, index: int) -> None:
+        """Queue for member `index`; its lock of life stays with the job's process."""
+        self.stats, self.reason, self.version = GateStats(), "", group.version
+        self._page, self._files, self._index, self._rank = GroupPage(group), LockFiles(group.files), index, 0
+        self._gang = None  # storage and CPU are granted one by one
+        self._local, self._threads, self._closed = threading.local(), weakref.WeakSet(), False
+        self._pid = os.getpid()

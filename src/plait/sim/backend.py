@@ -95,20 +95,20 @@ class Simulator(Running):
     def events(self) -> Iterator[Event]:
         """Everything that happens until the last job has ended."""
         while self.ended < len(self.truth):
-            due = self._next_due()
+            due = self.next_due()
             change = self.next_change
-            if self._adapt_until(due if change is None else min(due, to_ms(change.at_s))):
+            if self.adapt_until(due if change is None else min(due, to_ms(change.at_s))):
                 continue  # the end of some job has moved
             if change is not None and to_ms(change.at_s) <= due:
                 yield from self._change_node(change)
             elif due < math.inf:
-                yield from self._happened(due)
-                yield self._replan_due()
+                yield from self.happened(due)
+                yield self.replan_due()
             else:
                 return  # jobs wait and nothing will ever happen: the caller knows their names and reasons
-            self._check_progress()
+            self.check_progress()
 
-    def _check_progress(self) -> None:
+    def check_progress(self) -> None:
         """Count this instant; raises if nothing was done and nobody came at `PATIENCE` of them.
 
         While nothing runs and nodes that will change have no room for anybody, policies cannot do better than wait.
@@ -141,9 +141,10 @@ class Simulator(Running):
             )
         return now
 
-    def _next_due(self) -> float:
+    def next_due(self) -> float:
+        """When something happens next, in ms; infinity if never."""
         while self.thinned:
-            self._share_on(self.thinned.pop(), self.now)
+            self.share_gpus(self.thinned.pop(), self.now)
         self.soonest = earliest(self.running, self.stop_ms)
         due = min(self.soonest, self.wake_ms, self.news_ms)
         if self.arrived < len(self.submit_ms):
@@ -153,7 +154,7 @@ class Simulator(Running):
             due = math.ceil(due / self.round_ms) * self.round_ms
         return float(due)
 
-    def _happened(self, now: float) -> Iterator[Event]:
+    def happened(self, now: float) -> Iterator[Event]:
         """Bring the world to `now` and tell of it, in a fixed order."""
         finished, end_ms, failed = self._run_until(now)
         self.now = now
@@ -178,7 +179,7 @@ class Simulator(Running):
             last = self.arrived
             yield JobSubmitted(at_s, first, self.reported[first:last])
 
-    def _replan_due(self) -> ReplanDue:
+    def replan_due(self) -> ReplanDue:
         """Ask for a decision now; wake-ups that were due are served by it."""
         self.news_ms = math.inf
         if self.wake_ms <= self.now:
@@ -202,7 +203,7 @@ class Simulator(Running):
 
     def _run_until(self, now: float) -> tuple[IntArray, FloatArray, IntArray]:
         """End jobs that complete or fail by `now`: (finished, their ends in ms, failed)."""
-        if self._adapt_until(now):
+        if self.adapt_until(now):
             self.soonest = earliest(self.running, self.stop_ms)
         if self.soonest > now:
             return NO_JOBS, NO_TIMES, NO_JOBS
@@ -228,13 +229,13 @@ class Simulator(Running):
                     finished.append(job)
                     ends.append(at)
             self.running = still(self.running, self.is_running)
-            self._adapt_until(now)
+            self.adapt_until(now)
         self.ended += len(finished)
         return np.array(finished, dtype=np.int64), np.array(ends), np.array(sorted(failed), dtype=np.int64)
 
     def _change_node(self, change: NodeChange) -> Iterator[Event]:
         now = to_ms(change.at_s)
-        yield from self._happened(now)
+        yield from self.happened(now)
         self.next_change = next(self.node_changes, None)
         index = self.cluster.index(change.node)
         if change.up and not self.cluster.up[index]:
@@ -248,7 +249,7 @@ class Simulator(Running):
         if self.round_ms:
             self.news_ms = now
         else:
-            yield self._replan_due()
+            yield self.replan_due()
 
     def _lose_node(self, index: int, now: float) -> Iterator[Event]:
         node = self.cluster.nodes[index].id
@@ -272,7 +273,7 @@ class Simulator(Running):
         if isinstance(command, Stop):
             self._stop(command)
         elif isinstance(command, (Launch, Adjust)):
-            self._run(command.groups)
+            self.run_groups(command.groups)
         elif isinstance(command, Wake):
             self.wake_ms = max(to_ms(command.at_s), self.now + 1)
         elif isinstance(command, Refuse):

@@ -80,7 +80,7 @@ class Running:
 
     # -- start and stop ---------------------------------------------------------------------------------
 
-    def _run(self, groups: Groups) -> None:
+    def run_groups(self, groups: Groups) -> None:
         """Start the members that do not run yet and set everybody's pace."""
         jobs = groups.jobs
         pace = self.settings.physics.iteration_s(self.moving, groups, self.cluster)
@@ -168,7 +168,7 @@ class Running:
             self.gpu_free_ms[gpus] = at + saving
         group = self.groups.pop(job, None)
         if group is not None and at > self.now:
-            self._share_on(group, at)
+            self.share_gpus(group, at)
         elif group is not None:
             self.thinned.append(group)
         return saving
@@ -193,7 +193,7 @@ class Running:
             for job in groups.jobs[first[g] : first[g + 1]].tolist():
                 self.groups[job] = shared
 
-    def _share_on(self, shared: Shared, at: float) -> None:
+    def share_gpus(self, shared: Shared, at: float) -> None:
         """When somebody leaves a group, the others speed up at once, before anybody is told."""
         groups, g = shared
         lo, hi = int(groups.first_job[g]), int(groups.first_job[g + 1])
@@ -210,7 +210,7 @@ class Running:
             None if groups.details is None else groups.details[stay],
         )
         now, self.now = self.now, at
-        self._run(rest)
+        self.run_groups(rest)
         self.now = now
 
     # -- pace -------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class Running:
             self.worked_ms[job] += work
             self.since_ms[job] = at
 
-    def _adapt_until(self, limit: float) -> bool:
+    def adapt_until(self, limit: float) -> bool:
         """Let jobs choose their batches anew, in order of time, up to `limit` and the first end; whether any did."""
         adapted = False
         if self.adaptive is None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import threading
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +12,10 @@ from typing import Any
 
 from plait.core.errors import InputError
 from plait.runtime.gates import open_gate
-from plait.runtime.group_files import Group, GroupError, GroupPage, LockFiles, group_of
+from plait.runtime.group_files import GroupError, group_of
 from plait.runtime.page import Page, PageError, check_versions
-from plait.runtime.stage_gate import GateStats, NullGate, StageGate
-from plait.runtime.tokens import TokenGate
+from plait.runtime.stage_gate import NullGate, StageGate
+from plait.runtime.tokens import WorkerTokens
 from plait.training.notes import note
 
 
@@ -129,25 +127,13 @@ def _own_page(around: Surroundings) -> Page | None:
         return None
 
 
-class _WorkerTokens(TokenGate):
-    """Tokens for a loader worker: a process that may come and go without the member coming or going."""
-
-    def __init__(self, group: Group, index: int) -> None:
-        """Queue for member `index`; its lock of life stays with the job's process."""
-        self.stats, self.reason, self.version = GateStats(), "", group.version
-        self._page, self._files, self._index, self._rank = GroupPage(group), LockFiles(group.files), index, 0
-        self._gang = None  # storage and CPU are granted one by one
-        self._local, self._threads, self._closed = threading.local(), weakref.WeakSet(), False
-        self._pid = os.getpid()
-
-
 def _open_in_worker(control: dict[str, Any]) -> StageGate:
     """Tokens if the group has them. At a barrier the job's own process keeps the slots, and workers fetch ahead."""
     entry = control.get("group") or {}
     if entry.get("gate") != "tokens":
         return NullGate()
     try:
-        return _WorkerTokens(group_of(entry), int(entry.get("index", 0)))
+        return WorkerTokens(group_of(entry), int(entry.get("index", 0)))
     except (GroupError, OSError, ValueError) as error:
         return NullGate(str(error))
 
