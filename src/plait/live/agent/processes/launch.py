@@ -138,7 +138,7 @@ def spawn_host(runs: list[Run], layout: Layout, envs: list[dict[str, str]], leas
     host["memory_bytes"] = sum(limits) if all(limits) else 0.0
     tasks = [_task(run, layout, env, lease) for run, env in zip(runs, envs, strict=True)]
     folder = layout.rank(runs[0].job, runs[0].epoch, runs[0].rank)
-    return _spawn("hosting", {"host": host, "members": tasks}, folder, envs[0][procs.MARK], lease)
+    return _spawn("merged_runner", {"host": host, "members": tasks}, folder, envs[0][procs.MARK], lease)
 
 
 def _task(run: Run, layout: Layout, env: dict[str, str], lease: NodeLease) -> dict[str, Any]:
