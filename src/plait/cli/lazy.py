@@ -16,7 +16,7 @@ from typer.core import TyperArgument, TyperCommand, TyperOption
 
 
 class Entry(NamedTuple):
-    """Where a command is: the heading of the help it is listed under, `module:name` in this package, its help line.
+    """Where a command is: the heading of the help it is listed under, `module:name` in `plait.cli.commands`, its help line.
 
     The name is that of a function, or of a `typer.Typer` with commands of its own. `settings` are those of
     `typer.Typer.command`.
@@ -61,7 +61,7 @@ class Commands(Mapping[str, Any]):
 
 def _build(name: str, entry: Entry) -> Any:
     module, _, attribute = entry.target.partition(":")
-    what = getattr(importlib.import_module(f"plait.cli.{module}"), attribute)
+    what = getattr(importlib.import_module(f"plait.cli.commands.{module}"), attribute)
     alone = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
     alone.callback()(_nothing)  # with it, it is a group also of one command
     if isinstance(what, typer.Typer):

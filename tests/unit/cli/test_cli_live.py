@@ -13,7 +13,7 @@ import pytest
 from fake_service import TOKEN, Fake, serve
 
 from plait.cli.commands.explain import eta_lines
-from plait.cli.event_words import _WORDS, in_words
+from plait.cli.render.event_words import _WORDS, in_words
 from plait.control.messages import Command, Event, JobSubmitted, NodeJoined, ReplanDue
 from plait.core.cluster import Node
 from plait.core.errors import InputError

@@ -149,8 +149,8 @@ def test_a_short_command_loads_what_it_needs(words, tmp_path):
     code = (
         "import sys; from plait.cli import main\n"
         f"try: main({words!r})\n"
-        "except SystemExit: print(sorted(m for m in ('numpy', 'pydantic', 'plait.cli.experiments.simulation', 'plait.cli.commands.doctor') "
-        "if m in sys.modules))"
+        "except SystemExit: print(sorted(m for m in ('numpy', 'pydantic', 'plait.cli.experiments.simulation', "
+        "'plait.cli.commands.doctor') if m in sys.modules))"
     )
     done = python("-c", code, cwd=tmp_path, env={"PLAIT_HOME": str(tmp_path), "PATH": ""})
     assert done.stdout.splitlines()[-1] == "[]", done.stderr

@@ -10,11 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from plait.cli.connection import HomeOption, JsonFlag, client, duration, note, print_json, print_table, progress
+from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, progress
 from plait.cli.patience import LOOK_S, awaited, last_state, patiently, while_it_is_started
 from plait.cli.render.adaptive_view import batch_text, gpus_cell, pace_text
 from plait.cli.render.adaptive_view import rows as adaptive_rows
 from plait.cli.render.tables import plain, plain_lines
+from plait.core.words import duration
+from plait.live.notes import note
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The name it got when it was submitted, e.g. j-12.")]
 JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="Names of jobs, e.g. j-12.")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from plait.cli.connection import duration
+from plait.core.words import duration
 
 Message = Mapping[str, Any]
 
