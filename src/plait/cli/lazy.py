@@ -16,7 +16,7 @@ from typer.core import TyperArgument, TyperCommand, TyperOption
 
 
 class Entry(NamedTuple):
-    """Where a command is: the heading of the help it is listed under, `module:name` in `plait.cli.commands`, its help line.
+    """A command: the heading it is listed under, `module:name` in `plait.cli.commands`, and its help line.
 
     The name is that of a function, or of a `typer.Typer` with commands of its own. `settings` are those of
     `typer.Typer.command`.
