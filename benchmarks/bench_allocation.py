@@ -25,7 +25,7 @@ from plait.goodput.allocate.knapsack import best_sizes
 from plait.goodput.genetic.search import evolve
 from plait.goodput.model.speedup import fair_share, speedup
 from plait.goodput.model.table import goodput_table
-from plait.placement.elastic import place
+from plait.placement.elastic import place_sizes
 from plait.placement.rebuild import place_arranged
 from plait.testing.allocations import Round, random_jobs, random_round
 
@@ -44,7 +44,7 @@ def by_ladder(asked: Round) -> IntArray:
     gains = speedups(asked, asked.steps)
     sizes = asked.steps[best_sizes(gains, asked.steps[:, 1], asked.gpus), 1]
     empty = np.zeros((len(sizes), asked.nodes), dtype=np.int64)
-    return place(sizes, empty, np.full(asked.nodes, asked.gpus_per_node)).gpus
+    return place_sizes(sizes, empty, np.full(asked.nodes, asked.gpus_per_node)).gpus
 
 
 def by_program(asked: Round) -> IntArray:

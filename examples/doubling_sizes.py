@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from plait import View
-from plait.placement.elastic import place
+from plait.placement.elastic import place_sizes
 from plait.policies.sizing.pools import Pool
 from plait.policies.sizing.rounds import InRounds, Sizes
 
@@ -33,4 +33,4 @@ class DoublingSizes(InRounds):
             left -= gpus[j]
             gpus[j] *= 2
         spread = np.ones(len(gpus), dtype=bool)
-        return Sizes(place(gpus, pool.held, pool.capacity, spread=spread).gpus, "doubled where that gains most")
+        return Sizes(place_sizes(gpus, pool.held, pool.capacity, spread=spread).gpus, "doubled where that gains most")

@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 
 from plait.runtime.page import JobState, Page, Saves
-from plait.training.environment import Surroundings
-from plait.training.state.checkpoint_store import Commits, StaleEpoch
+from plait.training.environment import Environment
+from plait.training.state.checkpoint_store import CheckpointStore, StaleEpoch
 
 
 def read(words: Sequence[str]) -> dict[str, float | int | str]:
@@ -28,8 +28,8 @@ def read(words: Sequence[str]) -> dict[str, float | int | str]:
 class Training:
     """One rank of it."""
 
-    around: Surroundings
-    commits: Commits
+    around: Environment
+    commits: CheckpointStore
 
     @property
     def name(self) -> str:
@@ -73,11 +73,11 @@ def main() -> int:
     told: list[int] = []
     stubborn = options.get("stubborn")
     signal.signal(signal.SIGTERM, lambda number, frame: None if stubborn else told.append(number))
-    around = Surroundings.of(os.environ)
+    around = Environment.of(os.environ)
     assert around.job_dir is not None
     keep = options.get("keep")
     folder = around.job_dir.parent.parent / "kept" / str(keep) if keep else around.job_dir / "checkpoints"
-    commits = Commits(folder, epoch=around.epoch, epoch_file=around.job_dir / "EPOCH")
+    commits = CheckpointStore(folder, epoch=around.epoch, epoch_file=around.job_dir / "EPOCH")
     steps, pace_s = float(options.get("steps", "inf")), float(options.get("pace_s", 0.05))
     code = Training(around, commits).run(steps, pace_s, int(options.get("every", 0)), told)
     return code or int(options.get("exit_code", 0))

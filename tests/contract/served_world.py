@@ -21,7 +21,7 @@ from go_between import Between
 
 from plait.live.agent import journal, procs
 from plait.live.agent.procs import Process
-from plait.live.backends.base import Backend
+from plait.live.backends.base import NodeBackend
 from plait.live.backends.local import LocalBackend
 from plait.live.client.client import Client, NotRunning, read_service_file
 from plait.live.protocol.wire import NodeInfo, Observed, Seen, to_json
@@ -45,7 +45,7 @@ class Served(World):
             raise
 
     @abstractmethod
-    def make_backend(self) -> Backend:
+    def make_backend(self) -> NodeBackend:
         """Of `nodes` nodes with `GPUS` each."""
 
     @property

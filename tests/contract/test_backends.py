@@ -23,7 +23,7 @@ from slurm_world import Slurm  # noqa: E402
 from slurm_world import why_not as no_slurm  # noqa: E402
 
 from plait.live.protocol.wire import ENDED, RUNNING, STARTING, Seen  # noqa: E402
-from plait.training.state.checkpoint_store import Commits  # noqa: E402
+from plait.training.state.checkpoint_store import CheckpointStore  # noqa: E402
 
 #: So many steps are made before something happens.
 WARM = 5
@@ -62,7 +62,7 @@ def world(one: World, request: pytest.FixtureRequest) -> Iterator[World]:
 
 def commits(world: World, number: int) -> list[Any]:
     """Checkpoints of a job that count, newest first."""
-    return Commits(world.layout.job(number) / "checkpoints").complete()
+    return CheckpointStore(world.layout.job(number) / "checkpoints").complete()
 
 
 def comes(world: World, number: int, epoch: int, text: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from plait.live.agent import procs
-from plait.live.backends.ray.local_cluster import Member, RayCluster
+from plait.live.backends.ray.local_cluster import RayCluster, RayProcessGroup
 from plait.live.layout import Layout
 
 #: Ray's own is a minute: it is to find out within the test. Never so tight where people work.
@@ -55,7 +55,7 @@ class SmallRay:
         """End all of it."""
         self.cluster.down()
 
-    def member(self, name: str) -> Member:
+    def member(self, name: str) -> RayProcessGroup:
         """A node with its processes, dead or not."""
         return next(member for member in self.cluster.members() if member.name == name)
 

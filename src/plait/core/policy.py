@@ -12,7 +12,7 @@ from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobTable
 from plait.core.plan import Groups, Plan
-from plait.core.preemption import DEFAULT_RULE, Kept, PreemptionRule
+from plait.core.preemption import DEFAULT_RULE, KeptJobs, PreemptionRule
 from plait.core.preemption_kernels import CLOCK_S
 
 
@@ -35,24 +35,24 @@ class View:
     also_until_s: FloatArray | None = None
 
     @property
-    def keeps(self) -> Kept:
+    def keeps(self) -> KeptJobs:
         """Who stays on its GPUs and until when."""
         known = self.jobs.__dict__
         if known.get("_kept_by") is not self.rule:
             known["_kept_by"], known["_kept"] = self.rule, self._kept()
-        kept: Kept = known["_kept"]
+        kept: KeptJobs = known["_kept"]
         if self.also_until_s is None:
             return kept
         until_s = np.maximum(kept.until_s, self.also_until_s)
-        return Kept((until_s > self.now_s + CLOCK_S) & (self.jobs.slot >= 0), until_s, kept.lasting, kept.losses)
+        return KeptJobs((until_s > self.now_s + CLOCK_S) & (self.jobs.slot >= 0), until_s, kept.lasting, kept.losses)
 
-    def _kept(self) -> Kept:
+    def _kept(self) -> KeptJobs:
         """Who stays by the rule, and who runs on a silent node: nobody can tell it anything."""
         kept, silent = self.rule.kept(self.jobs), self.on_silent_nodes
         if not silent.any():
             return kept
         until_s = np.where(silent, math.inf, kept.until_s)
-        return Kept(kept.rows | silent, until_s, kept.lasting | silent, True)
+        return KeptJobs(kept.rows | silent, until_s, kept.lasting | silent, True)
 
     @property
     def on_silent_nodes(self) -> BoolArray:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 RUNS_FOR = 2.0
 
 
-class Kept(NamedTuple):
+class KeptJobs(NamedTuple):
     """Who stays where it runs, one value a row of the job table.
 
     `rows`: whether a policy may neither stop nor move the job now. `until_s`: when that ends by itself, seconds; inf if
@@ -73,7 +73,7 @@ class PreemptionRule:
         """Whether it keeps nobody (but for jobs that are held for a while: `keep_until_s`)."""
         return self.may_lose_work and self.runs_for == 0 and not self.finishes
 
-    def kept(self, jobs: JobTable) -> Kept:
+    def kept(self, jobs: JobTable) -> KeptJobs:
         """Who stays where it runs now."""
         n, c = len(jobs), jobs.columns
         rows, lasting = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
@@ -86,7 +86,7 @@ class PreemptionRule:
                 c["checkpoints"], c["run_s"], c["saved_run_s"], c["restart_s"], c["last_start_s"], c["keep_until_s"],
                 c["iterations"], c["iterations_done"], c["iteration_s"], rows, until_s, lasting,
             )  # fmt: skip
-        return Kept(rows, until_s, lasting, losses and not self.free)
+        return KeptJobs(rows, until_s, lasting, losses and not self.free)
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name."""

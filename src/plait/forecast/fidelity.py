@@ -19,8 +19,8 @@ from plait.control.controller import Controller
 from plait.control.drive import drive
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, Phase
-from plait.forecast.live_replay import News, Relived, numbered
-from plait.forecast.log_replay import Row, replay
+from plait.forecast.live_replay import LiveReplay, News, numbered
+from plait.forecast.log_replay import LoggedEntry, replay
 from plait.forecast.measured_costs import Observed
 from plait.forecast.turns import TurnsPhysics, stages_known
 from plait.sim.adaptive import INTERVAL_S
@@ -101,7 +101,7 @@ class Fidelity:
         }  # fmt: skip
 
 
-def fidelity(rows: Sequence[Row], *, round_s: float = 1.0) -> Fidelity:
+def fidelity(rows: Sequence[LoggedEntry], *, round_s: float = 1.0) -> Fidelity:
     """Simulate what was submitted and compare; `InputError` if nothing finished yet."""
     seen = Observed()
     replayed = replay(rows, compare=False, observe=seen)
@@ -151,7 +151,7 @@ def _relive(controller: Controller, truth: JobBatch, finished: list[int], seen: 
         (name, ((1.0, start + tail, stop, more, 0.0),))
         for name, (start, stop, more, tail) in zip(names, costs, strict=True)
     )
-    backend: list[Relived] = []
+    backend: list[LiveReplay] = []
     physics = TurnsPhysics(
         again.books.columns, lambda job, gpus: gpus * worlds[job], lambda jobs: backend[0].awake(jobs)
     )
@@ -162,7 +162,7 @@ def _relive(controller: Controller, truth: JobBatch, finished: list[int], seen: 
         measure_s=max(0.001, _median(silent)) if silent else INTERVAL_S,
     )  # fmt: skip
     first_s = 0.0 if math.isnan(seen.first_decision_s) else seen.first_decision_s
-    world = Relived(
+    world = LiveReplay(
         truth, controller.cluster, settings, reported, gap_s=round_s, first_s=first_s, news=news,
     )  # fmt: skip
     backend.append(world)

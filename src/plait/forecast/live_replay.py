@@ -31,7 +31,7 @@ Told: TypeAlias = JobProfiled | GoodputReported | StopCostReported | JobKept
 News = tuple[float, Policy | Told]
 
 
-class Relived(Simulator):
+class LiveReplay(Simulator):
     """A simulator for one controller, which is asked when the live service would have asked it."""
 
     def __init__(

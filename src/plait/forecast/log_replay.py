@@ -27,7 +27,7 @@ from plait.sim.training import Training
 
 
 @dataclass(frozen=True)
-class Row:
+class LoggedEntry:
     """One entry of the log: its number, what happened, what the controller commanded then (as JSON)."""
 
     seq: int
@@ -85,20 +85,20 @@ def _isolated(controller: Controller) -> Isolated | None:
     return partial(isolated_s, jobs.replace(iterations=iterations), training, controller.cluster)
 
 
-def read_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+def read_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[LoggedEntry]:
     """The rows of `GET /v1/events`; raises `InputError` for one that is not of this version."""
     for row in rows:
-        yield Row(int(row["seq"]), entry_from_json(row["event"]), list(row.get("commands") or ()))
+        yield LoggedEntry(int(row["seq"]), entry_from_json(row["event"]), list(row.get("commands") or ()))
 
 
-def stored_rows(store: Store) -> Iterator[Row]:
+def stored_rows(store: Store) -> Iterator[LoggedEntry]:
     """The rows of a store, without its service."""
     for row in store.entries():
-        yield Row(row.seq, entry_from_json(json.loads(row.entry)), json.loads(row.commands))
+        yield LoggedEntry(row.seq, entry_from_json(json.loads(row.entry)), json.loads(row.commands))
 
 
 def replay(
-    rows: Iterable[Row], *, compare: bool = True, observe: Callable[[State, Row], None] | None = None
+    rows: Iterable[LoggedEntry], *, compare: bool = True, observe: Callable[[State, LoggedEntry], None] | None = None
 ) -> Replayed:
     """Fold the log from its beginning; stops at the first decision that differs from the recorded one.
 
@@ -122,7 +122,7 @@ def replay(
     return Replayed(state, history, count, None)
 
 
-def _difference(row: Row, derived: list[dict[str, Any]]) -> Difference:
+def _difference(row: LoggedEntry, derived: list[dict[str, Any]]) -> Difference:
     at_s = row.entry["at_s"] if isinstance(row.entry, dict) else row.entry.at_s
     for i in range(max(len(derived), len(row.commands))):
         ours = derived[i] if i < len(derived) else None

@@ -25,7 +25,7 @@ from plait.control.messages import (
     StopCostReported,
 )
 from plait.core.policy import Policy
-from plait.forecast.log_replay import Row
+from plait.forecast.log_replay import LoggedEntry
 from plait.live.scheduler.state import State
 from plait.sim.training import Report
 
@@ -68,7 +68,7 @@ class Observed:
         self._attempts: dict[int, _Attempt] = {}
         self._began: dict[int, float] = {}
 
-    def __call__(self, state: State, row: Row) -> None:
+    def __call__(self, state: State, row: LoggedEntry) -> None:
         """Look at an entry of the log and the state after it."""
         self._follow_policy(state, row)
         event = row.event
@@ -90,7 +90,7 @@ class Observed:
         elif isinstance(event, ProgressReported):
             self._progress(event)
 
-    def _follow_policy(self, state: State, row: Row) -> None:
+    def _follow_policy(self, state: State, row: LoggedEntry) -> None:
         policy = state.controller.policy if state.controller is not None else None
         if policy is None or (self.policies and self.policies[-1][1] is policy):
             return

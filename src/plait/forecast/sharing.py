@@ -12,7 +12,7 @@ from plait.control.messages import ProgressReported
 from plait.core.jobs import JobBatch
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.forecast.eta import pace_s
-from plait.forecast.log_replay import Row
+from plait.forecast.log_replay import LoggedEntry
 from plait.live.scheduler.state import State
 from plait.runtime.gate_choice import paces
 from plait.sim.physics import StandardPhysics
@@ -66,7 +66,7 @@ class Watch:
         self._spans: dict[tuple[int, ...], tuple[float, float, str, dict[int, int]]] = {}
         self._paces: dict[tuple[int, ...], dict[int, list[float]]] = {}
 
-    def __call__(self, state: State, row: Row) -> None:
+    def __call__(self, state: State, row: LoggedEntry) -> None:
         """Look at the groups after an entry of the log."""
         reported: dict[int, float] = {}
         if isinstance(row.event, ProgressReported):

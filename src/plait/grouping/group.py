@@ -12,7 +12,7 @@ import numpy as np
 from plait.core.errors import InputError, suggest
 from plait.grouping.algorithm1 import MOST_NODES, Bucket, algorithm1, consecutive
 from plait.grouping.cache import GroupingCache
-from plait.grouping.exact.classes import MOST_KINDS, dealt, exact_groups, fewest_is_known, kinds_of_groups
+from plait.grouping.exact.classes import MOST_KINDS, exact_groups, fewest_is_known, kinds_of_groups, round_robin
 from plait.grouping.exact.programs import HAVE_HIGHS
 from plait.grouping.local_search import MOST_TO_IMPROVE, improved
 from plait.grouping.model.bucket import OBJECTIVES, Model, Objective, Options
@@ -93,7 +93,7 @@ def group(
         whole = [b for b in buckets if gpus_available is None and b.method == "exact" and fewest_is_known(b.model)]
         algorithm1([b for b in buckets if b not in whole], gpus_available, cache)
         for bucket in whole:
-            bucket.nodes = dealt(bucket.model.counts, -(-len(bucket.jobs) // max_jobs))
+            bucket.nodes = round_robin(bucket.model.counts, -(-len(bucket.jobs) // max_jobs))
     for bucket in buckets:
         _better(bucket, method == "auto" if improve is None else improve, cache)
     split = sum(apply_guard(bucket) for bucket in buckets)

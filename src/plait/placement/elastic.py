@@ -33,7 +33,7 @@ class Placed:
     unplaced: IntArray
 
 
-def place(
+def place_sizes(
     sizes: IntArray,
     running: IntArray,
     capacity: IntArray,

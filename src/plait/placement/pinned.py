@@ -74,7 +74,7 @@ def keep_running(view: View, plan: Plan) -> Plan:
     They go on where they are, in the company of kept ones alone; groups that were meant for their GPUs wait. Nobody
     joins those on a silent node.
     """
-    plan = _joined_by_nobody(view, plan)
+    plan = _without_new_members(view, plan)
     moved = broken(view, plan)
     if not len(moved):
         return plan
@@ -98,7 +98,7 @@ def keep_running(view: View, plan: Plan) -> Plan:
     )
 
 
-def _joined_by_nobody(view: View, plan: Plan) -> Plan:
+def _without_new_members(view: View, plan: Plan) -> Plan:
     """The plan, in which groups on silent nodes have no other members than now."""
     away = view.on_silent_nodes
     if not away.any():

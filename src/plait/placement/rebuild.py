@@ -6,20 +6,20 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError, MissingExtra
-from plait.placement.elastic import Placed, place
+from plait.placement.elastic import Placed, place_sizes
 
 
 def place_arranged(
     arranged: IntArray, running: IntArray, capacity: IntArray, *, pinned: BoolArray | None = None
 ) -> Placed:
-    """The sizes of an arrangement on real nodes: as `place` puts them, or else as they were arranged.
+    """The sizes of an arrangement on real nodes: as `place_sizes` puts them, or else as they were arranged.
 
     `arranged` (J, V): GPUs on V nodes without names, as an integer program found them; `running` (J, N) the placement
     now; `capacity` (N,) the GPUs of each node, of which V have to be large enough. Where the placer cannot seat all
     jobs, nodes are matched to the arranged ones anew, which may move also `pinned` jobs: look at `Placed.moved`.
     """
     sizes = arranged.sum(axis=1)
-    found = place(sizes, running, capacity, spread=(arranged > 0).sum(axis=1) > 1, pinned=pinned)
+    found = place_sizes(sizes, running, capacity, spread=(arranged > 0).sum(axis=1) > 1, pinned=pinned)
     return found if found.unplaced.size == 0 else rebuild(arranged, running, capacity)
 
 

@@ -49,7 +49,7 @@ class PolluxInterleaved(Pollux):
             out.append(Seated(pool, sizes, mine, turns))
         return out
 
-    def anew(self, view: View, due: BoolArray) -> list[Seated]:
+    def choose_all(self, view: View, due: BoolArray) -> list[Seated]:
         """The best of sharing by none, two, three, ... and of going on as before."""
         everywhere, kept = _held_by_all(view), self.between(view, due)
         out = []

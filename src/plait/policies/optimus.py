@@ -9,7 +9,7 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.policy import View
-from plait.placement.elastic import place
+from plait.placement.elastic import place_sizes
 from plait.policies.sizing.pools import Pool
 from plait.policies.sizing.rounds import InRounds, Sizes
 
@@ -33,7 +33,7 @@ class Optimus(InRounds):
         order = np.lexsort((turn, ~pool.fresh, ~pool.due))
         gpus = grants(self.left(pool, view), pool.least, pool.most, pool.total, order)
         spread = np.ones(len(gpus), dtype=bool)
-        placed = place(gpus, pool.held, pool.capacity, spread=spread)
+        placed = place_sizes(gpus, pool.held, pool.capacity, spread=spread)
         return Sizes(placed.gpus, "by marginal gain")
 
     def left(self, pool: Pool, view: View) -> FloatArray:
@@ -80,12 +80,12 @@ def grants(left_s: FloatArray, least: IntArray, most: IntArray, total: int, orde
         k = int(gpus[j])
         return float(left_s[j, k - 1] - left_s[j, k]) if 0 < k < min(int(most[j]), width) else 0.0
 
-    heap = [(-gain(j), place, j) for place, j in enumerate(order.tolist()) if gain(j) > 0]
+    heap = [(-gain(j), place_sizes, j) for place_sizes, j in enumerate(order.tolist()) if gain(j) > 0]
     heapify(heap)
     while heap and left > 0:
-        _, place, j = heappop(heap)
+        _, place_sizes, j = heappop(heap)
         gpus[j] += 1
         left -= 1
         if gain(j) > 0:
-            heappush(heap, (-gain(j), place, j))
+            heappush(heap, (-gain(j), place_sizes, j))
     return gpus

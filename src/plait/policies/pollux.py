@@ -17,7 +17,7 @@ from plait.goodput.allocate.solver import HAVE_HIGHS
 from plait.policies.sizing.cluster_size import cluster_size
 from plait.policies.sizing.exact import MOST_NODES, best_of_all
 from plait.policies.sizing.pools import Pool
-from plait.policies.sizing.quiet_rounds import at_worst
+from plait.policies.sizing.quiet_rounds import without_restart_costs
 from plait.policies.sizing.rounds import ByFitness, Chosen, Seated, Sizes
 from plait.policies.sizing.steps import Ladder, every_speedup, guaranteed, patterns_apply
 
@@ -111,7 +111,7 @@ class Pollux(ByFitness):
         served = due >= (np.cumsum(pool.least[pool.due]) <= pool.total).sum() and fresh >= pool.fresh.sum()
         return not served or float(most) * (1 + ROUNDING) > (1 + GAIN) * reached
 
-    def again(self, pool: Pool, one: Seated, chosen: Chosen) -> bool:
+    def would_repeat(self, pool: Pool, one: Seated, chosen: Chosen) -> bool:
         """Whether the same steps are the best, and neither a move nor the program gains more even without restarts."""
         found = one.found
         if found is None:
@@ -119,7 +119,7 @@ class Pollux(ByFitness):
         restarts = (pool.kept != one.pool.kept).any()
         if restarts and (self._best_steps(pool, chosen.ladder) != chosen.steps).any():
             return False
-        free = at_worst(pool, np.zeros(len(pool.rows), dtype=bool))
+        free = without_restart_costs(pool, np.zeros(len(pool.rows), dtype=bool))
         if (found.matrix != pool.held).any() and self._merit(free, found.matrix) > self._merit(free, pool.held):
             return False
         if not self._asks_program(pool):

@@ -49,7 +49,7 @@ class Sia(InRounds):
         if not HAVE_HIGHS:
             raise MissingExtra("highspy", "sim", f"policy {self.name}")
 
-    def anew(self, view: View, due: BoolArray) -> list[Seated]:
+    def choose_all(self, view: View, due: BoolArray) -> list[Seated]:
         """Choose among all kinds at once, then place kind by kind."""
         if len(view.cluster.kinds) == 1 and nobody_adapts(view):
             found = list(pools(view, due=due, restart_s=self.restart_s))
@@ -71,7 +71,7 @@ class Sia(InRounds):
         sizes = Sizes(_filled(pool, placed), "the best that fit (dynamic programming)", chosen)
         return Seated(pool, sizes, found=sizes)
 
-    def again(self, pool: Pool, one: Seated, chosen: Chosen) -> bool:
+    def would_repeat(self, pool: Pool, one: Seated, chosen: Chosen) -> bool:
         """Whether the same jobs are to run."""
         same = (pool.kept == one.pool.kept).all()
         return bool(same or (self._who_runs(pool, chosen.ladder) == chosen.steps).all())

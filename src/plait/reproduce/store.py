@@ -23,7 +23,7 @@ class Keyed(Protocol):
         """Its name in the store."""
 
 
-class Kept(Generic[D]):
+class RunStore(Generic[D]):
     """Finished runs, one small file each, written whole or not at all; `D` is a data class."""
 
     def __init__(self, folder: Path, read: Callable[[dict[str, Any]], D | None], *, fresh: bool = False) -> None:

@@ -39,7 +39,7 @@ def _find() -> tuple[object, int]:
 _syscall, _number = _find()
 
 
-class Bells:
+class FutexWords:
     """The words of a mapped page that are bells, by word number (8 bytes each; the low half rings)."""
 
     def __init__(self, page: mmap.mmap) -> None:

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plait.runtime.barrier import BarrierGate
-from plait.runtime.group_files import Group, GroupError, Member, group_of, make_group, remove_group
+from plait.runtime.group_files import Group, GroupError, GroupMember, group_of, make_group, remove_group
 from plait.runtime.page import GATES, Page
 from plait.runtime.stage_gate import DEFAULT_TIMEOUT_S, GateError, GateStats, GateTimeout, NullGate, StageGate
 from plait.runtime.tokens import TokenGate
@@ -38,7 +38,7 @@ __all__ = [
     "GateTimeout",
     "Group",
     "GroupError",
-    "Member",
+    "GroupMember",
     "NullGate",
     "StageGate",
     "TokenGate",

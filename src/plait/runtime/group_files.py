@@ -40,7 +40,7 @@ from typing import Any, Protocol
 
 from plait.core.errors import InputError
 from plait.core.resources import Resource
-from plait.runtime.futex import Bells
+from plait.runtime.futex import FutexWords
 from plait.runtime.page import GATES, WORD
 
 MAGIC = b"PLAITG1\0"
@@ -72,7 +72,7 @@ class MemberLike(Protocol):
 
 
 @dataclass(frozen=True)
-class Member:
+class GroupMember:
     """A job in a group: its number, its turn 0..3, how many processes it has."""
 
     job: int
@@ -87,7 +87,7 @@ class Group:
     folder: Path
     gate: str
     version: int
-    members: tuple[Member, ...]
+    members: tuple[GroupMember, ...]
     quantum_s: float = 0.01
     lease_s: float = 30.0
     rest_s: float = 1.0
@@ -121,7 +121,7 @@ def _plan(group: Group) -> dict[str, Any]:
 def group_of(entry: Any) -> Group:
     """The group an entry of control.json speaks of; raises `GroupError` for what is none."""
     try:
-        members = tuple(Member(int(m["job"]), int(m["turn"]), int(m.get("world", 1))) for m in entry["members"])
+        members = tuple(GroupMember(int(m["job"]), int(m["turn"]), int(m.get("world", 1))) for m in entry["members"])
         return _checked(
             Group(
                 Path(entry["dir"]),
@@ -212,7 +212,7 @@ def make_group(
     without it. Raises `GroupError` for a plan that cannot be, or older than the one in place.
     """
     folder = Path(folder)
-    own = tuple(Member(m.job, m.turn, m.world) for m in members)
+    own = tuple(GroupMember(m.job, m.turn, m.world) for m in members)
     group = _checked(Group(folder, gate, version, own, quantum_s, lease_s, rest_s, tuple(capacities)))
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     newest = max(_versions(folder), default=version)
@@ -333,7 +333,7 @@ class GroupPage:
         finally:
             os.close(fd)
         self.words = memoryview(self._map).cast("q")
-        self.bells = Bells(self._map)
+        self.bells = FutexWords(self._map)
         if self.stale:
             raise GroupError(f"group {group.folder.name}: version {group.version} has been replaced")
 

@@ -21,7 +21,7 @@ LONGEST_PAUSE_S = 1.0
 LOOK_EVERY_S = 0.005
 
 
-class Pace:
+class Throttle:
     """Keeps to the agent's words on a page."""
 
     def __init__(self, page: Page, *, limits_memory: bool = True) -> None:

@@ -18,7 +18,7 @@ from plait.core.goodput import LEAST_S, THETA, Estimate
 from plait.core.jobs import JobBatch
 from plait.goodput.model.batch import best_batch_each, goodput
 from plait.goodput.model.efficiency import gain
-from plait.goodput.model.fit import Profile, fit
+from plait.goodput.model.fit import Measurements, fit
 from plait.goodput.model.jobs import GoodputJobs
 from plait.goodput.model.throughput import grad_s, iteration_s, step_s
 from plait.sim.training import Training
@@ -130,7 +130,7 @@ class AdaptiveJobs:
         profile[key] = times
         columns = np.array([(*k, *v) for k, v in profile.items()]).T
         columns[3:] /= self.speed[job]
-        self.known.theta[job] = fit(Profile(*columns), self.known.theta[job])
+        self.known.theta[job] = fit(Measurements(*columns), self.known.theta[job])
         self.estimates[job, :THETA] = self.known.theta[job]
         self.estimates[job, Estimate.PROFILED_GPUS] = max(gpus for _, gpus, _ in self.profiles[job])
         self._see_noise(job)

@@ -21,7 +21,7 @@ from plait.core.plan import Groups
 from plait.sim.adaptive import AdaptiveJobs
 from plait.sim.failures import time_to_failure_s
 from plait.sim.overheads import CHECKPOINT, LAUNCH, MIGRATE, RESTORE
-from plait.sim.settings import SimulationSettings, adaptive_jobs, as_they_train
+from plait.sim.settings import SimulationSettings, adaptive_jobs, with_known_batches
 from plait.sim.state import DONE, GPUS, HOLD, RATE, RUN, SERVICE, SINCE, UNIT, due_by, earliest, to_ms
 
 #: A group of some groups, by its index.
@@ -62,7 +62,7 @@ class Running:
         self.fail_ms: FloatArray = np.full(n, math.inf)
         self.stop_ms: FloatArray = np.full(n, math.inf)  # the earlier of the two
         self.adaptive = adaptive_jobs(truth, settings)
-        self.moving = as_they_train(truth, self.adaptive)  # what physics gets to see
+        self.moving = with_known_batches(truth, self.adaptive)  # what physics gets to see
         self.solo = np.ones(n)  # part of its solo speed that a running job gets
         self.ripe_ms: FloatArray = np.full(n, math.inf)  # when a job will have measured what it runs in
         self.turn_ms: FloatArray = np.full(n, math.inf)  # when a running job chooses its batch anew

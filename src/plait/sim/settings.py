@@ -46,7 +46,7 @@ def adaptive_jobs(truth: JobBatch, settings: SimulationSettings) -> AdaptiveJobs
     return AdaptiveJobs(truth, training, noise=settings.profile_noise, seed=settings.seed)
 
 
-def as_they_train(truth: JobBatch, adaptive: AdaptiveJobs | None) -> JobBatch:
+def with_known_batches(truth: JobBatch, adaptive: AdaptiveJobs | None) -> JobBatch:
     """The same jobs; those of whose adapting nothing is known have a fixed batch, as far as physics goes."""
     unknown = truth.column("batch_size") > 0
     if adaptive is not None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from plait.live.agent.lease import Lease
 from plait.live.layout import Layout
 from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, Run, Seen
-from plait.training.state.checkpoint_store import Commits, StaleEpoch
+from plait.training.state.checkpoint_store import CheckpointStore, StaleEpoch
 
 #: (job, epoch, rank).
 Key = tuple[int, int, int]
@@ -102,9 +102,9 @@ class HomeDisk:
         except (OSError, ValueError):
             return 0
 
-    def _commits(self, run: Run, keep: str) -> Commits:
+    def _commits(self, run: Run, keep: str) -> CheckpointStore:
         folder = self._layout.home / "kept" / keep if keep else self._layout.job(run.job) / "checkpoints"
-        return Commits(folder, epoch=run.epoch, epoch_file=self._layout.epoch_file(run.job))
+        return CheckpointStore(folder, epoch=run.epoch, epoch_file=self._layout.epoch_file(run.job))
 
     def newest(self, run: Run, keep: str) -> int:
         """See `Disk`."""

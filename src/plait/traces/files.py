@@ -87,7 +87,7 @@ class Source:
             raise self.error(f"cannot be read: {error.strerror or error}") from error
 
 
-class Row:
+class TextRow:
     """One line of a delimited file: cells by column name, as the type asked for, or a TraceError."""
 
     __slots__ = ("_at", "_nulls", "cells", "source")
@@ -175,7 +175,7 @@ def read_rows(
     nulls: Collection[str] = ("",),
     quoted: bool = True,
     seen: Callable[[list[str]], None] | None = None,
-) -> Iterator[Row]:
+) -> Iterator[TextRow]:
     """The rows of a delimited file, one reused cursor; `names` replaces a header the file does not have.
 
     With `quoted` false quotation marks are ordinary characters. Columns beyond `required` may or may not be
@@ -189,7 +189,7 @@ def read_rows(
         header = _header(source, lines, required, optional, delimiter) if names is None else list(names)
         if seen:
             seen(header)
-        row = Row(source, {name: i for i, name in enumerate(header)}, nulls)
+        row = TextRow(source, {name: i for i, name in enumerate(header)}, nulls)
         any_row = names is None
         for cells in lines:
             source.line = lines.line_num

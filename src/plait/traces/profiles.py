@@ -25,7 +25,7 @@ BATCH = {
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class ModelProfile:
     """Seconds per iteration of a model alone on `gpus` GPUs; stages overlap, so they need not add up to
     `iteration_s`.
     """
@@ -43,7 +43,7 @@ class Profile:
 class Catalogue:
     """Profiles by (model, GPUs), and a version that changes with any number in them."""
 
-    profiles: dict[tuple[str, int], Profile]
+    profiles: dict[tuple[str, int], ModelProfile]
     version: str
 
     @property
@@ -56,7 +56,7 @@ class Catalogue:
         """The numbers of GPUs some model was measured at, ascending."""
         return tuple(sorted({gpus for _, gpus in self.profiles}))
 
-    def profile(self, model: str, gpus: int) -> Profile:
+    def profile(self, model: str, gpus: int) -> ModelProfile:
         """The profile of a model at a size, or an error that says what there is. Never interpolates."""
         found = self.profiles.get((model, gpus))
         if found is None:
@@ -83,7 +83,7 @@ def catalogue(split: str = "by_model") -> Catalogue:
         model, gpus = row["model"], int(row["gpus"])
         share = storage_share(model, split)
         data_s = float(row["data_ms"]) / 1000
-        profiles[model, gpus] = Profile(
+        profiles[model, gpus] = ModelProfile(
             model,
             gpus,
             iteration_s=float(row["iteration_ms"]) / 1000,

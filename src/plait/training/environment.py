@@ -20,7 +20,7 @@ from plait.training.notes import note
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class Environment:
     """Where a rank lives. `run_dir` is None outside plait."""
 
     run_dir: Path | None = None
@@ -31,7 +31,7 @@ class Surroundings:
     checkpoint_s: float = 60.0
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Surroundings:
+    def of(cls, environ: Mapping[str, str]) -> Environment:
         """From the environment; raises `InputError` for a number that is none."""
         if not environ.get("PLAIT_RUN_DIR"):
             return cls()
@@ -77,7 +77,7 @@ def _number(environ: Mapping[str, str], name: str, default: float) -> float:
 class ControlFile:
     """The gate that control.json asks for, opened again when the agent says that it has changed."""
 
-    def __init__(self, around: Surroundings, page: Page | None = None, *, worker: bool = False) -> None:
+    def __init__(self, around: Environment, page: Page | None = None, *, worker: bool = False) -> None:
         """`worker`: for a loader worker, which follows the same file beside its job's process."""
         self._around, self._worker = around, worker
         self._page = page if page is not None else _own_page(around)
@@ -118,7 +118,7 @@ def _whole(value: object) -> int:
     return value if isinstance(value, int) else 1
 
 
-def _own_page(around: Surroundings) -> Page | None:
+def _own_page(around: Environment) -> Page | None:
     if around.run_dir is None:
         return None
     try:

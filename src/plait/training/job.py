@@ -29,17 +29,17 @@ from typing import Any, NoReturn
 from plait.core.resources import Resource
 from plait.runtime.page import STOP_NOW, JobState, Page, Saves
 from plait.runtime.stage_gate import NullGate
-from plait.runtime.throttle import Pace
-from plait.training.device.gpu_stage import Compute
-from plait.training.environment import ControlFile, Surroundings, claim
+from plait.runtime.throttle import Throttle
+from plait.training.device.gpu_stage import GpuStage
+from plait.training.environment import ControlFile, Environment, claim
 from plait.training.merged.thread_jobs import Preempted, here
 from plait.training.noop_job import Job
 from plait.training.profiler import Profiler
 from plait.training.stages import Stages
 from plait.training.state.checkpoint import Checkpointer, CheckpointHandle
-from plait.training.state.checkpoint_store import Commit, Commits
+from plait.training.state.checkpoint_store import CheckpointStore, Commit
 from plait.training.state.saving import Advice
-from plait.training.state.state_registry import Kept
+from plait.training.state.state_registry import StateRegistry
 from plait.training.stopping import PREEMPTED, Boundary, tell_where_on_quit
 from plait.training.torch_watch import watch_torch
 
@@ -52,7 +52,7 @@ WAIT_TURNS, WAIT_S = 100, 20.0
 class AttachedJob(Job):
     """The job of this process under plait; made by `attach`."""
 
-    def __init__(self, around: Surroundings, page: Page, *, seed: int = 0) -> None:
+    def __init__(self, around: Environment, page: Page, *, seed: int = 0) -> None:
         """Speak for the rank that `around` describes, through its page."""
         super().__init__(seed=seed)
         assert around.job_dir is not None
@@ -61,15 +61,15 @@ class AttachedJob(Job):
         self.member = here()
         begun = None if self.member is None else self.member.own_streams
         self.stages = Stages(page, NullGate(), refresh=self.control.gate, begun=begun)
-        self.compute = Compute(self.stages, page)
+        self.compute = GpuStage(self.stages, page)
         self.profiler = Profiler()
         folder = around.job_dir / "checkpoints"
-        commits = Commits(folder, epoch=around.epoch, epoch_file=around.job_dir / "EPOCH")
+        commits = CheckpointStore(folder, epoch=around.epoch, epoch_file=around.job_dir / "EPOCH")
         self.checkpointer = Checkpointer(commits, rank=around.rank, world=around.world, done=self._committed)
         self.step = 0
         self._pid = os.getpid()
-        self.kept = Kept()
-        self._pace = Pace(page, limits_memory=self.member is None)  # torch's limit is one for a whole process
+        self.kept = StateRegistry()
+        self._pace = Throttle(page, limits_memory=self.member is None)  # torch's limit is one for a whole process
         self._resumed = self._manual = self._pending = self._leaving = self._foreign = False
         self._loops: list[str] = []  # loops of ours that are running: they know better moments than the optimizer
         self.had_loop = False  # whether one of them has begun
@@ -516,7 +516,7 @@ def attach_quietly(*, seed: int = 0) -> Job:
     """As `attach`, for a script that has not called it: it is told nothing."""
     job: Job | None = current()
     if job is None:
-        around = Surroundings.of(os.environ)
+        around = Environment.of(os.environ)
         lock_fd = claim(around.run_dir) if around.run_dir is not None and around.page_file.exists() else None
         if lock_fd is None:
             return Job(seed=seed)

@@ -6,19 +6,19 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from plait.training.device.gpu_stage import Compute
-    from plait.training.environment import Surroundings
+    from plait.training.device.gpu_stage import GpuStage
+    from plait.training.environment import Environment
     from plait.training.stages import Stages
-    from plait.training.state.state_registry import Kept
+    from plait.training.state.state_registry import StateRegistry
 
 
 class Rank(Protocol):
     """Implemented by `plait.training.job.AttachedJob`, whose docstrings say what each does."""
 
-    around: Surroundings
+    around: Environment
     stages: Stages
-    compute: Compute
-    kept: Kept
+    compute: GpuStage
+    kept: StateRegistry
     counted: int
     had_loop: bool
 

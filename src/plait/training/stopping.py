@@ -23,7 +23,7 @@ from plait.runtime.page import STOP_GRACEFULLY, STOP_NOW, Page
 from plait.training.collectives.process_groups import OwnGroup
 
 if TYPE_CHECKING:
-    from plait.training.environment import Surroundings
+    from plait.training.environment import Environment
     from plait.training.state.checkpoint import Checkpointer
 
 #: Exit code of a process that was preempted and can be resumed.
@@ -108,7 +108,7 @@ class Boundary:
     """What is done between two iterations: whether to stop, whether to make a checkpoint."""
 
     def __init__(
-        self, page: Page, checkpointer: Checkpointer, around: Surroundings, *, hopeless: Callable[[], bool]
+        self, page: Page, checkpointer: Checkpointer, around: Environment, *, hopeless: Callable[[], bool]
     ) -> None:
         """Of the rank that `around` describes. `hopeless`: whether no boundary can be expected."""
         self.stop = StopFlag(hopeless)

@@ -34,11 +34,11 @@ def test_there_is_one_of_a_name(layout: Layout) -> None:
 
 
 def test_a_machine_that_died_at_work_keeps_no_other_from_it(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    with daemon.alone(layout):  # NFS may hold its lock for as long as that machine is away
-        with pytest.raises(InputError, match="another plait up"), daemon.alone(layout, 0.0):
+    with daemon.exclusive(layout):  # NFS may hold its lock for as long as that machine is away
+        with pytest.raises(InputError, match="another plait up"), daemon.exclusive(layout, 0.0):
             pass
         monkeypatch.setattr(daemon.socket, "gethostname", lambda: "another")
-        with daemon.alone(layout, 0.0):
+        with daemon.exclusive(layout, 0.0):
             pass
 
 
@@ -78,7 +78,7 @@ def test_no_trouble_ends_a_keeper(monkeypatch: pytest.MonkeyPatch, capsys: pytes
             raise trouble
         return ["one thing", "another"]
 
-    daemon.look_on(look, until=lambda: not troubles)
+    daemon.watch(look, until=lambda: not troubles)
     assert pauses == [1.0, 2.0, daemon.LOOK_S, 1.0]
     said = capsys.readouterr().out
     assert "the port is taken; next try in 1 s" in said

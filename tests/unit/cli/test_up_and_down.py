@@ -82,7 +82,7 @@ def test_they_wait_for_each_other(layout: Layout, monkeypatch: pytest.MonkeyPatc
     up: list[object] = []
 
     def other() -> None:
-        with daemon.alone(layout):
+        with daemon.exclusive(layout):
             entered.set()
             assert leave.wait(PATIENCE_S)
             up.append(object())  # the service that it starts
@@ -93,7 +93,7 @@ def test_they_wait_for_each_other(layout: Layout, monkeypatch: pytest.MonkeyPatc
     thread.start()
     try:
         assert entered.wait(PATIENCE_S)
-        with pytest.raises(InputError, match=r"another plait up .* end that one"), daemon.alone(layout, 0.0):
+        with pytest.raises(InputError, match=r"another plait up .* end that one"), daemon.exclusive(layout, 0.0):
             pass
         monkeypatch.setattr(daemon.time, "sleep", lambda _: leave.set())  # the keeper has looked, and waits
         assert keeper.keep_service(layout) == []

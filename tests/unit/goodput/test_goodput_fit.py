@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from plait.core.errors import InputError, MissingExtra
 from plait.core.jit import HAVE_NUMBA, plain
 from plait.goodput.model import levenberg_marquardt, objective
-from plait.goodput.model.fit import START, Profile, bounds, fit, fit_many, loss, loss_and_gradient, minimised
+from plait.goodput.model.fit import START, Measurements, bounds, fit, fit_many, loss, loss_and_gradient, minimised
 from plait.goodput.model.throughput import grad_s, step_s
 
 slow = pytest.mark.skipif(os.environ.get("PLAIT_SLOW") != "1", reason="half a minute; set PLAIT_SLOW=1")
@@ -24,7 +24,7 @@ slow = pytest.mark.skipif(os.environ.get("PLAIT_SLOW") != "1", reason="half a mi
 TRUE = np.array([0.1, 0.01, 0.5, 1.0, 1e-6, 1e-6, 1.2])
 
 
-def noisy(theta: np.ndarray, seed: int, count: int, noise: float, *, nodes: int = 8, gpus: int = 16) -> Profile:
+def noisy(theta: np.ndarray, seed: int, count: int, noise: float, *, nodes: int = 8, gpus: int = 16) -> Measurements:
     """Measurements of `theta` at distinct random keys."""
     rng = np.random.default_rng(seed)
     many = rng.integers(1, gpus + 1, 3 * count)
@@ -32,7 +32,7 @@ def noisy(theta: np.ndarray, seed: int, count: int, noise: float, *, nodes: int 
     keys = np.unique(keys, axis=1)
     keys = keys[:, rng.permutation(keys.shape[1])[:count]]
     spread = np.exp(noise * rng.standard_normal((2, keys.shape[1])))
-    return Profile(*keys, grad_s(theta, keys[2]) * spread[0], step_s(theta, *keys) * spread[1])
+    return Measurements(*keys, grad_s(theta, keys[2]) * spread[0], step_s(theta, *keys) * spread[1])
 
 
 def some_theta(rng: np.random.Generator) -> np.ndarray:
@@ -69,19 +69,19 @@ def test_a_thousand_noisy_points_are_recovered(noise, artifact) -> None:
 
 
 def test_priors_where_the_profile_cannot_tell() -> None:
-    alone = Profile([1], [1], [16], [0.3], [0.3])
+    alone = Measurements([1], [1], [16], [0.3], [0.3])
     theta = fit(alone)
     assert theta[0] == pytest.approx(0.15)
     assert theta[4:6].tolist() == [1e-8] * 2
     assert theta[2:4] == pytest.approx([1.1e-8] * 2)
-    lower, upper = bounds(Profile([1, 1], [1, 2], [16, 8], [0.3, 0.2], [0.3, 0.3]))
+    lower, upper = bounds(Measurements([1, 1], [1, 2], [16, 8], [0.3, 0.2], [0.3, 0.3]))
     assert (lower == upper).tolist() == [False, False, True, True, False, True, False]
-    lower, upper = bounds(Profile([1, 1, 2], [1, 4, 4], [16, 8, 8], [0.3, 0.2, 0.2], [0.3, 0.3, 0.4]))
+    lower, upper = bounds(Measurements([1, 1, 2], [1, 4, 4], [16, 8, 8], [0.3, 0.2, 0.2], [0.3, 0.3, 0.4]))
     assert (lower < upper).all()
 
 
 def test_the_network_is_never_better_than_the_node_before_it_is_measured() -> None:
-    profile = Profile([1, 1, 1], [1, 2, 4], [16, 16, 8], [0.3, 0.3, 0.2], [0.3, 0.5, 0.5])
+    profile = Measurements([1, 1, 1], [1, 2, 4], [16, 16, 8], [0.3, 0.3, 0.2], [0.3, 0.5, 0.5])
     theta = fit(profile)
     assert theta[4] > 1e-3
     assert theta[2] == pytest.approx(1.1 * theta[4])
@@ -109,7 +109,7 @@ def test_many_jobs_at_once_are_each_alone() -> None:
     assert fit_many([]).shape == (0, 7)
 
 
-def drawn(seed: int) -> tuple[Profile, np.ndarray]:
+def drawn(seed: int) -> tuple[Measurements, np.ndarray]:
     """A random profile of any size and spread, and a start."""
     rng = np.random.default_rng(seed)
     count, noise = int(rng.choice([1, 2, 3, 5, 10, 30, 100])), float(rng.choice([0, 0.01, 0.1]))
@@ -129,7 +129,7 @@ def test_never_above_the_published_search_from_the_same_starts() -> None:
     assert np.mean(excess) < -1e-4
 
 
-def few(seed: int) -> Profile:
+def few(seed: int) -> Measurements:
     """One to eleven measurements with 5 % noise of a job of any kind, some in other units of time."""
     rng = np.random.default_rng(seed)
     theta = np.exp(1.5 * rng.standard_normal(7)) * [0.1, 0.001, 0.1, 0.01, 0.05, 0.005, 1]
@@ -138,7 +138,9 @@ def few(seed: int) -> Profile:
     gpus = 2 ** rng.integers(0, 6, count)
     nodes, local = np.minimum(gpus, 2 ** rng.integers(0, 3, count)), rng.integers(1, 500, count)
     spread = np.exp(0.05 * rng.standard_normal((2, count))) * 10.0 ** (rng.integers(-6, 5) if seed % 4 == 0 else 0)
-    return Profile(nodes, gpus, local, grad_s(theta, local) * spread[0], step_s(theta, nodes, gpus, local) * spread[1])
+    return Measurements(
+        nodes, gpus, local, grad_s(theta, local) * spread[0], step_s(theta, nodes, gpus, local) * spread[1]
+    )
 
 
 @pytest.mark.parametrize("count", [30, pytest.param(250, marks=slow)])
@@ -201,11 +203,11 @@ def test_the_plain_search_ends_where_the_compiled_one_does() -> None:
 
 def test_wrong_profiles_are_refused() -> None:
     with pytest.raises(InputError, match="row 1 of a profile has nodes=2, gpus=1"):
-        Profile([1, 2], [1, 1], [8, 8], [0.1, 0.1], [0.1, 0.1])
+        Measurements([1, 2], [1, 1], [8, 8], [0.1, 0.1], [0.1, 0.1])
     with pytest.raises(InputError, match="shapes"):
-        Profile([1, 2], [1], [8], [0.1], [0.1])
+        Measurements([1, 2], [1], [8], [0.1], [0.1])
     with pytest.raises(InputError, match="without measurements"):
-        fit(Profile([], [], [], [], []))
+        fit(Measurements([], [], [], [], []))
 
 
 def test_without_scipy_the_error_names_the_extra(monkeypatch) -> None:
@@ -233,7 +235,7 @@ def measured() -> Path:
     return folder
 
 
-def published(folder: Path) -> Profile:
+def published(folder: Path) -> Measurements:
     """All rows of a model, placed and at scale."""
     rows = []
     with open(folder / "placements.csv", newline="") as file:
@@ -244,7 +246,7 @@ def published(folder: Path) -> Profile:
         names = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
         rows += [tuple(row[name] for name in names) for row in csv.DictReader(file)]
     nodes, gpus, local, step, sync = np.array(rows, dtype=np.float64).T
-    return Profile(nodes, gpus, local, step - sync, step)
+    return Measurements(nodes, gpus, local, step - sync, step)
 
 
 @pytest.mark.parametrize("line", REFERENCE.split("\n")[1:-1], ids=lambda line: line.split()[0])
@@ -268,10 +270,10 @@ sys.modules["numba"] = sys.modules["scipy"] = None
 import numpy as np
 from plait.goodput import rules
 from plait.goodput.model.batch import best_batch
-from plait.goodput.model.fit import Profile, fit
+from plait.goodput.model.fit import Measurements, fit
 from plait.goodput.model.jobs import GoodputJobs
 assert "plait.core.jit" not in sys.modules, "the compiler is asked for before it is needed"
-theta = fit(Profile([1, 1, 2], [1, 4, 4], [16, 8, 8], [0.3, 0.2, 0.2], [0.3, 0.3, 0.4]))
+theta = fit(Measurements([1, 1, 2], [1, 4, 4], [16, 8, 8], [0.3, 0.2, 0.2], [0.3, 0.3, 0.4]))
 jobs = GoodputJobs(theta[None], [1], [4], [16], [256], [4], [32], [True])
 print(best_batch(jobs, 1, 4).goodput[0, 0] > 0, rules.linear(2, [1], [1])[0])
 """

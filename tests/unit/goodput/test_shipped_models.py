@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from plait.core.errors import InputError
-from plait.goodput.model.fit import Profile, fit, loss
+from plait.goodput.model.fit import Measurements, fit, loss
 from plait.goodput.model.shipped import Noise, shipped
 
 #: Objective of the reference fit of each model, and the noise scale of its first, middle and last epoch.
@@ -24,7 +24,7 @@ PUBLISHED = {
 }
 
 
-def measured(model: str) -> Profile:
+def measured(model: str) -> Measurements:
     """All step times of a model; skips the test where they are not."""
     root = Path(os.environ.get("PLAIT_DATA", Path(__file__).parents[3] / ".." / "shared" / "data")) / "pollux" / model
     if not root.exists():
@@ -37,7 +37,7 @@ def measured(model: str) -> Profile:
                 at = (len(nodes), sum(nodes)) if sum(nodes) else (int(row["num_nodes"]), int(row["num_replicas"]))
                 step_s, sync_s = float(row["step_time"]), float(row["sync_time"])
                 rows.append((*at, float(row["local_bsz"]), step_s - sync_s, step_s))
-    return Profile(*np.array(rows).T)
+    return Measurements(*np.array(rows).T)
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))

@@ -13,7 +13,7 @@ from grouping_cases import candidates, continuous, few_kinds, stages
 from plait.core.jit import plain
 from plait.grouping import GroupingCache, group
 from plait.grouping.exact import classes
-from plait.grouping.exact.classes import dealt, exact_groups, kinds_of_groups
+from plait.grouping.exact.classes import exact_groups, kinds_of_groups, round_robin
 from plait.grouping.exact.programs import LinearProgram, integer_program
 from plait.grouping.model import kernels
 from plait.grouping.model.bucket import Model, Options
@@ -160,7 +160,7 @@ def test_the_integer_program_says_if_jobs_cannot_be_seated():
 
 
 def test_dealing_seats_every_job():
-    nodes = dealt(np.array([3, 2, 2]), 2)
+    nodes = round_robin(np.array([3, 2, 2]), 2)
     assert nodes == [(0, 0, 1, 2), (0, 1, 2)]
 
 

@@ -209,7 +209,7 @@ def test_a_full_disk_refuses_submissions_and_is_read_all_the_same(
 
 def test_agents_go_on_as_they_are_while_the_service_waits_for_room() -> None:
     from plait.live.protocol.wire import ENDED
-    from plait.live.service.http.routes.agents import _as_it_is
+    from plait.live.service.http.routes.agents import _current_assignment
 
     class One:
         class worker:
@@ -219,7 +219,7 @@ def test_agents_go_on_as_they_are_while_the_service_waits_for_room() -> None:
         mailbox = Mailbox()
 
     told = Observed(NodeInfo("n0", 2), "a", 3, 7, [Seen(1, 1, 0, RUNNING), Seen(2, 1, 0, ENDED, exit_code=0)])
-    answer = _as_it_is(One(), told)  # type: ignore[arg-type]
+    answer = _current_assignment(One(), told)  # type: ignore[arg-type]
     assert (answer.term, answer.version < 0, answer.attempts) == (3, True, [])
     assert answer.keep == [[1, 1, 0], [2, 1, 0]]
     assert answer.lease_s == Options().lease_s

@@ -16,7 +16,7 @@ from plait.live.scheduler.engine import Engine
 from plait.live.store import Entry, Replaced, Store, StoreError
 from plait.live.store import leader_lease as seat_module
 from plait.live.store.holders import is_dead, this_process
-from plait.live.store.leader_lease import Seat
+from plait.live.store.leader_lease import LeaderLease
 from plait.live.store.store import parse_url
 
 
@@ -27,9 +27,9 @@ class Services:
         self.url, self.seats, self.stores = url, [], []
         self.now_s = 1000.0
 
-    def seat(self, name: str, holder: str | None = None, lease_s: float = 60.0) -> Seat:
+    def seat(self, name: str, holder: str | None = None, lease_s: float = 60.0) -> LeaderLease:
         """A service on another machine, whose own clock stands still; its lease lasts long enough for any test."""
-        made = Seat(
+        made = LeaderLease(
             parse_url(self.url),
             holder=holder or f"on {name}",
             address=f"http://{name}",
@@ -39,18 +39,18 @@ class Services:
         self.seats.append(made)
         return made
 
-    def store(self, seat: Seat | None) -> Store:
+    def store(self, seat: LeaderLease | None) -> Store:
         made = Store.open(self.url, seat=seat, exclusive=seat is not None)
         self.stores.append(made)
         return made
 
-    def lead(self, seat: Seat) -> Store:
+    def lead(self, seat: LeaderLease) -> Store:
         assert seat.try_take()
         store = self.store(seat)
         store.next_term()
         return store
 
-    def run_out(self, *followers: Seat) -> None:
+    def run_out(self, *followers: LeaderLease) -> None:
         """Followers look, and nobody renews the lease for as long as it lasts: its holder is paused."""
         for follower in followers:
             assert not follower.try_take()

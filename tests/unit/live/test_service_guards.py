@@ -137,7 +137,7 @@ def test_tokens_come_and_go_at_the_same_time() -> None:
 def test_each_node_of_this_machine_gets_a_secret_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from plait.live.backends import host
 
-    monkeypatch.setattr(host, "Outliving", lambda *words, **more: None)
+    monkeypatch.setattr(host, "DetachedProcess", lambda *words, **more: None)
     backend = LocalBackend(Layout(tmp_path), 2, 1, False)
     for node in backend.nodes.values():
         backend._spawn(node)
@@ -155,7 +155,7 @@ def test_nodes_of_a_home_that_had_one_secret_for_all_get_their_own(
 
     known, _, _ = tokens
     common, _ = known.make("agents", "agent", "-")
-    monkeypatch.setattr(host, "Outliving", lambda *words, **more: None)
+    monkeypatch.setattr(host, "DetachedProcess", lambda *words, **more: None)
     backend = LocalBackend(Layout(tmp_path), 2, 1, False)
     for folder in (tmp_path, *(make_private(tmp_path / "nodes" / name) for name in backend.nodes)):
         write_secret(folder / "enrol", common)

@@ -15,7 +15,7 @@ from plait.live.protocol import wire
 from plait.live.protocol.wire import Assignment, Observed, WireError, from_json, to_json
 from plait.runtime import page as pages
 from plait.runtime.page import Page, PageError, check_versions
-from plait.training.environment import ControlFile, Surroundings
+from plait.training.environment import ControlFile, Environment
 from plait.training.notes import FILE
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "wire"
@@ -110,7 +110,7 @@ def test_control_of_a_near_version_is_obeyed(tmp_path: Path, versions: dict[str,
         group = {"members": [{"job": 1, "turn": 0}, {"job": 2, "turn": 1}], "gate": "none", "version": 1}
         (tmp_path / "control.json").write_text(json.dumps({"version": 1, "epoch": 1, "group": group} | versions))
         page.control_version = 1
-        control = ControlFile(Surroundings(run_dir=tmp_path), page)
+        control = ControlFile(Environment(run_dir=tmp_path), page)
         control.gate(pages_gate())
         assert control.alone is alone
     said = (tmp_path / FILE).read_text() if (tmp_path / FILE).exists() else ""
@@ -124,12 +124,12 @@ def pages_gate() -> Any:
 
 
 def test_agents_say_of_which_version_control_is(tmp_path: Path) -> None:
-    from plait.live.agent.processes.attempt import Attempt
+    from plait.live.agent.processes.attempt import LocalAttempt
     from plait.live.layout import Layout
 
     run = from_json(Assignment, golden("assignment_v2")).attempts[0]
     alone = replace(run, group=replace(run.group, gate="none"))
     gates = Gates(Layout(tmp_path), "n0", lambda *_, **__: None)
-    gates.tell(Attempt(alone, tmp_path, "mark"))
+    gates.tell(LocalAttempt(alone, tmp_path, "mark"))
     control = json.loads((tmp_path / "control.json").read_text())
     assert (control["made_by"], control["oldest"]) == (pages.VERSION, pages.OLDEST)

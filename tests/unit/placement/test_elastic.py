@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError
-from plait.placement.elastic import Placed, place
+from plait.placement.elastic import Placed, place_sizes
 
 
 def matrix(*rows: list[int]) -> np.ndarray:
@@ -38,14 +38,14 @@ def check(found: Placed, sizes: np.ndarray, running: np.ndarray, capacity: np.nd
 
 def test_unchanged_sizes_keep_their_gpus_and_the_rest_fits_best():
     running = matrix([2, 0, 0], [0, 3, 0], [0, 0, 0], [0, 0, 0])
-    found = place(column(2, 3, 1, 2), running, column(4, 4, 4))
+    found = place_sizes(column(2, 3, 1, 2), running, column(4, 4, 4))
     assert found.gpus.tolist() == [[2, 0, 0], [0, 3, 0], [0, 1, 0], [2, 0, 0]]
     assert found.moved.size == found.unplaced.size == 0
 
 
 def test_whole_nodes_are_freed_by_moving_the_fewest_small_jobs():
     running = matrix([1, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 2, 0], [0, 0, 0, 0])
-    found = place(column(1, 1, 1, 2, 8), running, column(4, 4, 4, 4))
+    found = place_sizes(column(1, 1, 1, 2, 8), running, column(4, 4, 4, 4))
     check(found, column(1, 1, 1, 2, 8), running, column(4, 4, 4, 4))
     assert found.gpus[4].tolist() == [0, 4, 0, 4]  # the free node, and the one with a single job
     assert found.moved.tolist() == [2]
@@ -53,7 +53,7 @@ def test_whole_nodes_are_freed_by_moving_the_fewest_small_jobs():
 
 def test_a_fragmented_node_is_cleared_of_one_job_not_two():
     running = matrix([1, 0], [1, 0], [1, 0], [0, 2], [0, 0])
-    found = place(column(1, 1, 1, 2, 2), running, column(4, 3))
+    found = place_sizes(column(1, 1, 1, 2, 2), running, column(4, 3))
     assert found.unplaced.size == 0
     assert found.moved.tolist() == [2]
     assert found.gpus[4].tolist() == [2, 0]
@@ -61,7 +61,7 @@ def test_a_fragmented_node_is_cleared_of_one_job_not_two():
 
 def test_a_job_on_a_node_that_went_down_is_moved():
     running = matrix([2, 0], [0, 2])
-    found = place(column(2, 2), running, column(0, 4))
+    found = place_sizes(column(2, 2), running, column(0, 4))
     assert found.gpus.tolist() == [[0, 2], [0, 2]]
     assert found.moved.tolist() == [0]
 
@@ -69,10 +69,10 @@ def test_a_job_on_a_node_that_went_down_is_moved():
 def test_pinned_jobs_stay_and_what_has_no_place_is_named_or_cut():
     running = matrix([1, 0], [0, 1], [0, 0])
     pinned = np.array([True, True, False])
-    found = place(column(1, 1, 4), running, column(4, 4), pinned=pinned)
+    found = place_sizes(column(1, 1, 4), running, column(4, 4), pinned=pinned)
     assert found.gpus[:2].tolist() == running[:2].tolist()
     assert found.unplaced.tolist() == [2]
-    cut = place(column(1, 1, 4), running, column(4, 4), pinned=pinned, smaller=(0, 1, 2, 4))
+    cut = place_sizes(column(1, 1, 4), running, column(4, 4), pinned=pinned, smaller=(0, 1, 2, 4))
     assert cut.unplaced.tolist() == [2]
     assert cut.gpus[2].sum() == 2
 
@@ -80,9 +80,9 @@ def test_pinned_jobs_stay_and_what_has_no_place_is_named_or_cut():
 def test_a_job_that_may_spread_takes_parts_of_nodes_but_never_beside_another():
     running = np.zeros((4, 3), dtype=np.int64)
     sizes = column(3, 3, 2, 2)
-    strict = place(sizes, running, column(4, 4, 2))
+    strict = place_sizes(sizes, running, column(4, 4, 2))
     assert strict.unplaced.tolist() == [3]
-    found = place(column(3, 3, 2, 2), running, column(4, 4, 2), spread=np.array([False, False, False, True]))
+    found = place_sizes(column(3, 3, 2, 2), running, column(4, 4, 2), spread=np.array([False, False, False, True]))
     check(found, sizes, running, column(4, 4, 2))
     assert found.unplaced.size == 0
     assert found.gpus[3].tolist() == [1, 1, 0]
@@ -90,7 +90,7 @@ def test_a_job_that_may_spread_takes_parts_of_nodes_but_never_beside_another():
 
 def test_jobs_scattered_over_parts_of_nodes_give_way_when_others_have_no_place():
     running = matrix([2, 2, 2, 2], [0, 0, 0, 0])
-    found = place(column(8, 8), running, column(4, 4, 4, 4))
+    found = place_sizes(column(8, 8), running, column(4, 4, 4, 4))
     check(found, column(8, 8), running, column(4, 4, 4, 4))
     assert found.unplaced.size == 0
     assert found.moved.tolist() == [0]
@@ -100,36 +100,36 @@ def test_jobs_scattered_over_parts_of_nodes_give_way_when_others_have_no_place()
 def test_a_job_in_fragments_comes_together_as_soon_as_it_can(spread):
     loose, capacity = np.array([spread, False]), column(4, 4, 4, 4)
     sizes, running = column(4, 3), matrix([1, 1, 1, 1], [3, 0, 0, 0])
-    found = place(sizes, running, capacity, spread=loose)
+    found = place_sizes(sizes, running, capacity, spread=loose)
     check(found, sizes, running, capacity)
     assert found.gpus.tolist() == [[0, 4, 0, 0], [3, 0, 0, 0]]
     assert found.moved.tolist() == [0]
     for mask in ("stay", "pinned"):
-        kept = place(sizes, running, capacity, spread=loose, **{mask: np.array([True, False])})
+        kept = place_sizes(sizes, running, capacity, spread=loose, **{mask: np.array([True, False])})
         assert kept.gpus.tolist() == running.tolist()
 
 
 def test_a_job_in_fragments_stays_where_no_node_can_hold_it():
     running = matrix([1, 1, 0], [3, 0, 0], [0, 3, 0], [0, 0, 3])
     for spread in (False, True):
-        found = place(column(2, 3, 3, 3), running, column(4, 4, 4), spread=np.full(4, spread))
+        found = place_sizes(column(2, 3, 3, 3), running, column(4, 4, 4), spread=np.full(4, spread))
         assert found.gpus.tolist() == running.tolist()
 
 
 def test_small_jobs_make_room_only_for_a_job_that_was_promised_one_node():
     running = matrix([2, 2, 0], [2, 0, 0], [0, 2, 0], [0, 0, 1])
     sizes, capacity = column(4, 2, 2, 1), column(4, 4, 4)
-    found = place(sizes, running, capacity)
+    found = place_sizes(sizes, running, capacity)
     check(found, sizes, running, capacity)
     assert sorted(found.gpus[0].tolist()) == [0, 0, 4]
     assert found.moved.tolist() == [0, 3]
-    found = place(sizes, running, capacity, spread=np.full(4, True))
+    found = place_sizes(sizes, running, capacity, spread=np.full(4, True))
     assert found.moved.size == 0
 
 
 def test_refuses_columns_of_the_wrong_length():
     with pytest.raises(InputError, match=r"a size for each of 2 jobs and a capacity for each of 3 nodes"):
-        place(column(1), np.zeros((2, 3), dtype=np.int64), column(4, 4, 4))
+        place_sizes(column(1), np.zeros((2, 3), dtype=np.int64), column(4, 4, 4))
 
 
 def fewest_moves(sizes: np.ndarray, running: np.ndarray, nodes: int) -> int:
@@ -168,7 +168,7 @@ def test_no_placement_moves_fewer_jobs():
             sizes = np.where(rng.random(jobs) < 0.5, 0, sizes)
             for job in rng.permutation(np.flatnonzero(sizes == 0)).tolist():
                 sizes[job] = rng.choice([k for k in (0, 1, 2, 4, 8) if k <= 4 * nodes - sizes.sum()])
-            found = place(sizes, running, np.full(nodes, 4))
+            found = place_sizes(sizes, running, np.full(nodes, 4))
             assert found.unplaced.size == 0
             assert found.moved.size == fewest_moves(sizes, running, nodes)
             needed += found.moved.size
@@ -202,11 +202,11 @@ def test_every_choice_on_the_ladder_finds_a_place_round_after_round(case):
     capacity = np.full(nodes, per_node)
     running = np.zeros((len(sizes_of[0]), nodes), dtype=np.int64)
     for sizes in sizes_of:
-        found = place(np.array(sizes), running, capacity)
+        found = place_sizes(np.array(sizes), running, capacity)
         check(found, np.array(sizes), running, capacity)
         assert found.unplaced.size == 0
         assert ((found.gpus > 0).sum(axis=1) == -(-np.array(sizes) // per_node)).all(), "on more nodes than it needs"
-        again = place(np.array(sizes), found.gpus, capacity)
+        again = place_sizes(np.array(sizes), found.gpus, capacity)
         assert again.gpus.tolist() == found.gpus.tolist(), "a placement that can stay was changed"
         running = found.gpus
 
@@ -220,7 +220,7 @@ def test_any_sizes_on_unequal_nodes_break_no_rule_and_are_cut_rather_than_lost(d
     for _ in range(3):
         sizes = np.array(data.draw(st.lists(st.integers(0, 12), min_size=jobs, max_size=jobs)), dtype=np.int64)
         spread = np.array(data.draw(st.lists(st.booleans(), min_size=jobs, max_size=jobs)), dtype=bool)
-        found = place(sizes, running, capacity, spread=spread, smaller=range(13))
+        found = place_sizes(sizes, running, capacity, spread=spread, smaller=range(13))
         check(found, sizes, running, capacity)
         if found.gpus.sum() < capacity.sum():
             assert (found.gpus.sum(axis=1)[found.unplaced] > 0).all(), "a GPU is free, and a job has none"

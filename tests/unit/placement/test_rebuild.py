@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError
-from plait.placement.elastic import place
+from plait.placement.elastic import place_sizes
 from plait.placement.rebuild import place_arranged, rebuild
 
 
@@ -59,7 +59,7 @@ def test_the_placer_comes_first_and_the_arrangement_where_it_fails():
     assert easy.moved.size == easy.unplaced.size == 0
     arranged = np.array([[4, 0], [0, 4], [3, 0], [3, 0], [0, 3], [0, 3]])  # the largest first: 4 + 4, 3 + 3 + 3, and 3
     running = np.zeros_like(arranged)
-    assert place(arranged.sum(axis=1), running, np.full(2, 10)).unplaced.size == 1
+    assert place_sizes(arranged.sum(axis=1), running, np.full(2, 10)).unplaced.size == 1
     found = place_arranged(arranged, running, np.full(2, 10))
     assert found.unplaced.size == 0
     assert found.gpus.sum(axis=1).tolist() == [4, 4, 3, 3, 3, 3]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from plait.goodput.model.batch import best_batch
-from plait.goodput.model.objective import Profile, loss
+from plait.goodput.model.objective import Measurements, loss
 from plait.reproduce.pollux.adaptive import AdaptiveJob, table_of
 from plait.reproduce.pollux.clock import GPUS_PER_NODE, Shape, free_gpus, run
 from plait.reproduce.pollux.pollux import FLOOR, Pollux, PolluxExact, PolluxSearch, Round
@@ -61,7 +61,7 @@ def test_the_fit_is_to_all_that_was_measured(workload):
         job.advance(60.0 * now, 60, 0.0)
     keys, times = zip(*job.profile.items(), strict=True)
     nodes, gpus, local = (np.array(column) for column in zip(*keys, strict=True))
-    seen = Profile(nodes, gpus, local, *(np.array(column) for column in zip(*times, strict=True)))
+    seen = Measurements(nodes, gpus, local, *(np.array(column) for column in zip(*times, strict=True)))
     assert loss(job.theta, seen) < 0.3
     assert job.theta is job.theta  # made once
 

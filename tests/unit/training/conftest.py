@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from players import Player
 
-from plait.runtime.gates import Member, make_group
+from plait.runtime.gates import GroupMember, make_group
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def group(tmp_path):
     """A group of jobs 1, 2, ... with turns 0, 1, ..."""
 
     def make(gate, members=3, *, version=1, **options):
-        jobs = [Member(1 + i, i) for i in range(members)] if isinstance(members, int) else members
+        jobs = [GroupMember(1 + i, i) for i in range(members)] if isinstance(members, int) else members
         return make_group(tmp_path / "g", gate, jobs, version=version, **options)
 
     return make

@@ -14,7 +14,7 @@ import numpy as np
 
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits, Estimate
-from plait.goodput.model.fit import Profile
+from plait.goodput.model.fit import Measurements
 from plait.runtime.page import Page
 from plait.training.adaptive.choosing import Fitter, choose, first_batch
 from plait.training.adaptive.data.loader import AdaptiveDataLoader
@@ -92,7 +92,7 @@ def test_a_fit_that_fails_ends_the_adapting_but_not_the_training() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
-            fitter.start(Profile(one, one, one, one, one))
+            fitter.start(Measurements(one, one, one, one, one))
             fitter.wait()
     assert [str(w.message) for w in caught] == ["plait: the batch size no longer adapts: no library to fit with"]
     assert (len(calls), fitter.theta) == (1, None)

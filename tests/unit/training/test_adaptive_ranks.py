@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from attempts import PREEMPTED, ROOT, Attempt, free_port, the_forker
 
-from plait.runtime.gates import GATES, Member, make_group
+from plait.runtime.gates import GATES, GroupMember, make_group
 
 pytest.importorskip("torch")
 EPOCHS = 3
@@ -21,7 +21,7 @@ def start(folder: Path, epoch: int, world: int, gate: str = "") -> list[Attempt]
     """All ranks, at a gate if there is one."""
     forker, port = the_forker(), str(free_port())
     if gate:
-        group = make_group(folder.parent / "g", gate, [Member(1, 0, world)], version=1)
+        group = make_group(folder.parent / "g", gate, [GroupMember(1, 0, world)], version=1)
         for rank in range(world):
             run_dir = folder / "attempts" / str(epoch) / f"rank{rank}"
             run_dir.mkdir(parents=True)

@@ -9,7 +9,7 @@ import pytest
 from players import Watch, until
 
 from plait.core.resources import Resource
-from plait.runtime.gates import BarrierGate, GateError, GateTimeout, Member
+from plait.runtime.gates import BarrierGate, GateError, GateTimeout, GroupMember
 from plait.runtime.group_files import ACTIVE, AWAY, GONE, SLOT, TARGET
 
 STORAGE, CPU, GPU, NETWORK = "0", "1", "2", "3"
@@ -17,7 +17,7 @@ STORAGE, CPU, GPU, NETWORK = "0", "1", "2", "3"
 
 @pytest.mark.parametrize("turns", [(0, 1, 2), (0, 2), (3, 1, 2, 0)])
 def test_no_two_jobs_are_on_a_resource_and_nobody_is_locked_up(group, play, tmp_path, turns):
-    made = group("barrier", [Member(1 + i, turn) for i, turn in enumerate(turns)])
+    made = group("barrier", [GroupMember(1 + i, turn) for i, turn in enumerate(turns)])
     players = [play(made, m.job) for m in made.members]
     for i, p in enumerate(players):
         p.say(f"work {60 + 20 * i} {tmp_path}")  # the first to finish leaves the others to go on

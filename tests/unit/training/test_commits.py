@@ -8,7 +8,7 @@ import pytest
 
 from plait.core.errors import PlaitError
 from plait.training.state import checkpoint_store as commits
-from plait.training.state.checkpoint_store import MARKER, Commits, StaleEpoch
+from plait.training.state.checkpoint_store import MARKER, CheckpointStore, StaleEpoch
 from plait.training.state.checksums import Damaged
 
 
@@ -19,21 +19,21 @@ def made(into, step, content="state"):
 
 
 def test_the_newest_counts_and_so_many_are_kept(tmp_path):
-    commits = Commits(tmp_path / "c", keep=2)
+    commits = CheckpointStore(tmp_path / "c", keep=2)
     for step in (5, 10, 15):
         made(commits, step)
     assert [c.step for c in commits.complete()] == [15, 10]
 
 
 def test_a_later_attempt_counts_more_than_a_later_step(tmp_path):
-    made(Commits(tmp_path / "c", epoch=1, keep=9), 100)
-    made(Commits(tmp_path / "c", epoch=2, keep=9), 60)
-    assert [(c.epoch, c.step) for c in Commits(tmp_path / "c").complete()] == [(2, 60), (1, 100)]
+    made(CheckpointStore(tmp_path / "c", epoch=1, keep=9), 100)
+    made(CheckpointStore(tmp_path / "c", epoch=2, keep=9), 60)
+    assert [(c.epoch, c.step) for c in CheckpointStore(tmp_path / "c").complete()] == [(2, 60), (1, 100)]
 
 
 @pytest.mark.parametrize("harm", ["no marker", "half a marker", "a file cut short", "a file gone"])
 def test_what_is_not_whole_does_not_count(tmp_path, harm):
-    commits = Commits(tmp_path / "c")
+    commits = CheckpointStore(tmp_path / "c")
     made(commits, 5)
     newest = made(commits, 10).path
     if harm == "no marker":
@@ -57,7 +57,7 @@ def flip(path, bit):
 def test_any_flipped_bit_is_found_told_and_the_checkpoint_before_it_counts(tmp_path, file):
     draw = random.Random(file)
     for trial in range(8):
-        commits = Commits(tmp_path / f"c{trial}")
+        commits = CheckpointStore(tmp_path / f"c{trial}")
         for step in (5, 10):
             for rank in (0, 1):
                 (commits.begin(step) / f"rank{rank}.pt").write_bytes(draw.randbytes(500))
@@ -66,25 +66,25 @@ def test_any_flipped_bit_is_found_told_and_the_checkpoint_before_it_counts(tmp_p
         with pytest.warns(RuntimeWarning, match="DAMAGED CHECKPOINT step-0000000010-e0 is not loaded"):
             assert [c.step for c in commits.choose(rank=0, world=2)] == [5]
         assert [c.step for c in commits.choose(rank=1, world=2)] == [5]  # what rank 0 wrote down
-        assert [c.step for c in Commits(tmp_path / f"c{trial}").complete()] == [5]
+        assert [c.step for c in CheckpointStore(tmp_path / f"c{trial}").complete()] == [5]
 
 
 def test_a_rank_that_reads_something_else_than_rank_0_stops_and_the_next_attempt_goes_back(tmp_path):
-    commits = Commits(tmp_path / "c")
+    commits = CheckpointStore(tmp_path / "c")
     for step in (5, 10):
         (commits.begin(step) / "rank1.pt").write_bytes(b"state")
         made(commits, step)
     chosen = commits.choose(rank=0, world=2)
     flip(chosen[0].path / "rank1.pt", 9)
-    other = Commits(tmp_path / "c")
+    other = CheckpointStore(tmp_path / "c")
     other.verify(chosen[0], rank=0)
     with pytest.warns(RuntimeWarning), pytest.raises(Damaged, match=r"rank1\.pt is not what was written"):
         other.verify(chosen[0], rank=1)
-    assert [c.step for c in Commits(tmp_path / "c", epoch=1).choose(rank=0, world=2)] == [5]
+    assert [c.step for c in CheckpointStore(tmp_path / "c", epoch=1).choose(rank=0, world=2)] == [5]
 
 
 def test_a_checkpoint_of_before_there_were_checksums_is_loaded(tmp_path):
-    commits = Commits(tmp_path / "c")
+    commits = CheckpointStore(tmp_path / "c")
     path = made(commits, 5).path
     (path / MARKER).write_text('{"step": 5, "epoch": 0, "world": 1, "files": {"rank0.pt": 5}}')
     assert [c.step for c in commits.choose()] == [5]
@@ -92,15 +92,15 @@ def test_a_checkpoint_of_before_there_were_checksums_is_loaded(tmp_path):
 
 def test_a_stale_attempt_commits_nothing(tmp_path):
     (tmp_path / "EPOCH").write_text("3\n")
-    stale = Commits(tmp_path / "c", epoch=2, epoch_file=tmp_path / "EPOCH")
+    stale = CheckpointStore(tmp_path / "c", epoch=2, epoch_file=tmp_path / "EPOCH")
     with pytest.raises(StaleEpoch, match="attempt 2 was replaced by attempt 3"):
         made(stale, 5)
     assert stale.complete() == []
-    assert made(Commits(tmp_path / "c", epoch=3, epoch_file=tmp_path / "EPOCH"), 5).epoch == 3
+    assert made(CheckpointStore(tmp_path / "c", epoch=3, epoch_file=tmp_path / "EPOCH"), 5).epoch == 3
 
 
 def test_an_attempt_replaced_just_before_its_marker_leaves_nothing(tmp_path, monkeypatch):
-    late = Commits(tmp_path / "c", epoch=2, epoch_file=tmp_path / "EPOCH")
+    late = CheckpointStore(tmp_path / "c", epoch=2, epoch_file=tmp_path / "EPOCH")
     flush = commits.flush
 
     def replaced(path):
@@ -116,30 +116,30 @@ def test_an_attempt_replaced_just_before_its_marker_leaves_nothing(tmp_path, mon
 def test_an_epoch_that_cannot_be_read_commits_nothing(tmp_path):
     (tmp_path / "EPOCH").write_text("three")
     with pytest.raises(StaleEpoch, match="not a number"):
-        made(Commits(tmp_path / "c", epoch=3, epoch_file=tmp_path / "EPOCH"), 5)
+        made(CheckpointStore(tmp_path / "c", epoch=3, epoch_file=tmp_path / "EPOCH"), 5)
 
 
 def test_leftovers_of_this_and_earlier_attempts_go_those_of_later_ones_stay(tmp_path):
     for epoch in (1, 2, 3):
-        (Commits(tmp_path / "c", epoch=epoch).begin(7) / "rank0.pt").write_text("half")
-    Commits(tmp_path / "c", epoch=2).choose()
+        (CheckpointStore(tmp_path / "c", epoch=epoch).begin(7) / "rank0.pt").write_text("half")
+    CheckpointStore(tmp_path / "c", epoch=2).choose()
     assert [p.name for p in (tmp_path / "c").iterdir()] == ["tmp-0000000007-e3"]
 
 
 def test_all_ranks_resume_from_what_rank_0_saw(tmp_path):
-    commits = Commits(tmp_path / "c", epoch=2)
-    made(Commits(tmp_path / "c", epoch=1), 5)
+    commits = CheckpointStore(tmp_path / "c", epoch=2)
+    made(CheckpointStore(tmp_path / "c", epoch=1), 5)
     assert [c.step for c in commits.choose(rank=0, world=2)] == [5]
-    made(Commits(tmp_path / "c", epoch=1), 9)  # by a stale attempt, between the two looks
+    made(CheckpointStore(tmp_path / "c", epoch=1), 9)  # by a stale attempt, between the two looks
     assert [c.step for c in commits.choose(rank=1, world=2)] == [5]
 
 
 def test_a_silent_rank_0_is_an_error_not_a_hang(tmp_path):
     with pytest.raises(PlaitError, match="rank 0 has not said"):
-        Commits(tmp_path / "c").choose(rank=1, world=2, timeout_s=0.05)
+        CheckpointStore(tmp_path / "c").choose(rank=1, world=2, timeout_s=0.05)
 
 
 def test_the_same_step_again_replaces_it(tmp_path):
-    commits = Commits(tmp_path / "c")
+    commits = CheckpointStore(tmp_path / "c")
     made(commits, 5, "first")
     assert (made(commits, 5, "second").path / "rank0.pt").read_text() == "second"

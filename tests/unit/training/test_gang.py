@@ -10,11 +10,11 @@ import pytest
 from players import Watch, until
 
 from plait.core.resources import Resource
-from plait.runtime.gates import Member, TokenGate
+from plait.runtime.gates import GroupMember, TokenGate
 from plait.runtime.group_files import OPENED
 
 GPU, CPU, NETWORK = "2", "1", "3"
-JOBS = [Member(1, 0, 2), Member(2, 1, 1)]
+JOBS = [GroupMember(1, 0, 2), GroupMember(2, 1, 1)]
 
 # --- the model: 2 jobs of 2 ranks, each rank on one of 2 nodes; a stage holds a collective, which needs both ranks ---
 # A state is (programme counters of the four ranks, shared words); a step is one read or write of one rank.
@@ -141,7 +141,7 @@ def test_storage_and_cpu_are_for_each_rank(group, play):
 
 @pytest.mark.parametrize("gate", ["tokens", "barrier"])
 def test_jobs_of_several_ranks_get_through(group, play, tmp_path, gate):
-    made = group(gate, [Member(1, 0, 2), Member(2, 2, 2)])
+    made = group(gate, [GroupMember(1, 0, 2), GroupMember(2, 2, 2)])
     players = [play(made, job, rank) for job in (1, 2) for rank in (0, 1)]
     for p in players:
         p.say(f"work 20 {tmp_path} {GPU}{NETWORK}")
@@ -203,7 +203,7 @@ def test_a_stopped_peer_holds_its_own_job_only_for_so_long(group, play):
 
 
 def test_two_ranks_as_threads_of_a_test_agree(group):
-    made = group("tokens", [Member(1, 0, 2)])
+    made = group("tokens", [GroupMember(1, 0, 2)])
     gates = [TokenGate(made, 0, rank) for rank in (0, 1)]
     order: list[str] = []
 

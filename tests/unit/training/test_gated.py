@@ -9,7 +9,7 @@ import pytest
 from attempts import Attempt, Forker, free_port, same_weights, the_forker
 
 from plait.core.resources import Resource
-from plait.runtime.gates import GATES, Group, Member, make_group
+from plait.runtime.gates import GATES, Group, GroupMember, make_group
 
 pytest.importorskip("torch")
 STORAGE, CPU, GPU, NETWORK = Resource
@@ -46,7 +46,7 @@ def test_two_jobs_at_a_gate_learn_what_they_learn_alone(
 ) -> None:
     options = ("--workers", workers, "--epochs", "2", "--delay", "0.002")
     assert forker.start(tmp_path / "alone", 1, "tiny.py", str(tmp_path / "plain"), *options).end()[0] == 0
-    group = make_group(tmp_path / "g", gate, [Member(1, 0), Member(2, 2)], version=1)
+    group = make_group(tmp_path / "g", gate, [GroupMember(1, 0), GroupMember(2, 2)], version=1)
     both = [
         attempt
         for job in (1, 2)
@@ -66,7 +66,7 @@ def test_two_jobs_at_a_gate_learn_what_they_learn_alone(
 
 @pytest.mark.parametrize("gate", ["tokens", "barrier"])
 def test_two_jobs_of_two_ranks_at_a_gate(gate: str, forker: Forker, tmp_path: Path) -> None:
-    group = make_group(tmp_path / "g", gate, [Member(1, 0, 2), Member(2, 1, 2)], version=1)
+    group = make_group(tmp_path / "g", gate, [GroupMember(1, 0, 2), GroupMember(2, 1, 2)], version=1)
     ranks = [
         attempt
         for job in (1, 2)

@@ -10,11 +10,11 @@ torch = pytest.importorskip("torch")
 nn = torch.nn
 
 from plait.training.collectives.network import alike  # noqa: E402
-from plait.training.state.state_registry import Kept  # noqa: E402
+from plait.training.state.state_registry import StateRegistry  # noqa: E402
 
 
 def test_what_a_rank_steps_alone_is_in_its_own_file() -> None:
-    kept, shared, own = Kept(), nn.Linear(2, 2), nn.Linear(2, 2)
+    kept, shared, own = StateRegistry(), nn.Linear(2, 2), nn.Linear(2, 2)
     kept.add("model", shared)
     kept.add("optimizer", torch.optim.SGD(shared.parameters(), 0.1))
     kept.add("head", own)

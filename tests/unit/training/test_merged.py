@@ -26,7 +26,7 @@ from plait.runtime.gate_choice import choose_gate  # noqa: E402
 from plait.training.job import attach  # noqa: E402
 from plait.training.merged import thread_jobs  # noqa: E402
 from plait.training.merged.jobs import Crew, InterleavePlan, Merged, Peers, Unmergeable, run_merged  # noqa: E402
-from plait.training.merged.thread_jobs import Member  # noqa: E402
+from plait.training.merged.thread_jobs import ThreadJob  # noqa: E402
 from plait.training.noop_job import Job  # noqa: E402
 
 STORAGE, CPU, GPU, NETWORK = Resource
@@ -118,7 +118,7 @@ def test_the_end_of_one_leaves_the_others(gate: str, error: BaseException) -> No
 
 def test_who_has_ended_cannot_be_interrupted() -> None:
     late: list[bool] = []
-    member = Member(0, "a")
+    member = ThreadJob(0, "a")
     with Crew(lambda member, result: late.append(member.interrupt())) as crew:
         crew.start(member, lambda: None)
     assert late == [False]
@@ -299,7 +299,7 @@ def test_threads_of_a_job_compute_on_its_stream(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(thread_jobs, "torch_cuda", lambda: types.SimpleNamespace(set_stream=chosen.append))
 
     def of_a_member() -> None:
-        member = thread_jobs.Member(0, "job", stream="its stream")
+        member = thread_jobs.ThreadJob(0, "job", stream="its stream")
         thread_jobs.become(member)
         thread = threading.Thread(target=lambda: chosen.append(thread_jobs.here() is member))
         thread.start()

@@ -10,7 +10,7 @@ import pytest
 from players import Watch, until
 
 from plait.core.resources import Resource
-from plait.runtime.gates import GateError, GateTimeout, Member, TokenGate, make_group, open_gate, remove_group
+from plait.runtime.gates import GateError, GateTimeout, GroupMember, TokenGate, make_group, open_gate, remove_group
 
 GPU, CPU = "2", "1"
 
@@ -265,7 +265,7 @@ def test_only_one_process_is_a_member(group, play):
 
 
 def test_close_gives_everything_back(group):
-    made = make_group(group("tokens").folder, "tokens", [Member(1, 0), Member(2, 1)], version=2)
+    made = make_group(group("tokens").folder, "tokens", [GroupMember(1, 0), GroupMember(2, 1)], version=2)
     a, b = TokenGate(made, 0), TokenGate(made, 1)
     a.enter(Resource.GPU)
     a.close()

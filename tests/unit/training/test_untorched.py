@@ -17,8 +17,8 @@ from attempts import PREEMPTED, SCRIPTS, Attempt, environment, steps_saved, the_
 from plait.core.errors import InputError
 from plait.runtime.page import JobState, Saves
 from plait.training.state.checkpoint import Checkpointer
-from plait.training.state.checkpoint_store import Commits
-from plait.training.state.state_registry import Kept
+from plait.training.state.checkpoint_store import CheckpointStore
+from plait.training.state.state_registry import StateRegistry
 
 np = pytest.importorskip("numpy")
 
@@ -175,10 +175,10 @@ class Counter:
 
 def saved_and_put_back(tmp_path: Path, values: dict[str, Any], change: Any) -> None:
     """Save, change, load in place."""
-    kept = Kept()
+    kept = StateRegistry()
     for name, value in values.items():
         kept.give(name, value)
-    checkpointer = Checkpointer(Commits(tmp_path / "c"))
+    checkpointer = Checkpointer(CheckpointStore(tmp_path / "c"))
     assert checkpointer.save(1, lambda: kept.collect(0, {"step": 1})).wait(10)
     change()
     found = checkpointer.load()
@@ -225,7 +225,7 @@ def test_a_tensor_is_put_back_in_place(tmp_path: Path) -> None:
 
 def test_state_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
     array = np.zeros(3)
-    kept = Kept()
+    kept = StateRegistry()
     kept.found(
         {"plait": {"step": 5}, "states": {"array": np.zeros(4)}, "streams": {"python": random.getstate(), "own": []}}
     )
@@ -243,11 +243,11 @@ def test_state_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
         (object(), "cannot be changed in place"),
         ({"f": lambda: 0}, "cannot be saved"),
         ({"lock": __import__("threading").Lock()}, "cannot be saved"),
-        ({"loader": Kept}, None),
+        ({"loader": StateRegistry}, None),
     ],
 )
 def test_what_cannot_be_saved_or_put_back_is_refused_with_the_line_to_write(value: object, why: str | None) -> None:
-    kept = Kept()
+    kept = StateRegistry()
     if why is None:
         kept.give("x", value)
         return
@@ -259,14 +259,14 @@ def test_what_cannot_be_saved_or_put_back_is_refused_with_the_line_to_write(valu
 def test_a_model_inside_a_dict_is_refused() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(InputError, match=r"state\['model'\] is a Linear.*attach\(model=model\)"):
-        Kept().give("state", {"model": torch.nn.Linear(2, 2)})
+        StateRegistry().give("state", {"model": torch.nn.Linear(2, 2)})
 
 
 def test_state_that_can_no_longer_be_pickled_is_a_warning_and_the_older_checkpoint_stays(tmp_path: Path) -> None:
     state: dict[str, object] = {"x": 1}
-    kept = Kept()
+    kept = StateRegistry()
     kept.give("state", state)
-    checkpointer = Checkpointer(Commits(tmp_path / "c"))
+    checkpointer = Checkpointer(CheckpointStore(tmp_path / "c"))
     assert checkpointer.save(1, lambda: kept.collect(0, {"step": 1})).wait(10)
     assert not checkpointer.failed
     state["later"] = lambda: 0

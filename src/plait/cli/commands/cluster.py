@@ -103,7 +103,7 @@ def up(
         _stand_by(layout, given, name)
         return
     began = time.monotonic()
-    with daemon.alone(layout), starting.start(layout, given) as service:
+    with daemon.exclusive(layout), starting.start(layout, given) as service:
         keeper.spawn(layout)
         for line in starting.welcome(service, layout, home, time.monotonic() - began):
             typer.echo(line)
@@ -126,7 +126,7 @@ def _stand_by(layout: Layout, given: dict[str, Any], name: str | None) -> None:
     from plait.live.supervisor import daemon as daemon
     from plait.live.supervisor import follower as standby
 
-    with daemon.alone(layout):
+    with daemon.exclusive(layout):
         url = standby.start(layout, given, name or standby.SECOND)
     typer.echo(f"a service stands by at {url}; it takes over when the one that leads dies")
 
@@ -149,7 +149,7 @@ def _end(layout: Layout, *, stop_jobs: bool) -> None:
     if not layout.home.is_dir():
         typer.echo(f"nothing runs in {layout.home}")
         return
-    with daemon.alone(layout):
+    with daemon.exclusive(layout):
         for line in stop(layout, stop_jobs=stop_jobs):
             typer.echo(line)
 

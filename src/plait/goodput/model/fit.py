@@ -18,9 +18,9 @@ import numpy.typing as npt
 from plait.core.arrays import FloatArray
 from plait.core.errors import InputError, MissingExtra
 from plait.core.goodput import LEAST_S, MOST_GAMMA, THETA, Estimate
-from plait.goodput.model.objective import Profile, evaluate, loss, loss_and_gradient, observations
+from plait.goodput.model.objective import Measurements, evaluate, loss, loss_and_gradient, observations
 
-__all__ = ["Profile", "fit", "fit_many", "loss", "loss_and_gradient"]
+__all__ = ["Measurements", "fit", "fit_many", "loss", "loss_and_gradient"]
 
 #: Where the published code starts, and its bounds: seconds, seconds an example or GPU; gamma is from 1 to 10.
 START = (0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001)
@@ -31,13 +31,15 @@ UPPER = (*[np.inf] * 6, MOST_GAMMA)
 NETWORK = 1.1
 
 
-def fit(profile: Profile, start: FloatArray | None = None, *, artifact: bool = False) -> FloatArray:
+def fit(profile: Measurements, start: FloatArray | None = None, *, artifact: bool = False) -> FloatArray:
     """Theta (7,) with the least `loss` found on a profile; see `fit_many`."""
     theta: FloatArray = fit_many([profile], None if start is None else np.asarray(start)[None], artifact=artifact)[0]
     return theta
 
 
-def fit_many(profiles: Sequence[Profile], starts: FloatArray | None = None, *, artifact: bool = False) -> FloatArray:
+def fit_many(
+    profiles: Sequence[Measurements], starts: FloatArray | None = None, *, artifact: bool = False
+) -> FloatArray:
     """Theta (J, 7) with the least loss found for each of many jobs.
 
     Searches begin at the published start and at the job's row of `starts` (J, 7), its last optimum; a row with a NaN
@@ -69,7 +71,7 @@ def fit_many(profiles: Sequence[Profile], starts: FloatArray | None = None, *, a
     return np.array([_cautious(row, profile) for row, profile in zip(theta, profiles, strict=True)])
 
 
-def bounds(profile: Profile) -> tuple[FloatArray, FloatArray]:
+def bounds(profile: Measurements) -> tuple[FloatArray, FloatArray]:
     """Least and largest theta (7,) allowed; equal where the profile cannot tell, on the optimistic side."""
     if not len(profile):
         raise InputError("a profile without measurements cannot be fitted; take the job as not fitted yet")
@@ -89,7 +91,7 @@ def bounds(profile: Profile) -> tuple[FloatArray, FloatArray]:
     return lower, upper
 
 
-def _cautious(theta: FloatArray, profile: Profile) -> FloatArray:
+def _cautious(theta: FloatArray, profile: Measurements) -> FloatArray:
     """The network never better than the inside of a node, as long as it has not been measured."""
     if not np.any(profile.nodes > 1):
         inside = theta[[Estimate.ALPHA_R, Estimate.BETA_R]]

@@ -19,7 +19,7 @@ from plait.goodput.model.throughput import TINY
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Profile:
+class Measurements:
     """What one job has measured: a row for each distinct (nodes, gpus, local batch), all of the same weight."""
 
     nodes: IntArray
@@ -57,18 +57,18 @@ class Profile:
         return len(self.nodes)
 
 
-def loss(theta: FloatArray, profile: Profile) -> float:
+def loss(theta: FloatArray, profile: Measurements) -> float:
     """E of the parameters `theta` (7,) on a profile."""
     return loss_and_gradient(theta, profile)[0]
 
 
-def loss_and_gradient(theta: FloatArray, profile: Profile) -> tuple[float, FloatArray]:
+def loss_and_gradient(theta: FloatArray, profile: Measurements) -> tuple[float, FloatArray]:
     """E of the parameters `theta` (7,) on a profile, and its gradient (7,)."""
     gradient = np.zeros(THETA)
     return evaluate(np.asarray(theta, dtype=np.float64), observations(profile), gradient), gradient
 
 
-def observations(profile: Profile) -> FloatArray:
+def observations(profile: Measurements) -> FloatArray:
     """A profile as the rows that `evaluate` reads, (7, keys).
 
     m; K - 2; 1 where several nodes synchronise, else 0; 1 where one node does, else 0; seconds where nothing

@@ -98,10 +98,10 @@ def _total(model: Model, nodes: Sequence[Node]) -> float:
 def _sample(model: Model, cache: GroupingCache) -> list[Node]:
     """Good groups of a smaller bucket with about the same mix, to start from."""
     counts = np.maximum(1, np.rint(model.counts * min(1.0, 160 / model.counts.sum()))).astype(np.int64)
-    return improved(model, dealt(counts, -(-int(counts.sum()) // model.options.max_jobs)), cache)
+    return improved(model, round_robin(counts, -(-int(counts.sum()) // model.options.max_jobs)), cache)
 
 
-def dealt(counts: IntArray, groups: int) -> list[Node]:
+def round_robin(counts: IntArray, groups: int) -> list[Node]:
     """Jobs dealt to groups like cards, class by class."""
     jobs = np.repeat(np.arange(len(counts)), counts).tolist()
     return [tuple(jobs[g::groups]) for g in range(groups)]
@@ -179,7 +179,7 @@ def _whole(
     reach = bound - reached if groups <= WHOLE else 100 * GAP * bound / groups
     members, gain = _priced(model, price, -reach - TOLERANCE, per_lead=False)
     complete = groups <= WHOLE and len(gain) <= MOST_COLUMNS
-    spare = [node for node in dealt(counts, left) if node]
+    spare = [node for node in round_robin(counts, left) if node]
     offered = [*program.nodes, *spare, *(_as_nodes(members) if len(gain) <= MOST_COLUMNS else [])]
     offered += improved(model, spare, GroupingCache(0)) if left <= MOST_TO_IMPROVE else []
     offered = [n for n in dict.fromkeys(offered) if all(n.count(c) <= counts[c] for c in n)]

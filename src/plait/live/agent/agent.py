@@ -22,8 +22,8 @@ from plait.live.agent.lease import Lease, sound_lease_s
 from plait.live.agent.link import Link
 from plait.live.agent.logs import read_part
 from plait.live.agent.node import AlreadyRuns, Settings, take_node
-from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S, Attempt
-from plait.live.agent.processes.process_manager import NOT_RUNNABLE, Hands
+from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S, LocalAttempt
+from plait.live.agent.processes.process_manager import NOT_RUNNABLE, ProcessManager
 from plait.live.agent.procs import Process
 from plait.live.client import tls
 from plait.live.layout import Layout, may_lead, read_epoch
@@ -41,7 +41,7 @@ _LAST_WORD_S = 5.0  # another service takes the lead within so many seconds
 HELD_BACK = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGUSR1))
 
 
-class Agent(Hands):
+class Agent(ProcessManager):
     """The agent of one node; `run` returns when it is told to end."""
 
     def __init__(self, layout: Layout, settings: Settings) -> None:
@@ -98,7 +98,7 @@ class Agent(Hands):
                 leaving_s=self._leaving_s(),
             )
 
-    def _seen(self, attempt: Attempt) -> list[Seen]:
+    def _seen(self, attempt: LocalAttempt) -> list[Seen]:
         """What the service is told of an attempt; that it failed, if that cannot be said."""
         found: list[Seen] = []
         with self._quarantined(attempt):
@@ -332,7 +332,7 @@ class Agent(Hands):
                 if key.fd == self._wake_read:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake_read, 4096)
-                elif isinstance(key.data, Attempt) and key.data.pidfd == key.fd:
+                elif isinstance(key.data, LocalAttempt) and key.data.pidfd == key.fd:
                     with self._quarantined(key.data):
                         self._collect(key.data)
             self._advance()

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from plait.live.agent import procs
-from plait.live.agent.processes.attempt import Attempt
+from plait.live.agent.processes.attempt import LocalAttempt
 from plait.live.layout import Layout, make_private
 from plait.live.protocol.wire import ENDED, GroupInfo
-from plait.runtime.group_files import Group, GroupError, Member, make_group, remove_group
+from plait.runtime.group_files import Group, GroupError, GroupMember, make_group, remove_group
 from plait.runtime.page import OLDEST, VERSION
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -31,7 +31,7 @@ class Gates:
         """Nothing is made before it is needed."""
         self.folder, self._mine, self._log = layout.gates, f"agent-{node}", log
 
-    def tell(self, attempt: Attempt) -> None:
+    def tell(self, attempt: LocalAttempt) -> None:
         """Make what the attempt's group needs and tell its process, if that is new to it."""
         group = attempt.run.group
         wanted = (group.id, group.version)
@@ -49,15 +49,15 @@ class Gates:
         if attempt.page is not None:
             attempt.page.control(version)
 
-    def _entry(self, attempt: Attempt) -> dict[str, Any] | None:
+    def _entry(self, attempt: LocalAttempt) -> dict[str, Any] | None:
         """The entry "group" of control.json; None if there can be no gate, which lets the job run without one."""
         run, info = attempt.run, attempt.run.group
         try:
             if not _SAFE.fullmatch(info.id):
                 raise GroupError(f"group {info.id!r} is no name for a folder")
             if info.gate == "none" or len(info.members) < 2:
-                members = tuple(Member(m.job, m.turn, m.world) for m in info.members)
-                alone = members or (Member(run.job, 0, run.world),)
+                members = tuple(GroupMember(m.job, m.turn, m.world) for m in info.members)
+                alone = members or (GroupMember(run.job, 0, run.world),)
                 return Group(self.folder / info.id, "none", info.version, alone).control(run.job, run.rank)
             return self._made(info).control(run.job, run.rank)
         except (GroupError, OSError) as error:
@@ -72,7 +72,7 @@ class Gates:
             (self.folder / info.id / self._mine).touch(mode=0o600)
         return group
 
-    def clear(self, attempts: Iterable[Attempt]) -> None:
+    def clear(self, attempts: Iterable[LocalAttempt]) -> None:
         """Take away the folders of groups that have no member here, unless another agent's name is in them."""
         needed = {a.run.group.id for a in attempts if a.state != ENDED}
         for folder in self._named():

@@ -22,7 +22,7 @@ STOP_GRACE_S = 10.0
 
 
 @dataclass(frozen=True)
-class Place:
+class BackendNode:
     """A node as its backend sees it. `pid` of the agent if that is on this machine and known."""
 
     name: str
@@ -32,7 +32,7 @@ class Place:
     pid: int | None = None
 
 
-class Backend(Protocol):
+class NodeBackend(Protocol):
     """Agents on the nodes of some engine. What it must remember it derives from the engine and the home folder."""
 
     name: str
@@ -49,7 +49,7 @@ class Backend(Protocol):
         Returns what was done, a sentence or name each. Raises `PlaitError` for trouble that may pass.
         """
 
-    def list_nodes(self) -> list[Place]:
+    def list_nodes(self) -> list[BackendNode]:
         """All nodes that it knows of."""
 
     def expected(self) -> int:

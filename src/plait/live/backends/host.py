@@ -39,7 +39,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-class Outliving(subprocess.Popen[bytes]):
+class DetachedProcess(subprocess.Popen[bytes]):
     """A child that is meant to outlive us, so that dropping it is no mistake to be warned of."""
 
     def __del__(self) -> None:
@@ -56,7 +56,7 @@ class AgentHost:
     def __init__(self, layout: Layout, stop_grace_s: float, *, detached: bool = False) -> None:
         """Nothing is started yet. `stop_grace_s`: most seconds for jobs at `end(jobs=True)`."""
         self.layout, self.stop_grace_s, self.detached = layout, stop_grace_s, detached
-        self._started: dict[str, Outliving] = {}
+        self._started: dict[str, DetachedProcess] = {}
         self._born: dict[str, Process] = {}
 
     def spawn(self, name: str, size: Sequence[str]) -> None:
@@ -71,7 +71,7 @@ class AgentHost:
             if self.detached:
                 self._born[name] = self._detach(command, log)
             else:
-                self._started[name] = Outliving(
+                self._started[name] = DetachedProcess(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.layout.home,
                     start_new_session=True,
                 )  # fmt: skip

@@ -25,7 +25,7 @@ from plait.core.words import counted
 from plait.live.agent import procs
 from plait.live.agent.monitor import Gpu, Nvml, cores
 from plait.live.agent.procs import Process
-from plait.live.backends.base import COMING, STOP_GRACE_S, UP, Place
+from plait.live.backends.base import COMING, STOP_GRACE_S, UP, BackendNode
 from plait.live.backends.host import AgentHost
 from plait.live.layout import Layout
 
@@ -190,11 +190,13 @@ class LocalBackend:
         """No more than its nodes have, which are there from the start."""
         return 0
 
-    def list_nodes(self) -> list[Place]:
+    def list_nodes(self) -> list[BackendNode]:
         """All nodes, with the pid of the agent where there is one."""
         agents = {name: self._agent(name) for name in self.nodes}
         return [
-            Place(name, node.gpus, UP, pid=agent.pid) if (agent := agents[name]) else Place(name, node.gpus, COMING)
+            BackendNode(name, node.gpus, UP, pid=agent.pid)
+            if (agent := agents[name])
+            else BackendNode(name, node.gpus, COMING)
             for name, node in self.nodes.items()
         ]
 

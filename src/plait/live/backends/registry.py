@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from plait.core.errors import InputError
-from plait.live.backends.base import STOP_GRACE_S, Backend, whole
+from plait.live.backends.base import STOP_GRACE_S, NodeBackend, whole
 from plait.live.layout import Layout
 
 #: The group of entry points by which other packages bring backends.
@@ -15,10 +15,10 @@ GROUP = "plait.backends"
 
 
 #: Makes a backend from the home folder, the options of `plait up`, and the grace for jobs at `stop(jobs=True)`.
-Factory = Callable[[Layout, Mapping[str, Any], float], Backend]
+Factory = Callable[[Layout, Mapping[str, Any], float], NodeBackend]
 
 
-def open_backend(layout: Layout, options: Mapping[str, Any], stop_grace_s: float = STOP_GRACE_S) -> Backend:
+def open_backend(layout: Layout, options: Mapping[str, Any], stop_grace_s: float = STOP_GRACE_S) -> NodeBackend:
     """The backend that `options["backend"]` names (local, if none); those of others come by entry points.
 
     Raises `InputError` for an unknown one or options that it cannot use, `MissingExtra` where its library is missing.
@@ -33,7 +33,7 @@ def open_backend(layout: Layout, options: Mapping[str, Any], stop_grace_s: float
     return factory(layout, options, stop_grace_s)
 
 
-def _local(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> Backend:
+def _local(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> NodeBackend:
     from plait.live.backends.local import LocalBackend
 
     cuda = False if options.get("fake") else None
@@ -41,13 +41,13 @@ def _local(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> B
     return LocalBackend(layout, nodes, gpus, cuda, stop_grace_s=stop_grace_s)
 
 
-def _slurm(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> Backend:
+def _slurm(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> NodeBackend:
     from plait.live.backends.slurm.backend import SlurmBackend
 
     return SlurmBackend(layout, options, stop_grace_s)
 
 
-def _ray(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> Backend:
+def _ray(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> NodeBackend:
     from plait.live.backends.ray.backend import RayBackend
 
     return RayBackend(layout, options, stop_grace_s)

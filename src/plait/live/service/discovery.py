@@ -47,7 +47,7 @@ def records(layout: Layout) -> dict[str, dict[str, Any]]:
     return found
 
 
-def me() -> dict[str, Any]:
+def own_process() -> dict[str, Any]:
     """What names the process that asks, and its machine."""
     process = procs.Process.of(os.getpid())
     return {} if process is None else {**vars(process), "host": socket.gethostname()}
@@ -56,7 +56,7 @@ def me() -> dict[str, Any]:
 def is_mine(path: Path) -> bool:
     """Whether a file was written by this process."""
     record = procs.read_json(path) or {}
-    return all(record.get(key) == value for key, value in me().items())
+    return all(record.get(key) == value for key, value in own_process().items())
 
 
 def write(path: Path, said: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from plait.live.scheduler.engine import Engine
     from plait.live.scheduler.snapshots import Later
     from plait.live.store import Store
-    from plait.live.store.leader_lease import Seat
+    from plait.live.store.leader_lease import LeaderLease
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Lead:
         return Engine(self.store, layout, now=self.clock(), options=self.engine.options, later=self.later)
 
 
-def open_lead(args: argparse.Namespace, layout: Layout, seat: Seat | None) -> Lead:
+def open_lead(args: argparse.Namespace, layout: Layout, seat: LeaderLease | None) -> Lead:
     """Open the store and go on from it."""
     from plait.live.agent.lease import unpark
     from plait.live.scheduler.engine import Engine

@@ -25,7 +25,7 @@ from plait.live.protocol.leases import LEASE_SHARE, check_lease
 from plait.live.service import discovery
 
 if TYPE_CHECKING:
-    from plait.live.store.leader_lease import Seat
+    from plait.live.store.leader_lease import LeaderLease
 
 _LOG = logging.getLogger("plait.service")
 #: A service that has lost its lead comes back after so many seconds, to stand by.
@@ -141,23 +141,25 @@ def run(args: argparse.Namespace) -> int:
             _LOG.info("stopped")
 
 
-def _seat(args: argparse.Namespace, address: str) -> Seat | None:
+def _seat(args: argparse.Namespace, address: str) -> LeaderLease | None:
     """How this service comes to lead; None on SQLite, where the lock of the file says all."""
     if not (args.db or "").startswith("postgres"):
         return None
     try:
         from plait.live.store.holders import this_process
-        from plait.live.store.leader_lease import Seat
+        from plait.live.store.leader_lease import LeaderLease
         from plait.live.store.store import parse_url
 
-        return Seat(parse_url(args.db), holder=this_process(args.lead_lease), address=address, lease_s=args.lead_lease)
+        return LeaderLease(
+            parse_url(args.db), holder=this_process(args.lead_lease), address=address, lease_s=args.lead_lease
+        )
     except ImportError as error:
         from plait.core.errors import MissingExtra
 
         raise MissingExtra("psycopg", "postgres", "a store on PostgreSQL") from error
 
 
-def _take(seat: Seat, url: str) -> None:
+def _take(seat: LeaderLease, url: str) -> None:
     """Lead now, or when the lease of one that has died is over; raises `StoreError` if another leads."""
     from sqlalchemy.exc import SQLAlchemyError
 

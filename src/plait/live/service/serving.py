@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from plait.live.service.http.api import Api
     from plait.live.service.worker import Worker
-    from plait.live.store.leader_lease import Seat
+    from plait.live.store.leader_lease import LeaderLease
 
 _LOG = logging.getLogger("plait.service")
 #: Seconds that open requests get when the service is told to end.
@@ -42,7 +42,7 @@ class Service:
 
     def __init__(
         self, args: argparse.Namespace, layout: Layout, listener: socket.socket, address: str, begin: float,
-        seat: Seat | None = None,
+        seat: LeaderLease | None = None,
     ) -> None:  # fmt: skip
         """Nothing runs yet."""
         self.args, self.layout, self.address, self.begin, self.seat = args, layout, address, begin, seat
@@ -210,7 +210,7 @@ class Service:
 
     def _facts(self) -> dict[str, Any]:
         return {
-            "url": self.address, **discovery.me(), "backend": self.args.backend,
+            "url": self.address, **discovery.own_process(), "backend": self.args.backend,
             "admin_token_file": str(self.layout.token_file),
             **({"certificate": certificates(self.args.tls_cert)} if self.args.tls_cert else {}),
         }  # fmt: skip

@@ -49,9 +49,9 @@ def _warm_up_fit() -> None:
     import numpy as np
 
     from plait.goodput.allocate.knapsack import fill_table
-    from plait.goodput.model.fit import Profile, fit
+    from plait.goodput.model.fit import Measurements, fit
 
     one, seconds = np.array([1]), np.array([0.1])
-    fit(Profile(nodes=one, gpus=one, local=one, grad_s=seconds, step_s=seconds))
+    fit(Measurements(nodes=one, gpus=one, local=one, grad_s=seconds, step_s=seconds))
     knapsack_of_one = np.array([[0.0, 1.0]]), np.array([0, 1])
     fill_table(*knapsack_of_one, 1, np.zeros(1, dtype=np.int64))

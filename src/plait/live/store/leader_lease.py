@@ -72,7 +72,7 @@ class Leader:
     until_s: float
 
 
-class Seat:
+class LeaderLease:
     """One service's way to lead. `lost(why)` is called once, in a thread, when it leads no more."""
 
     def __init__(

@@ -31,7 +31,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from plait.core.errors import InputError, MissingExtra
 from plait.live.store import schema
-from plait.live.store.leader_lease import Seat, take_lock
+from plait.live.store.leader_lease import LeaderLease, take_lock
 from plait.live.store.migrate import migrate, version
 from plait.live.store.schema import Entry, Token, Views
 
@@ -61,7 +61,11 @@ class Store:
     """The service's memory on disk; `Store.open` makes one."""
 
     def __init__(
-        self, engine: sa.Engine, readers: sa.Engine, lock: IO[bytes] | sa.Connection | None, seat: Seat | None = None
+        self,
+        engine: sa.Engine,
+        readers: sa.Engine,
+        lock: IO[bytes] | sa.Connection | None,
+        seat: LeaderLease | None = None,
     ) -> None:
         """Take open engines; the tables are there."""
         self._engine, self._readers, self._lock, self._seat = engine, readers, lock, seat
@@ -79,7 +83,7 @@ class Store:
         }
 
     @classmethod
-    def open(cls, url: str | Path, *, exclusive: bool = True, seat: Seat | None = None) -> Store:
+    def open(cls, url: str | Path, *, exclusive: bool = True, seat: LeaderLease | None = None) -> Store:
         """Open or make the store at a URL (`sqlite:///file`, `postgresql://...`) or a path of an SQLite file.
 
         `exclusive`: refuse if another service writes to it; `seat`: it holds the lock already. Raises `StoreError` with

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from plait.core.errors import PlaitError
-from plait.live.backends.base import Backend
+from plait.live.backends.base import NodeBackend
 from plait.live.backends.registry import open_backend
 from plait.live.layout import Layout
 from plait.live.supervisor import daemon
@@ -46,9 +46,9 @@ def main(argv: Sequence[str] | None = None, until: Callable[[], bool] = lambda: 
     while not until():
         with daemon.only_one(layout, daemon.KEEPER) as mine:  # two would start all nodes twice
             if mine:
-                daemon.look_on(nodes.look, until)
+                daemon.watch(nodes.look, until)
         if not (mine or said):
-            daemon.say(f"another process keeps the nodes of {layout.home}; waits until that one has ended")
+            daemon.log_line(f"another process keeps the nodes of {layout.home}; waits until that one has ended")
             said = True
         if not mine:
             time.sleep(daemon.LOOK_S)
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None, until: Callable[[], bool] = lambda: 
 class Nodes:
     """Those of one backend, whoever leads."""
 
-    def __init__(self, layout: Layout, backend: Backend) -> None:
+    def __init__(self, layout: Layout, backend: NodeBackend) -> None:
         """Nothing is started yet."""
         self.layout, self.backend, self.started = layout, backend, False
 

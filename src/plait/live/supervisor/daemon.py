@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from plait.core.errors import InputError, PlaitError
 from plait.live.agent import procs
 from plait.live.agent.procs import Process
-from plait.live.backends.host import Outliving
+from plait.live.backends.host import DetachedProcess
 from plait.live.layout import Layout
 from plait.live.supervisor.services import process_of
 
@@ -34,7 +34,7 @@ _TURN_S = 0.02
 
 
 @contextlib.contextmanager
-def alone(layout: Layout, patience_s: float = ALONE_S) -> Iterator[None]:
+def exclusive(layout: Layout, patience_s: float = ALONE_S) -> Iterator[None]:
     """Nobody else starts or ends services of this home meanwhile: `plait up`, `plait down` and keepers take turns.
 
     Who comes second looks again at what is there. Raises `InputError` if the other one does not come to an end. Each
@@ -66,7 +66,7 @@ def spawn(layout: Layout, name: str, module: str, *words: str) -> None:
         return
     command = [sys.executable, "-m", module, "--home", str(layout.home), *words]
     with open(layout.home / f"{name}.log", "ab") as log:
-        child = Outliving(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        child = DetachedProcess(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     _record(layout, name, child.pid)
 
 
@@ -91,24 +91,24 @@ def only_one(layout: Layout, name: str) -> Iterator[bool]:
         (layout.home / f"{name}.json").unlink(missing_ok=True)
 
 
-def look_on(look: Callable[[], Sequence[str]], until: Callable[[], bool] = lambda: False) -> None:
+def watch(look: Callable[[], Sequence[str]], until: Callable[[], bool] = lambda: False) -> None:
     """Look every second, and say what was done; after trouble later, for what a keeper leaves nobody else mends."""
     pause_s = FIRST_S
     while not until():
         try:
             done = look()
         except Exception as error:
-            say(f"{error if isinstance(error, PlaitError) else traceback.format_exc()}; next try in {pause_s:g} s")
+            log_line(f"{error if isinstance(error, PlaitError) else traceback.format_exc()}; next try in {pause_s:g} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, MOST_S)
             continue
         pause_s = FIRST_S
         for line in done:
-            say(line)
+            log_line(line)
         time.sleep(LOOK_S)
 
 
-def say(line: str) -> None:
+def log_line(line: str) -> None:
     """A line of a keeper's log, in one piece; a full disk loses the line, never the keeper."""
     with contextlib.suppress(OSError):
         print(f"{time.strftime('%FT%T')} {line}\n", end="", flush=True)

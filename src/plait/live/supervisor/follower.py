@@ -54,14 +54,14 @@ def keep(layout: Layout, name: str, until: Callable[[], bool] = lambda: False) -
     """
     with daemon.only_one(layout, f"keeper-{name}") as mine:
         if mine:
-            daemon.look_on(lambda: look(layout, name), until)
+            daemon.watch(lambda: look(layout, name), until)
 
 
 def look(layout: Layout, name: str) -> list[str]:
     """Start the service again if it has ended; what was done."""
     if name in processes(layout):
         return []
-    with daemon.alone(layout):
+    with daemon.exclusive(layout):
         if name in processes(layout):  # by somebody else, meanwhile
             return []
         url = start_follower(layout, _options(layout, remembered(layout, name)), name)

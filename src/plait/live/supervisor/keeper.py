@@ -9,7 +9,7 @@ import argparse
 import threading
 from collections.abc import Callable
 
-from plait.live.backends.base import Backend
+from plait.live.backends.base import NodeBackend
 from plait.live.layout import Layout
 from plait.live.supervisor import daemon as keeping
 from plait.live.supervisor.saved_options import remembered_backend
@@ -38,24 +38,24 @@ def keep(layout: Layout, until: Callable[[], bool] = lambda: False) -> None:
             return
         backend = remembered_backend(layout)  # kept, for it knows agents that are still being born
         nodes = threading.Thread(
-            target=keeping.look_on, args=(lambda: tend_nodes(layout, backend), over), name="nodes", daemon=True
+            target=keeping.watch, args=(lambda: tend_nodes(layout, backend), over), name="nodes", daemon=True
         )
         nodes.start()
-        keeping.look_on(lambda: keep_service(layout), over)
+        keeping.watch(lambda: keep_service(layout), over)
 
 
 def keep_service(layout: Layout) -> list[str]:
     """Start the service again if it has died; what was done."""
     if service_process(layout) is not None:
         return []
-    with keeping.alone(layout):
+    with keeping.exclusive(layout):
         if service_process(layout) is not None:  # by somebody else, meanwhile
             return []
         restart_service(layout)
     return ["the service was started again"]
 
 
-def tend_nodes(layout: Layout, backend: Backend) -> list[str]:
+def tend_nodes(layout: Layout, backend: NodeBackend) -> list[str]:
     """One look of the backend, while there is a service; what was done."""
     if service_process(layout) is None:
         return []

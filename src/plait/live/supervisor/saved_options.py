@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.core.errors import InputError
 from plait.live.agent import procs
-from plait.live.backends.base import Backend
+from plait.live.backends.base import NodeBackend
 from plait.live.backends.registry import open_backend
 from plait.live.layout import Layout
 from plait.live.service.discovery import FIRST
@@ -65,7 +65,7 @@ def remembered(layout: Layout, name: str = FIRST) -> dict[str, Any]:
     return {k: v for k, v in found.items() if k not in ("policy", "may-lose-work", _DOWN)}
 
 
-def remembered_backend(layout: Layout, stop_grace_s: float = STOP_S) -> Backend:
+def remembered_backend(layout: Layout, stop_grace_s: float = STOP_S) -> NodeBackend:
     """The backend by which this home's nodes were started last."""
     return open_backend(layout, for_backend(remembered(layout)), stop_grace_s)
 

@@ -16,7 +16,7 @@ from typing import Any
 from plait.core.errors import InputError
 from plait.live.agent import procs
 from plait.live.agent.procs import Process, boot_id
-from plait.live.backends.host import Outliving
+from plait.live.backends.host import DetachedProcess
 from plait.live.client.client import Client, read_service_file, service_url
 from plait.live.layout import Layout, is_locked
 from plait.live.service.discovery import FIRST, STORE_VARIABLE, file_of, record_file, records
@@ -155,7 +155,7 @@ def _spawn(layout: Layout, options: dict[str, Any], log_file: Path) -> subproces
     if "db" in options:
         environment[STORE_VARIABLE] = str(options["db"])
     with open(log_file, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as log:
-        return Outliving(
+        return DetachedProcess(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=layout.home,
             env=environment,
         )  # fmt: skip

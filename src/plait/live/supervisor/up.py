@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.core.words import counted, duration
-from plait.live.backends.base import Backend
+from plait.live.backends.base import NodeBackend
 from plait.live.backends.registry import open_backend
 from plait.live.client.client import Client
 from plait.live.client.transport import read_service_file
@@ -79,7 +79,7 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
         raise
 
 
-def _begin(layout: Layout, given: dict[str, Any], options: dict[str, Any], backend: Backend) -> Client:
+def _begin(layout: Layout, given: dict[str, Any], options: dict[str, Any], backend: NodeBackend) -> Client:
     """The only service of a home, and its nodes."""
     before, was = remembered(layout), was_up(layout)
     again = (
@@ -152,7 +152,7 @@ def _kept_again(layout: Layout, given: dict[str, Any], pid: int) -> Client:
     return own_client(layout)
 
 
-def _rejoin(layout: Layout, options: dict[str, Any], backend: Backend) -> Client:
+def _rejoin(layout: Layout, options: dict[str, Any], backend: NodeBackend) -> Client:
     """Where others stand ready one of them leads by now: the first service comes back to stand by for that one."""
     start_follower(layout, options, FIRST)
     remember(layout, options)
@@ -165,7 +165,7 @@ def _rejoin(layout: Layout, options: dict[str, Any], backend: Backend) -> Client
     return service
 
 
-def _await_nodes(service: Client, layout: Layout, process: subprocess.Popen[bytes], backend: Backend) -> None:
+def _await_nodes(service: Client, layout: Layout, process: subprocess.Popen[bytes], backend: NodeBackend) -> None:
     """Until as many nodes are ready as were started, each of the size with which it was."""
     until, wanted, sizes = time.monotonic() + PATIENCE_S, backend.expected(), _sizes(backend)
     while True:
@@ -195,14 +195,14 @@ def _held(nodes: list[dict[str, Any]], sizes: Mapping[str, int]) -> str:
     )
 
 
-def _sizes(backend: Backend) -> dict[str, int] | None:
+def _sizes(backend: NodeBackend) -> dict[str, int] | None:
     """GPUs of each node by name, where all nodes are this machine's; None elsewhere."""
     if getattr(backend, "name", "") != "local":
         return None
     return {place.name: place.gpus for place in backend.list_nodes()}
 
 
-def _give_up_others(service: Client, backend: Backend) -> None:
+def _give_up_others(service: Client, backend: NodeBackend) -> None:
     """Local nodes of before that are none any more: `start` has ended their agents, so nobody need wait for them."""
     mine = _sizes(backend)
     if mine is None:

@@ -4,7 +4,7 @@ A round that leaves everybody where they are is found again in the next one, unl
 changed since: whether a job is due, has just begun, or may not be stopped, and which of the running ones has had less.
 Those change at times that are known beforehand. What changes all the time is what a restart leaves of a speed-up; it
 grows towards 1. So a policy makes sure that it would choose the same if that were 1 already for whom it passes over
-(`at_worst`): then it does so all the while. Or it looks at the rounds to come one by one (`later`).
+(`without_restart_costs`): then it does so all the while. Or it looks at the rounds to come one by one (`at_time`).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _kept_until(view: View) -> float:
     return out
 
 
-def later(view: View, pool: Pool, at_s: float, restart_s: float) -> Pool:
+def at_time(view: View, pool: Pool, at_s: float, restart_s: float) -> Pool:
     """The pool at a later time, in seconds, with what a restart leaves of a speed-up then."""
     jobs, rows = view.jobs, pool.rows
     restarts, ran = np.maximum(jobs.starts[rows] - 1, 0), jobs.starts[rows] > 0
@@ -92,6 +92,6 @@ def later(view: View, pool: Pool, at_s: float, restart_s: float) -> Pool:
     return pool.with_kept(restart_factor(at_s - jobs.submit_s[rows], restarts, delta, ran=ran))
 
 
-def at_worst(pool: Pool, chosen: BoolArray) -> Pool:
+def without_restart_costs(pool: Pool, chosen: BoolArray) -> Pool:
     """The pool in which a restart costs the jobs (J,) that were not chosen nothing: the most that waiting can bring."""
     return pool.with_kept(np.where(chosen, pool.kept, 1.0))

@@ -18,7 +18,7 @@ from plait.core.plan import NO_GROUPS, Plan
 from plait.core.policy import View
 from plait.goodput.allocate.fitness import FLOOR, HARMONIC, check, fitness
 from plait.policies.sizing.pools import CLOCK_S, Pool, nobody_adapts, pools, staying
-from plait.policies.sizing.quiet_rounds import at_worst, later, turn_s, unchanged_until
+from plait.policies.sizing.quiet_rounds import at_time, turn_s, unchanged_until, without_restart_costs
 from plait.policies.sizing.seating import Seats, groups_of, with_companions, with_staying
 from plait.policies.sizing.steps import Ladder
 
@@ -131,7 +131,7 @@ class InRounds:
         """Which to apply: what `allocate` found, or what runs now with free GPUs for those who wait."""
         return found
 
-    def again(self, pool: Pool, one: Seated, chosen: Chosen) -> bool:
+    def would_repeat(self, pool: Pool, one: Seated, chosen: Chosen) -> bool:
         """Whether a round that left everybody of a pool where they are, as `one` says, would do so again.
 
         `pool` is that of `one` at a later time: jobs all have one size, and only `kept` is another. `chosen` is what
@@ -144,7 +144,7 @@ class InRounds:
         found = [(pool, Seats(pool, pool.held).fill()) for pool in pools(view, due=due, restart_s=self.restart_s)]
         return [Seated(pool, Sizes(matrix, "kept until the next round")) for pool, matrix in found]
 
-    def anew(self, view: View, due: BoolArray) -> list[Seated]:
+    def choose_all(self, view: View, due: BoolArray) -> list[Seated]:
         """All sizes anew, pool by pool, or as they are where `choose` says so."""
         out = []
         for pool, kept, *_ in self.between(view, due):
@@ -171,7 +171,7 @@ class InRounds:
             long = jobs.waiting_s >= self.patience_s - CLOCK_S
             often = ~jobs.running & (jobs.idled_s >= np.maximum(self.patience_s, jobs.served_s) - CLOCK_S)
             late = guaranteed & ~due & (long | often)
-        seated = self.anew(view, due | late) if fresh else self.between(view, due)
+        seated = self.choose_all(view, due | late) if fresh else self.between(view, due)
         groups = groups_of(view, [(one.pool, one.sizes.matrix) for one in seated])
         order = np.concatenate([np.flatnonzero(staying(view)), *(one.pool.rows for one in seated)])
         fixed = all(one.pool.rigid for one in seated)
@@ -219,10 +219,10 @@ class InRounds:
             if last <= now or one.found is None or one.found.chosen is None:
                 return now
             chosen = one.found.chosen
-            if self.again(at_worst(one.pool, chosen.steps > 0), one, chosen):
+            if self.would_repeat(without_restart_costs(one.pool, chosen.steps > 0), one, chosen):
                 continue
             for at in range(now + 1, min(last, now + LOOK) + 1):
-                if not self.again(later(view, one.pool, at * self.interval_s, self.restart_s), one, chosen):
+                if not self.would_repeat(at_time(view, one.pool, at * self.interval_s, self.restart_s), one, chosen):
                     last = at - 1
                     break
             else:

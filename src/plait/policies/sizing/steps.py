@@ -9,7 +9,7 @@ import numpy as np
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.goodput.allocate.fitness import after_restart
 from plait.goodput.allocate.ladder import every_size, ladder
-from plait.placement.elastic import place
+from plait.placement.elastic import place_sizes
 from plait.policies.sizing.pools import Pool
 
 
@@ -97,7 +97,7 @@ class Ladder(NamedTuple):
         """The allocation (J, N) in which every job is on its step; jobs that find no place have no GPUs."""
         sizes = self.configs[column, 1]
         mixed = np.full(len(sizes), not pool.alike)
-        found = place(sizes, self.held, pool.capacity, spread=mixed)
+        found = place_sizes(sizes, self.held, pool.capacity, spread=mixed)
         return _home(pool, self._gpus(pool, column, found.gpus))
 
     def _gpus(self, pool: Pool, column: IntArray, charges: IntArray) -> IntArray:

@@ -15,7 +15,7 @@ from plait.reproduce.muri.runs import Case, Done
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Comparison:
     """One bar under one metric. Seconds; None where something is not known.
 
     `ours_s` is under the setting behind the published bar (`policy`), `consistent_s` with the guard on and
@@ -111,7 +111,7 @@ def cases_of(figure: Figure, folder: Folder) -> list[Case]:
     return list(wanted)
 
 
-def rows_of(figure: Figure, folder: Folder, done: Mapping[Case, Done]) -> list[Row]:
+def rows_of(figure: Figure, folder: Folder, done: Mapping[Case, Done]) -> list[Comparison]:
     """The rows of a figure, trace by trace, metric by metric."""
     return [
         _row(figure, bar, trace, metric, folder, done)
@@ -122,7 +122,7 @@ def rows_of(figure: Figure, folder: Folder, done: Mapping[Case, Done]) -> list[R
     ]
 
 
-def _row(figure: Figure, bar: Bar, trace: str, metric: str, folder: Folder, done: Mapping[Case, Done]) -> Row:
+def _row(figure: Figure, bar: Bar, trace: str, metric: str, folder: Folder, done: Mapping[Case, Done]) -> Comparison:
     base = next(b for b in figure.bars if b.name == bar.over)
 
     def ours(policy: str) -> float:
@@ -136,7 +136,7 @@ def _row(figure: Figure, bar: Bar, trace: str, metric: str, folder: Folder, done
     whole = folder.jobs is None
     cell = published.cell(figure.key, trace, bar.name, metric) if whole else None
     paper = published.ratio(figure.key, trace, metric, bar.name) if whole else None
-    return Row(
+    return Comparison(
         figure.key,
         trace,
         metric,

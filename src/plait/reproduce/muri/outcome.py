@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from plait.reproduce.muri.compare import Row
+from plait.reproduce.muri.compare import Comparison
 from plait.reproduce.muri.figures import FIGURES, METRICS
 from plait.reproduce.muri.noise import NoiseRow
 from plait.reproduce.muri.testbed import ErrorRow, TableRow
@@ -22,7 +22,7 @@ TABLE_METRICS = {**METRICS, "queue_length": "mean queue (figure 8)"}
 class Outcome:
     """Rows by kind; `notes` say what was left out; `cpu_s` is what the runs took when they were made."""
 
-    bars: Sequence[Row] = ()
+    bars: Sequence[Comparison] = ()
     noise: Sequence[NoiseRow] = ()
     tables: Sequence[TableRow] = ()
     testbed: Sequence[ErrorRow] = ()
@@ -84,7 +84,7 @@ def off(ratio: float | None) -> str:
     return f"{percent:+.2f} %" if percent else "0.00 %"
 
 
-def _figure_table(title: str, rows: Sequence[Row], note: str, fits: Callable[[Table], bool]) -> Table:
+def _figure_table(title: str, rows: Sequence[Comparison], note: str, fits: Callable[[Table], bool]) -> Table:
     left_out = set() if any(row.own_ratio is not None for row in rows) else {OWN}
     for name in ("", *LEAST_NEEDED):
         left_out.add(name)
@@ -109,7 +109,7 @@ def _figure_table(title: str, rows: Sequence[Row], note: str, fits: Callable[[Ta
 
 OWN = "plait's world,\nover Muri"
 #: What a figure's table says of a bar, and how, given the largest value beside it.
-COLUMNS: dict[str, Callable[[Row, float], str]] = {
+COLUMNS: dict[str, Callable[[Comparison, float], str]] = {
     "ours": lambda row, largest: seconds(row.ours_s, largest),
     "authors'": lambda row, largest: "" if row.published_s is None else seconds(row.published_s, largest),
     "off by": lambda row, largest: off(row.ours_to_published),

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from plait.report.bars import GroupedBar, grouped_bars_svg, highest_of
 from plait.report.files import write_text
 from plait.reproduce.muri.artifact.trace import PERCENTILE_RULE
-from plait.reproduce.muri.compare import Row
+from plait.reproduce.muri.compare import Comparison
 from plait.reproduce.muri.figures import FIGURES, METRICS, Figure
 from plait.reproduce.muri.outcome import TABLE_METRICS, Outcome, known, off, paper, seconds
 from plait.reproduce.muri.published import MARKS
@@ -77,7 +77,7 @@ def _sections(outcome: Outcome) -> Iterator[Section]:
         yield _testbed(outcome)
 
 
-def _figure(figure: Figure, rows: Sequence[Row]) -> Section:
+def _figure(figure: Figure, rows: Sequence[Comparison]) -> Section:
     own = any(row.own_ratio is not None for row in rows)
     lead = (
         "Each bar over the figure's Muri, which is 1. Left: the settings behind the published bars; the line across a "
@@ -114,7 +114,7 @@ def _figure(figure: Figure, rows: Sequence[Row]) -> Section:
     return section
 
 
-def _charts(figure: Figure, metric: str, rows: Sequence[Row], own: bool) -> list[Markup]:
+def _charts(figure: Figure, metric: str, rows: Sequence[Comparison], own: bool) -> list[Markup]:
     """One metric in each world, on one scale and in one set of colours."""
     chosen = [row for row in rows if row.metric == metric]
     worlds = {
@@ -130,7 +130,7 @@ def _charts(figure: Figure, metric: str, rows: Sequence[Row], own: bool) -> list
     ]
 
 
-def _published(row: Row) -> tuple[float, float]:
+def _published(row: Comparison) -> tuple[float, float]:
     """Low and high of the paper's ratio; Muri's own bar is 1 by definition, so nothing is marked there."""
     return known(row.paper_low), known(row.paper_high)
 

@@ -20,7 +20,7 @@ from plait.core.errors import InputError
 from plait.reproduce.muri.artifact.settings import read_setting
 from plait.reproduce.muri.artifact.trace import PERCENTILE_RULE
 from plait.reproduce.muri.noise_model import noisy
-from plait.reproduce.store import Kept, folder_of
+from plait.reproduce.store import RunStore, folder_of
 from plait.sim.studies.cases import over_processes
 
 COLUMNS = ("row", "gpus", "submit_s", "first_start_s", "end_s", "jct_s", "attained_s", "starts")
@@ -163,7 +163,7 @@ def _more(ended: Callable[[int], None], before: list[int], done: int) -> None:
     before[0] = done
 
 
-class Store(Kept[Done]):
+class Store(RunStore[Done]):
     """A folder of finished runs, one small file each, written whole or not at all."""
 
     def __init__(self, folder: Path, *, fresh: bool = False) -> None:

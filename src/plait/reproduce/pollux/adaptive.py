@@ -11,7 +11,7 @@ from plait.core.arrays import FloatArray
 from plait.goodput.model.batch import best_batch
 from plait.goodput.model.fit import fit
 from plait.goodput.model.jobs import GoodputJobs
-from plait.goodput.model.objective import Profile
+from plait.goodput.model.objective import Measurements
 from plait.reproduce.pollux.jobs import Job, fixed_batch, within
 from plait.reproduce.pollux.tables import Measured
 from plait.reproduce.pollux.workload import Submitted
@@ -46,7 +46,7 @@ class AdaptiveJob(Job):
             self._fitted = len(self.profile)
             nodes, gpus, local = zip(*self.profile, strict=True)
             grad_s, step_s = zip(*self.profile.values(), strict=True)
-            self._theta = fit(Profile(*map(np.array, (nodes, gpus, local, grad_s, step_s))), artifact=True)
+            self._theta = fit(Measurements(*map(np.array, (nodes, gpus, local, grad_s, step_s))), artifact=True)
         return self._theta
 
     @property

@@ -34,7 +34,7 @@ LIKE = {"pollux:exact=on": "pollux", "pollux-ga": "pollux"}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Comparison:
     """One figure of one policy at one point of a study; seconds (restarts: a number), over `seeds` runs.
 
     `at` is the point as text, empty where nothing varies. `off` is ours over the published value, minus 1.
@@ -58,7 +58,7 @@ class Row:
 class Outcome:
     """All rows; `cpu_s` is what the runs took when they were made, `cpu_by_policy` the mean of each."""
 
-    rows: Sequence[Row]
+    rows: Sequence[Comparison]
     notes: Sequence[str]
     runs: int
     cpu_s: float
@@ -147,7 +147,7 @@ def with_option(policy: str, options: str) -> str:
     return f"{policy}{',' if ':' in policy else ':'}{options}"
 
 
-def rows_of(point: Point, done: Mapping[Case, Done]) -> Iterator[Row]:
+def rows_of(point: Point, done: Mapping[Case, Done]) -> Iterator[Comparison]:
     """The figures of a point; means over its runs."""
     runs = [done[case] for case in point.cases]
     for metric in point.metrics:
@@ -156,7 +156,7 @@ def rows_of(point: Point, done: Mapping[Case, Done]) -> Iterator[Row]:
             ours = sum(values) / len(values)
             theirs = point.published.get(metric)
             off = None if theirs is None else ours / theirs - 1
-            yield Row(
+            yield Comparison(
                 point.workload, point.study, point.at, point.policy, LABELS[point.policy], metric, ours, min(values),
                 max(values), len(values), theirs, off,
             )  # fmt: skip
@@ -171,7 +171,7 @@ def tables(outcome: Outcome) -> Iterator[Table]:
                 yield _table(workload, study, rows)
 
 
-def _table(workload: str, study: str, rows: Sequence[Row]) -> Table:
+def _table(workload: str, study: str, rows: Sequence[Comparison]) -> Table:
     title = f"{workload}: {STUDIES[study] if study else 'as published'} (seconds)"
     grid = Table(title=title, title_justify="left", header_style="bold")
     for name in ("policy", study or "metric"):
@@ -187,12 +187,12 @@ def _table(workload: str, study: str, rows: Sequence[Row]) -> Table:
     return grid
 
 
-def filled(rows: Sequence[Row]) -> list[int]:
+def filled(rows: Sequence[Comparison]) -> list[int]:
     """Which of the columns `HEAD` have anything in one of the rows."""
     return [i for i in range(len(HEAD)) if any(cells(row)[i] for row in rows)]
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: Comparison) -> tuple[str, ...]:
     """Ours, the range over seeds, the published value and how far ours is off, as text."""
     show: Callable[[float], str] = "{:,.2f}".format
     span = (show(row.low), show(row.high)) if row.seeds > 1 else ("", "")

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from plait.report.bars import GroupedBar, grouped_bars_svg
 from plait.report.files import write_text
 from plait.reproduce.muri.page import Section
-from plait.reproduce.pollux.compare import HEAD, STUDIES, Outcome, Row, cells, filled
+from plait.reproduce.pollux.compare import HEAD, STUDIES, Comparison, Outcome, cells, filled
 from plait.reproduce.pollux.published import AUTHORS, METRICS
 from plait.reproduce.pollux.world import PERCENTILE_RULE
 
@@ -55,7 +55,7 @@ def _sections(outcome: Outcome) -> Iterator[Section]:
                 yield _section(f"{study or 'policies'}-{number}", workload, study, rows)
 
 
-def _section(name: str, workload: str, study: str, rows: Sequence[Row]) -> Section:
+def _section(name: str, workload: str, study: str, rows: Sequence[Comparison]) -> Section:
     def bars(metric: str) -> list[GroupedBar]:
         return [
             GroupedBar(row.at or METRICS[metric], row.label, row.ours, *_mark(row))
@@ -84,6 +84,6 @@ def _section(name: str, workload: str, study: str, rows: Sequence[Row]) -> Secti
     return section
 
 
-def _mark(row: Row) -> tuple[float, float]:
+def _mark(row: Comparison) -> tuple[float, float]:
     value = float("nan") if row.published is None else row.published
     return value, value

@@ -16,7 +16,7 @@ from plait.goodput.genetic.search import Front, Search, evolve
 from plait.goodput.model.batch import best_batch
 from plait.goodput.model.speedup import fair_share, restart_factor, speedup
 from plait.goodput.model.table import goodput_table
-from plait.placement.elastic import place
+from plait.placement.elastic import place_sizes
 from plait.policies.sizing.exact import best_of_all
 from plait.reproduce.pollux.adaptive import AdaptiveJob, table_of
 from plait.reproduce.pollux.clock import GPUS_PER_NODE, Allocation, Shape
@@ -80,7 +80,7 @@ class Pollux:
         worth = after_restart(now.speedup, now.factor, here)
         gpus = self.configs[:, 1]
         sizes = gpus[best_sizes(worth, gpus, int(self.capacity.sum()), floor=self.floor)]
-        return place(sizes, now.running, self.capacity, smaller=gpus.tolist()).gpus
+        return place_sizes(sizes, now.running, self.capacity, smaller=gpus.tolist()).gpus
 
     # -- speed-ups -----------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from plait.core.errors import InputError
 from plait.reproduce.pollux.settings import read_setting
 from plait.reproduce.pollux.workload import Submitted, Workload, load, read_jobs, used
 from plait.reproduce.pollux.world import figures, simulate
-from plait.reproduce.store import Kept
+from plait.reproduce.store import RunStore
 from plait.sim.studies.cases import over_processes
 
 #: Modules of this package that no result of a run depends on.
@@ -93,7 +93,7 @@ def run_case(case: Case, ended: Callable[[int], None] | None = None) -> Done:
     return Done(figures(workload.jobs, done), done.jct_s.tolist(), cpu_s)
 
 
-class Store(Kept[Done]):
+class Store(RunStore[Done]):
     """A folder of finished runs."""
 
     def __init__(self, folder: Path, *, fresh: bool = False) -> None:

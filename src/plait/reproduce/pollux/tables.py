@@ -19,7 +19,7 @@ import numpy as np
 from plait.core.arrays import FloatArray
 from plait.core.errors import InputError, MissingExtra, SimulationError
 from plait.reproduce.pollux.applications import APPLICATIONS, Application
-from plait.traces.files import Row, Source, read_rows
+from plait.traces.files import Source, TextRow, read_rows
 
 NODES_AXIS = 16
 """More nodes than this count as this many where step times are interpolated over nodes, GPUs and batch."""
@@ -183,14 +183,14 @@ class Measured:
         return columns
 
 
-def _positive(row: Row, name: str) -> float:
+def _positive(row: TextRow, name: str) -> float:
     value = row.number(name)
     if not value > 0:
         raise row.error("must be more than 0", column=name)
     return value
 
 
-def _times(row: Row) -> tuple[float, float]:
+def _times(row: TextRow) -> tuple[float, float]:
     step_s, sync_s = _positive(row, "step_time"), row.number("sync_time")
     if not 0 <= sync_s < step_s:
         raise row.error("must be at least 0 and less than step_time", column="sync_time")

@@ -9,7 +9,7 @@ from pathlib import Path
 from plait.core.errors import InputError
 from plait.reproduce.pollux.applications import APPLICATIONS, Application
 from plait.reproduce.pollux.tables import Measured
-from plait.traces.files import Pathish, Row, Source, read_rows
+from plait.traces.files import Pathish, Source, TextRow, read_rows
 
 COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
 
@@ -74,7 +74,7 @@ def used(jobs: tuple[Submitted, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(job.application.name for job in jobs))
 
 
-def _job(row: Row) -> Submitted:
+def _job(row: TextRow) -> Submitted:
     submit_s = row.number("time")
     if submit_s < 0:
         raise row.error("must not be negative", column="time")

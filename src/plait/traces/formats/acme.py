@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plait.traces.files import Pathish, Row
+from plait.traces.files import Pathish, TextRow
 from plait.traces.formats.reader import Format, Head
 from plait.traces.formats.slurmlike import Log, read_log
 from plait.traces.table import TraceTable
@@ -39,11 +39,11 @@ def read_kalos(path: Pathish, *, strict: bool = False) -> TraceTable:
     return read_log(log, path, strict=strict)
 
 
-def _more(row: Row) -> dict[str, Any]:
+def _more(row: TextRow) -> dict[str, Any]:
     return {"group": row.maybe_text("type")}
 
 
-def _more_kalos(row: Row) -> dict[str, Any]:
+def _more_kalos(row: TextRow) -> dict[str, Any]:
     return {"group": row.maybe_text("type"), "x_memory_per_pod_gb": row.maybe_number("mem_per_pod_GB")}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.errors import TraceError
-from plait.traces.files import Pathish, Row, Source, read_rows
+from plait.traces.files import Pathish, Source, TextRow, read_rows
 from plait.traces.formats.reader import Format, Head, TableBuilder
 from plait.traces.table import TraceTable
 
@@ -49,7 +49,7 @@ class _Tasks:
     open_ended: bool = False
     kinds: set[str] = field(default_factory=set)
 
-    def add(self, row: Row) -> None:
+    def add(self, row: TextRow) -> None:
         count = row.maybe_number("inst_num") or 0.0
         gpu = row.maybe_number("plan_gpu") or 0.0
         self.gpu_percent += count * gpu

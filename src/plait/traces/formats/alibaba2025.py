@@ -5,7 +5,7 @@ Useful for the shape of a cluster and for what guaranteed services leave to oppo
 
 from __future__ import annotations
 
-from plait.traces.files import Pathish, Row, Source, read_rows
+from plait.traces.files import Pathish, Source, TextRow, read_rows
 from plait.traces.formats.reader import Format, Head, TableBuilder
 from plait.traces.table import TraceTable
 
@@ -36,7 +36,7 @@ def read(path: Pathish, *, strict: bool = False) -> TraceTable:
     return builder.finish(FORMAT, strict=strict)
 
 
-def _add(builder: TableBuilder, row: Row, latest_s: float) -> None:
+def _add(builder: TableBuilder, row: TextRow, latest_s: float) -> None:
     created_s, scheduled_s, deleted_s = (row.maybe_number(name) for name in TIMES)
     if created_s is not None and scheduled_s is None:
         builder.drop("never_started")

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plait.core.errors import InputError, suggest
-from plait.traces.files import Pathish, Row, Source, read_rows
+from plait.traces.files import Pathish, Source, TextRow, read_rows
 from plait.traces.formats.reader import Format, Head, TableBuilder, numbered
 from plait.traces.table import TraceTable
 
@@ -96,7 +96,7 @@ def _field_count(source: Source) -> int:
     return fields
 
 
-def _job(row: Row, table: Mapping[tuple[str, int], float] | None) -> dict[str, Any]:
+def _job(row: TextRow, table: Mapping[tuple[str, int], float] | None) -> dict[str, Any]:
     job_type, gpus, steps = row.text("job_type"), row.gang("scale_factor"), row.whole("total_steps")
     model, batch = split_job_type(job_type)
     job: dict[str, Any] = {

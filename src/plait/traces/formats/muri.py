@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from plait.core.errors import suggest
-from plait.traces.files import Pathish, Row, Source, read_rows
+from plait.traces.files import Pathish, Source, TextRow, read_rows
 from plait.traces.formats.reader import Format, Head, TableBuilder, pick
 from plait.traces.table import TraceTable
 
@@ -61,7 +61,7 @@ def read(path: Pathish, *, work: str = "duration", split: str = "by_model", stri
     return builder.finish(FORMAT, strict=strict, options={"work": work, "split": split})
 
 
-def _times(row: Row, work: str) -> dict[str, Any]:
+def _times(row: TextRow, work: str) -> dict[str, Any]:
     duration_s = row.number("duration") / 1000
     iterations, iteration_s = row.whole("iterations"), row.number("iteration_time") / 1000
     product_s = iterations * row.number("iteration_time") / 1000
@@ -78,7 +78,7 @@ def _times(row: Row, work: str) -> dict[str, Any]:
     return job | {"duration_s": product_s, "x_duration_trace_s": duration_s} if work == "iterations" else job
 
 
-def _stages(row: Row, split: str, builder: TableBuilder) -> dict[str, Any]:
+def _stages(row: TextRow, split: str, builder: TableBuilder) -> dict[str, Any]:
     model = row.text("model_name")
     try:
         share = storage_share(model, split)

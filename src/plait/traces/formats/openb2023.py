@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from plait.traces.files import Pathish, Row, Source, read_rows
+from plait.traces.files import Pathish, Source, TextRow, read_rows
 from plait.traces.formats.reader import Format, Head, TableBuilder
 from plait.traces.schema import Array
 from plait.traces.table import TraceTable
@@ -73,7 +73,7 @@ def _refuse_timeless(source: Source, header: list[str]) -> None:
         raise source.error("a required column is missing", column=missing[0], hint=hint)
 
 
-def _size(row: Row) -> dict[str, Any]:
+def _size(row: TextRow) -> dict[str, Any]:
     gpus, milli = row.whole("num_gpu"), row.maybe_whole("gpu_milli")
     return {
         "gpus": gpus,

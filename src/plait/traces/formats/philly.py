@@ -19,7 +19,7 @@ NO_TIME = (None, "", "None")
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class LoggedAttempt:
     """One start of a job, seconds since 1970; `end_s` is None while it runs."""
 
     start_s: float
@@ -96,7 +96,7 @@ def _add(builder: TableBuilder, entry: dict[str, Any], mode: str, end_s: float) 
         builder.keep(line, again=k > 0, **piece | _observed(piece, [run], [run], end_s))
 
 
-def _reason(runs: list[Attempt], end_s: float) -> str | None:
+def _reason(runs: list[LoggedAttempt], end_s: float) -> str | None:
     """Why a job gives no row, if so."""
     if not runs:
         return "never_started"
@@ -108,7 +108,9 @@ def _reason(runs: list[Attempt], end_s: float) -> str | None:
     return None
 
 
-def _observed(job: dict[str, Any], runs: list[Attempt], counted: list[Attempt], end_s: float) -> dict[str, Any]:
+def _observed(
+    job: dict[str, Any], runs: list[LoggedAttempt], counted: list[LoggedAttempt], end_s: float
+) -> dict[str, Any]:
     running = runs[-1].end_s is None
     return {
         "gpus": runs[-1].gpus,
@@ -122,7 +124,7 @@ def _observed(job: dict[str, Any], runs: list[Attempt], counted: list[Attempt], 
     }
 
 
-def _attempts(builder: TableBuilder, entry: dict[str, Any], submit_s: float) -> list[Attempt]:
+def _attempts(builder: TableBuilder, entry: dict[str, Any], submit_s: float) -> list[LoggedAttempt]:
     source = builder.source
     raw = _list(source, entry, "attempts")
     runs, known_s = [], submit_s
@@ -133,7 +135,7 @@ def _attempts(builder: TableBuilder, entry: dict[str, Any], submit_s: float) -> 
             builder.warn("an attempt without start, or without end before another, left out")
             continue
         gpus = sum(len(_list(source, node, "gpus")) for node in _list(source, attempt, "detail", dicts=True))
-        runs.append(Attempt(start_s, end_s, gpus))
+        runs.append(LoggedAttempt(start_s, end_s, gpus))
         known_s = start_s if end_s is None else end_s
     return runs
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import difflib
 
 from plait.goodput.model.shipped import shipped
-from plait.traces.files import Pathish, Row, Source, read_rows
+from plait.traces.files import Pathish, Source, TextRow, read_rows
 from plait.traces.formats.reader import Format, Head, TableBuilder
 from plait.traces.table import TraceTable
 
@@ -47,7 +47,7 @@ def _read(fmt: Format, path: Pathish, strict: bool) -> TraceTable:
     return builder.finish(fmt, strict=strict)
 
 
-def _refuse_misspelt(row: Row) -> None:
+def _refuse_misspelt(row: TextRow) -> None:
     """Raise for a name that is close to that of a shipped model; other names are jobs of unknown length."""
     name, known = row.text("application"), shipped()
     near = [] if name in known else difflib.get_close_matches(name.lower(), known, 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timezone
 from typing import Any
 
-from plait.traces.files import Pathish, Row, Source, read_rows
+from plait.traces.files import Pathish, Source, TextRow, read_rows
 from plait.traces.formats.reader import Format, TableBuilder
 from plait.traces.table import TraceTable
 from plait.traces.times import stamp_s, utc_text
@@ -36,7 +36,7 @@ class Log:
     header: Sequence[str]
     zone: timezone | None
     zone_name: str
-    more: Callable[[Row], dict[str, Any]]
+    more: Callable[[TextRow], dict[str, Any]]
     prefix: str = ""
     check_duration: bool = True
 
@@ -102,7 +102,7 @@ def _reason(state: str, submit_s: float, start_s: float | None, end_s: float | N
     return None
 
 
-def _sizes(row: Row) -> dict[str, Any]:
+def _sizes(row: TextRow) -> dict[str, Any]:
     cpus = row.maybe_number("cpu_num")
     return {
         "gpus": row.whole("gpu_num"),
@@ -111,7 +111,7 @@ def _sizes(row: Row) -> dict[str, Any]:
     }
 
 
-def _stamp(row: Row, name: str, zone: timezone | None) -> float | None:
+def _stamp(row: TextRow, name: str, zone: timezone | None) -> float | None:
     text = row.maybe_text(name)
     if text is None:
         return None

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from plait.core.errors import InputError, suggest
-from plait.traces.profiles import Catalogue, Profile, catalogue
+from plait.traces.profiles import Catalogue, ModelProfile, catalogue
 from plait.traces.schema import STAGES, Array
 from plait.traces.table import TraceTable
 from plait.traces.validate import checked_table
@@ -136,7 +136,7 @@ def _classes(
 
 
 def _candidates(
-    profiles: Sequence[Profile], weights: Mapping[str, float], gpus: int, job: str, known: Catalogue
+    profiles: Sequence[ModelProfile], weights: Mapping[str, float], gpus: int, job: str, known: Catalogue
 ) -> list[int]:
     found = [i for i, p in enumerate(profiles) if p.gpus == gpus and weights.get(p.model, 0) > 0]
     if not found:
@@ -145,7 +145,7 @@ def _candidates(
     return found
 
 
-def _profiled(table: TraceTable, jobs: Array, picked: Array, profiles: Sequence[Profile]) -> dict[str, Array]:
+def _profiled(table: TraceTable, jobs: Array, picked: Array, profiles: Sequence[ModelProfile]) -> dict[str, Array]:
     """The columns that a profile decides, unchanged for the jobs that got none."""
     from plait.traces.profiles import BATCH
 

@@ -17,7 +17,7 @@ from plait.core.errors import InputError, PlaitError
 from plait.core.goodput import THETA, BatchLimits
 
 if TYPE_CHECKING:
-    from plait.goodput.model.fit import Profile
+    from plait.goodput.model.fit import Measurements
     from plait.goodput.model.jobs import GoodputJobs
 
 #: How much more goodput a change of batch has to promise.
@@ -52,7 +52,7 @@ class Noise(Protocol):
 class Fitter:
     """Fits the throughput model beside training, one fit at a time."""
 
-    def __init__(self, fit: Callable[[Profile, Theta | None], Theta] | None = None) -> None:
+    def __init__(self, fit: Callable[[Measurements, Theta | None], Theta] | None = None) -> None:
         """`fit` instead of `plait.goodput.model.fit`."""
         self._fit = fit or _fit
         self._thread: threading.Thread | None = None
@@ -64,7 +64,7 @@ class Fitter:
         """Whether a fit is under way."""
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, profile: Profile) -> None:
+    def start(self, profile: Measurements) -> None:
         """Begin a fit of `profile`, unless one is under way or fitting is not possible here."""
         if self.busy or self._failed:
             return
@@ -80,7 +80,7 @@ class Fitter:
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self, profile: Profile) -> None:
+    def _run(self, profile: Measurements) -> None:
         try:
             self.theta = self._fit(profile, self.theta)
         except (PlaitError, ImportError, ValueError, ArithmeticError) as error:
@@ -88,7 +88,7 @@ class Fitter:
             warnings.warn(f"plait: the batch size no longer adapts: {error}", RuntimeWarning, stacklevel=2)
 
 
-def _fit(profile: Profile, start: Theta | None) -> Theta:
+def _fit(profile: Measurements, start: Theta | None) -> Theta:
     import numpy as np
 
     from plait.goodput.model.fit import fit

@@ -19,7 +19,7 @@ from plait.training.adaptive.data.plan import Turn
 from plait.training.merged.thread_jobs import torch_cuda
 
 if TYPE_CHECKING:
-    from plait.goodput.model.fit import Profile
+    from plait.goodput.model.fit import Measurements
 
 Key = tuple[int, int, int]
 
@@ -147,7 +147,7 @@ class Timings:
             timing.sync_s += min(max(float(sync_s) - waited_s, 0.0), took_s)
         self.changed = True
 
-    def table(self) -> Profile | None:
+    def table(self) -> Measurements | None:
         """The mean seconds of each key that the optimizer has stepped with; None without any.
 
         Seconds of a pass are the mean of accumulating passes and of others less their reduction, each pass with the
@@ -155,7 +155,7 @@ class Timings:
         """
         import numpy as np
 
-        from plait.goodput.model.fit import Profile
+        from plait.goodput.model.fit import Measurements
 
         rows = [
             (*key, (t.grad_s + t.step_s - t.sync_s) / (t.grads + t.steps), t.step_s / t.steps)
@@ -165,7 +165,7 @@ class Timings:
         if not rows:
             return None
         nodes, gpus, local, grad_s, step_s = np.array(rows, dtype=np.float64).T
-        return Profile(
+        return Measurements(
             nodes=nodes.astype(np.int64),
             gpus=gpus.astype(np.int64),
             local=local.astype(np.int64),

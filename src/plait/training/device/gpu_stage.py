@@ -12,7 +12,7 @@ from plait.training.profiler import skew
 from plait.training.stages import Stages
 
 
-class Compute:
+class GpuStage:
     """Marks the stage; knows which optimizer's steps are the job's iterations."""
 
     def __init__(self, stages: Stages, page: Page) -> None:

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from plait.core.resources import Resource
 from plait.runtime.stage_gate import NullGate
-from plait.training.environment import ControlFile, Surroundings
+from plait.training.environment import ControlFile, Environment
 from plait.training.stages import Stages
 from plait.training.state import random_streams
 
@@ -145,6 +145,6 @@ def _stages_of_worker() -> Stages:
     """The marks of this worker, with a gate of its own, opened when it is first needed."""
     global _worker_stages
     if _worker_stages is None:
-        watch = ControlFile(Surroundings.of(os.environ), worker=True)
+        watch = ControlFile(Environment.of(os.environ), worker=True)
         _worker_stages = Stages(None, NullGate(), refresh=watch.gate)
     return _worker_stages

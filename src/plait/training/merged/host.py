@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 from plait.runtime.command_line import Script, parse_script
 from plait.training.merged.jobs import Crew, JobResult, device_lost
 from plait.training.merged.routes import leave_all
-from plait.training.merged.thread_jobs import Member, Preempted, Unmergeable
+from plait.training.merged.thread_jobs import Preempted, ThreadJob, Unmergeable
 from plait.training.stopping import PREEMPTED
 
 #: Exit code of a process whose GPU is lost.
@@ -49,7 +49,7 @@ class Host:
         plan = self._read(None)
         assert plan, "the runner says who is to run before anything else"
         self.members = [
-            Member(index, one["name"], one["env"], list(one["argv"]), _open(one["out"]))
+            ThreadJob(index, one["name"], one["env"], list(one["argv"]), _open(one["out"]))
             for index, one in enumerate(plan[0]["members"])
         ]
         self._scripts = [parse_script(one["argv"]) for one in plan[0]["members"]]
@@ -91,11 +91,11 @@ class Host:
             if member.ident and ("interrupt" in order or member.job is None):
                 member.interrupt(Preempted)
 
-    def _play(self, member: Member, script: Script) -> None:
+    def _play(self, member: ThreadJob, script: Script) -> None:
         self._say(began=member.index, thread=member.ident)
         run_script(member, script)
 
-    def _ended(self, member: Member, result: JobResult) -> None:
+    def _ended(self, member: ThreadJob, result: JobResult) -> None:
         why = device_lost() if result.error is not None else ""
         if why:
             self._say(lost=why)
@@ -106,11 +106,11 @@ class Host:
             member.out.close()
         os.write(self._wake, b".")
 
-    def _last_words(self, member: Member, what: str) -> None:
+    def _last_words(self, member: ThreadJob, what: str) -> None:
         self._say(last=member.index, what=what)
 
 
-def run_script(member: Member, script: Script) -> None:
+def run_script(member: ThreadJob, script: Script) -> None:
     """Run it as the module __main__ of this member, as Python itself would."""
     main = ModuleType("__main__")
     if script.module:

@@ -34,14 +34,14 @@ from typing import Any
 from plait.core.errors import InputError
 from plait.core.resources import Resource
 from plait.runtime.gate_choice import Choice
-from plait.runtime.gates import Member as Mate
+from plait.runtime.gates import GroupMember as Mate
 from plait.runtime.gates import make_group
 from plait.runtime.page import STOP_GRACEFULLY, STOP_NOW, Page
 from plait.training.job import attach
 from plait.training.merged import thread_jobs
 from plait.training.merged.random_streams import Streams
 from plait.training.merged.routes import Routes, Stream
-from plait.training.merged.thread_jobs import Member, Preempted, Unmergeable
+from plait.training.merged.thread_jobs import Preempted, ThreadJob, Unmergeable
 from plait.training.noop_job import Job
 from plait.training.stopping import PREEMPTED
 
@@ -109,8 +109,8 @@ class Crew:
 
     def __init__(
         self,
-        ended: Callable[[Member, JobResult], None] = lambda member, result: None,
-        last_words: Callable[[Member, str], None] = lambda member, what: None,
+        ended: Callable[[ThreadJob, JobResult], None] = lambda member, result: None,
+        last_words: Callable[[ThreadJob, str], None] = lambda member, what: None,
     ) -> None:
         """Nothing is changed yet."""
         self.results: dict[int, JobResult] = {}
@@ -147,7 +147,7 @@ class Crew:
         if self._froze:
             gc.unfreeze()
 
-    def start(self, member: Member, work: Callable[[], object]) -> None:
+    def start(self, member: ThreadJob, work: Callable[[], object]) -> None:
         """Run `work` as this member, in a thread that does not keep the process from ending."""
         thread = threading.Thread(target=self._run, args=(member, work), name=f"plait-{member.name}", daemon=True)
         self._threads.append(thread)
@@ -163,7 +163,7 @@ class Crew:
         """How many have not ended."""
         return sum(thread.is_alive() for thread in self._threads)
 
-    def _run(self, member: Member, work: Callable[[], object]) -> None:
+    def _run(self, member: ThreadJob, work: Callable[[], object]) -> None:
         thread_jobs.become(member)
         member.ident = threading.get_ident()
         begin_s = time.monotonic()
@@ -187,7 +187,7 @@ class Crew:
         self._ended(member, result)
 
     @contextlib.contextmanager
-    def _device(self, member: Member) -> Iterator[None]:
+    def _device(self, member: ThreadJob) -> Iterator[None]:
         """What torch keeps by thread: a stream and a memory pool of one's own, backward passes in this thread."""
         torch = self._torch
         if torch is None:
@@ -208,7 +208,7 @@ class Crew:
             yield
 
 
-def _contained(member: Member, work: Callable[[], object]) -> tuple[int, str, BaseException | None]:
+def _contained(member: ThreadJob, work: Callable[[], object]) -> tuple[int, str, BaseException | None]:
     """Run it; exit code, reason and exception, whatever happens."""
     try:
         work()
@@ -227,7 +227,7 @@ def _contained(member: Member, work: Callable[[], object]) -> tuple[int, str, Ba
     return 0, "", None
 
 
-def _wind_up(member: Member, code: int, reason: str) -> tuple[int, str]:
+def _wind_up(member: ThreadJob, code: int, reason: str) -> tuple[int, str]:
     """What an interpreter does at its end: threads, the job's checkpoint and gates, functions kept for the end."""
     for thread in list(member.threads):
         while thread.is_alive() and not thread.daemon:
@@ -242,7 +242,7 @@ def _wind_up(member: Member, code: int, reason: str) -> tuple[int, str]:
     return code, reason
 
 
-def _let_go(member: Member, error: BaseException | None) -> None:
+def _let_go(member: ThreadJob, error: BaseException | None) -> None:
     """Whatever the job held is freed for the others."""
     if error is not None:
         for one in (error, error.__cause__, error.__context__):
@@ -359,7 +359,7 @@ class Merged:
         """How many iterations a job has made so far."""
         return int(self._pages[index].steps)
 
-    def _member(self, index: int, entry: dict[str, Any]) -> Member:
+    def _member(self, index: int, entry: dict[str, Any]) -> ThreadJob:
         name, epoch = self.names[index], self.plan.epoch
         job_dir = (self._given or self._scratch) / name
         run_dir = job_dir / "attempts" / str(epoch) / "rank0"
@@ -380,7 +380,7 @@ class Merged:
             "WORLD_SIZE": "1",
         }
         make_group = None if self._peers is None else lambda: self._process_group(name)
-        return Member(index, name, environ, list(sys.argv), make_group=make_group)
+        return ThreadJob(index, name, environ, list(sys.argv), make_group=make_group)
 
     def _serve(self) -> None:
         """The store through which peers meet, in the process of rank 0."""

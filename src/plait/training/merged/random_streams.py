@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from plait.training.merged.routes import Routes
-from plait.training.merged.thread_jobs import Member, here, torch_cuda
+from plait.training.merged.thread_jobs import ThreadJob, here, torch_cuda
 
 _TORCH = (
     "bernoulli", "binomial", "multinomial", "normal", "poisson", "rand", "rand_like", "randint", "randint_like",
@@ -47,10 +47,10 @@ class TorchStreams:
         """They are the process's own."""
         self.lock = threading.RLock()
         self._torch, self._pid = torch, os.getpid()
-        self._owner: Member | None = None
+        self._owner: ThreadJob | None = None
         self._plain: dict[str, Any] = {}
 
-    def own(self, member: Member | None) -> None:
+    def own(self, member: ThreadJob | None) -> None:
         """Have this member's states in the generators."""
         with self.lock:
             if self._owner is not member and os.getpid() == self._pid:
@@ -101,13 +101,13 @@ class Streams:
             self.torch = TorchStreams(torch)
             self._route_torch(routes, torch, self.torch)
 
-    def begin(self, member: Member) -> None:
+    def begin(self, member: ThreadJob) -> None:
         """Streams for a member that is about to run: new ones, as a new process has."""
         member.streams["python"] = random.Random()
         if numpy := sys.modules.get("numpy"):
             member.streams["numpy"] = numpy.random.RandomState()
 
-    def own(self, member: Member) -> None:
+    def own(self, member: ThreadJob) -> None:
         """A GPU stage of this member begins."""
         if self.torch is not None:
             self.torch.own(member)

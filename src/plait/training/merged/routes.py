@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from plait.training.merged import thread_jobs
-from plait.training.merged.thread_jobs import Member, Unmergeable, here
+from plait.training.merged.thread_jobs import ThreadJob, Unmergeable, here
 
 _ROUTED = ("argv", "stdout", "stderr")
 
@@ -163,7 +163,7 @@ class _Main(ModuleType):
 class Routes:
     """Puts all detours in place; `close` takes them away. `last_words(member, what)` is called before one ends all."""
 
-    def __init__(self, last_words: Callable[[Member, str], None] = lambda member, what: None) -> None:
+    def __init__(self, last_words: Callable[[ThreadJob, str], None] = lambda member, what: None) -> None:
         """Nothing is changed yet."""
         self._undo: list[Callable[[], None]] = []
         self._say = last_words

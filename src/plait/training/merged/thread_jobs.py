@@ -1,7 +1,7 @@
 """Jobs that share one process, each a thread with all the threads it starts: whose is the thread that asks?
 
-`run_merged` and the host process of a merged group put a `Member` on each of their threads. Everything that a process
-has only once and that can be told apart by thread (arguments, environment, output, random streams, the job itself)
+`run_merged` and the host process of a merged group put a `ThreadJob` on each of their threads. What a process has only
+once and that can be told apart by thread (arguments, environment, output, random streams, the job itself)
 looks here. In a process without merged jobs `here` is always None and costs nothing worth counting.
 """
 
@@ -28,7 +28,7 @@ class Preempted(SystemExit):
 
 
 @dataclass(eq=False)
-class Member:
+class ThreadJob:
     """One job of a merged process. `environ` is all of its environment; `out` is where its output goes (None: as is).
 
     `ident`: its own thread, 0 before it runs and once it is over. `streams`: its random streams by library, see
@@ -59,19 +59,19 @@ class Member:
 
 
 class _Here(threading.local):
-    member: Member | None = None
+    member: ThreadJob | None = None
 
 
 _here = _Here()
 _start = threading.Thread.start
 
 
-def here() -> Member | None:
+def here() -> ThreadJob | None:
     """The member that the current thread belongs to; None for threads of nobody, and where nothing is merged."""
     return _here.member
 
 
-def become(member: Member | None) -> None:
+def become(member: ThreadJob | None) -> None:
     """From now on the current thread is this member's."""
     _here.member = member
 

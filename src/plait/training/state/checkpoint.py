@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.errors import PlaitError
-from plait.training.state.checkpoint_store import Commit, Commits
+from plait.training.state.checkpoint_store import CheckpointStore, Commit
 
 GATHER_S = 120.0
 PLAIN = (int, float, str, bytes, type(None))
@@ -111,7 +111,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        commits: Commits,
+        commits: CheckpointStore,
         *,
         rank: int = 0,
         world: int = 1,

@@ -48,7 +48,7 @@ class Commit:
     world: int
 
 
-class Commits:
+class CheckpointStore:
     """The checkpoints of a job as one attempt sees them."""
 
     def __init__(self, folder: Path, *, epoch: int = 0, epoch_file: Path | None = None, keep: int = 2) -> None:

@@ -9,7 +9,7 @@ from plait.training.state import random_streams
 from plait.training.state.plain_state import PlainState, plain_state
 
 
-class Kept:
+class StateRegistry:
     """The registered state of one rank, and what a checkpoint held of it until somebody asks for it."""
 
     def __init__(self) -> None:

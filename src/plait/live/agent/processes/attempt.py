@@ -30,7 +30,7 @@ _TOLD_TO_END = (-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + si
 
 
 @dataclass
-class Attempt:
+class LocalAttempt:
     """A process and what is known of it. `folder` is that of its rank.
 
     `claimed`: its runner has said that the job is its own. `shares`: it is a thread of a process that other jobs share

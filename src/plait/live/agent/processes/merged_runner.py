@@ -45,7 +45,7 @@ _CHUNK = 1 << 16
 
 
 @dataclass
-class Member:
+class MergedMember:
     """One job of the process."""
 
     task: Task
@@ -84,7 +84,7 @@ class Member:
 class _Everybody:
     """The log of what the process itself prints: C libraries, faults. It goes to all members that have not ended."""
 
-    def __init__(self, members: list[Member]) -> None:
+    def __init__(self, members: list[MergedMember]) -> None:
         self._members, self.tail = members, b""
 
     def write(self, data: bytes) -> None:
@@ -98,8 +98,8 @@ class _Everybody:
 class HostRunner(Runner):
     """Carries out the tasks of a group in one process; see the module."""
 
-    members: list[Member] = field(default_factory=list)
-    culprit: Member | None = None
+    members: list[MergedMember] = field(default_factory=list)
+    culprit: MergedMember | None = None
     lost: str = ""
     _control: socket.socket | None = None
     _rest: bytes = b""
@@ -275,7 +275,7 @@ class HostRunner(Runner):
             selector.register(fd, selectors.EVENT_READ)
             return bool(selector.select(0))
 
-    def _own_end(self, member: Member) -> tuple[int, str | None, str]:
+    def _own_end(self, member: MergedMember) -> tuple[int, str | None, str]:
         """Of a member whose thread has ended."""
         assert member.ended is not None
         code, refused = int(member.ended["code"]), member.ended.get("refused")
@@ -289,7 +289,7 @@ class HostRunner(Runner):
             return code, "stopped without a checkpoint", ""
         return code, f"exit code {code}{member.log.tail_text()}", ""
 
-    def _end_of(self, member: Member, killed_by_kernel: bool) -> tuple[int, str | None, str]:
+    def _end_of(self, member: MergedMember, killed_by_kernel: bool) -> tuple[int, str | None, str]:
         """Of a member when the process is over."""
         if member.ended is not None:
             return self._own_end(member)
@@ -326,7 +326,7 @@ class HostRunner(Runner):
             name += " (the kernel ran out of memory)" if killed_by_kernel else " (by hand, or out of memory)"
         return code, f"was killed by {name}"
 
-    def _write(self, member: Member, code: int, reason: str | None, merged: str = "") -> None:
+    def _write(self, member: MergedMember, code: int, reason: str | None, merged: str = "") -> None:
         member.written = True
         record = {"exit_code": code, "reason": reason, "seconds": procs.boot_s() - self._started}
         write_exit(member.task.folder, record | ({"merged": merged} if merged else {}))
@@ -384,7 +384,7 @@ def main() -> int:
             continue
         pipe, output = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(pipe, False)
-        members.append(Member(task, log, pipe, output, task.env.get("PLAIT_JOB", task.folder)))
+        members.append(MergedMember(task, log, pipe, output, task.env.get("PLAIT_JOB", task.folder)))
     if members:
         HostRunner(host, members=members).run()
     return 0

@@ -22,7 +22,7 @@ from plait.live.agent.lease import NodeLease
 from plait.live.agent.monitor import Monitor
 from plait.live.agent.node import Settings
 from plait.live.agent.processes import launch
-from plait.live.agent.processes.attempt import Attempt
+from plait.live.agent.processes.attempt import LocalAttempt
 from plait.live.agent.processes.job_files import read_claim
 from plait.live.agent.procs import Process
 from plait.live.layout import Layout
@@ -35,7 +35,7 @@ NOT_RUNNABLE = 126
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
-class Hands:
+class ProcessManager:
     """Starts, finds again, ends and collects the processes of a node; calls `told` when there is something to tell."""
 
     def __init__(self, layout: Layout, settings: Settings, told: Callable[[], None]) -> None:
@@ -49,7 +49,7 @@ class Hands:
         self.gates = Gates(layout, settings.node, self.log)
         self.journal = Journal(self.folder / "journal.jsonl")
         self.lease = NodeLease.of(layout.lease(settings.node), LEASE_SHARE * LOST_S)
-        self.attempts: dict[Key, Attempt] = {}
+        self.attempts: dict[Key, LocalAttempt] = {}
         self.selector = selectors.DefaultSelector()
         self._retry_at = 0.0
 
@@ -61,7 +61,7 @@ class Hands:
 
     # ---- taking back ----
 
-    def _take_back(self, attempt: Attempt, known: journal.Remembered) -> None:
+    def _take_back(self, attempt: LocalAttempt, known: journal.Remembered) -> None:
         """A process the journal knows: still running, ended meanwhile, or never started."""
         if known.ended:
             attempt.end(known.exit_code, known.reason)
@@ -98,11 +98,11 @@ class Hands:
             ):
                 self._take_back(self._new(run), journal.Remembered(run, process))
 
-    def _complain(self, attempt: Attempt) -> None:
+    def _complain(self, attempt: LocalAttempt) -> None:
         if attempt.page is not None and attempt.page.trouble:
             self.log("progress unknown", key=attempt.key, why=attempt.page.trouble)
 
-    def _claimed(self, attempt: Attempt) -> Process | None:
+    def _claimed(self, attempt: LocalAttempt) -> Process | None:
         """The runner that claimed the folder; waits a moment for one that is just being born."""
         for _ in range(50):
             if (claim := read_claim(attempt.folder)) is not None:
@@ -112,8 +112,8 @@ class Hands:
             time.sleep(0.02)
         return None
 
-    def _new(self, run: Run) -> Attempt:
-        attempt = Attempt(
+    def _new(self, run: Run) -> LocalAttempt:
+        attempt = LocalAttempt(
             run,
             self.layout.rank(run.job, run.epoch, run.rank),
             launch.mark_of(self.layout, run.job, run.epoch, run.rank),
@@ -123,17 +123,17 @@ class Hands:
 
     # ---- making it so ----
 
-    def _tell_group(self, attempt: Attempt) -> None:
+    def _tell_group(self, attempt: LocalAttempt) -> None:
         try:
             self.gates.tell(attempt)
         except OSError as error:
             attempt.group_version = None
             self.log("group not told", key=attempt.key, why=error)
 
-    def _start(self, waiting: list[Attempt]) -> None:
+    def _start(self, waiting: list[LocalAttempt]) -> None:
         """Start those whose GPUs nobody of another group holds, and whose job has no earlier attempt here."""
         holding = [a for a in self.attempts.values() if a.alive]
-        ready: list[Attempt] = []
+        ready: list[LocalAttempt] = []
         for attempt in waiting:
             other = next((o for o in (*holding, *ready) if not _may_share(attempt.run, o.run)), None)
             if other is None:
@@ -147,7 +147,7 @@ class Hands:
                 self._launch(together)
         self._note(*(journal.began(a.key, a.process) for a in ready if a.process is not None and a.alive))
 
-    def _launch(self, attempts: list[Attempt]) -> None:
+    def _launch(self, attempts: list[LocalAttempt]) -> None:
         """Start a process for one attempt, or one that several share."""
         if launch.meeting_port_taken(run := attempts[0].run):  # the next attempt is given another port
             busy = f"port {run.master_port} of node {self.settings.node} is in use by another program"
@@ -168,7 +168,7 @@ class Hands:
             else:
                 self._began(attempt, process)
 
-    def _spawn(self, attempts: list[Attempt]) -> Process | None:
+    def _spawn(self, attempts: list[LocalAttempt]) -> Process | None:
         envs = []
         for attempt in attempts:
             launch.prepare(attempt.run, self.layout)
@@ -183,7 +183,7 @@ class Hands:
             attempt.shares, attempt.mark = True, envs[0][procs.MARK]
         return process
 
-    def _began(self, attempt: Attempt, process: Process) -> None:
+    def _began(self, attempt: LocalAttempt, process: Process) -> None:
         run = attempt.run
         attempt.began(process)
         attempt.reason = None
@@ -195,14 +195,14 @@ class Hands:
             self.selector.register(attempt.pidfd, selectors.EVENT_READ, attempt)
         self._told()
 
-    def _later(self, attempt: Attempt, why: str) -> None:
+    def _later(self, attempt: LocalAttempt, why: str) -> None:
         """Nothing was started: try again in a second, for as long as it is wanted."""
         attempt.wait(why)
         self._retry_at = time.monotonic() + 1.0
         self.log("later", key=attempt.key, why=why)
         self._told()
 
-    def _collect(self, attempt: Attempt) -> None:
+    def _collect(self, attempt: LocalAttempt) -> None:
         """The runner has ended; one that found the folder claimed by another is not the one to look at."""
         if attempt.pidfd >= 0:
             self.selector.unregister(attempt.pidfd)
@@ -231,7 +231,7 @@ class Hands:
         self._over(attempt, attempt.exit_code, attempt.reason)
 
     @contextlib.contextmanager
-    def _quarantined(self, *attempts: Attempt) -> Iterator[None]:
+    def _quarantined(self, *attempts: LocalAttempt) -> Iterator[None]:
         """Whatever goes wrong in here is the trouble of these attempts: they are ended and fail, others go on."""
         try:
             yield
@@ -247,14 +247,14 @@ class Hands:
                         self.selector.unregister(attempt.pidfd)
                 self._over(attempt, NOT_RUNNABLE, why)
 
-    def _over(self, attempt: Attempt, exit_code: int | None, reason: str | None) -> None:
+    def _over(self, attempt: LocalAttempt, exit_code: int | None, reason: str | None) -> None:
         if attempt.state != ENDED:
             attempt.end(exit_code, reason)
         self._note(journal.end(attempt.key, exit_code, reason, attempt.merged))
         self.log("ended", key=attempt.key, exit_code=exit_code, reason=reason)
         self._told()
 
-    def _end_by_force(self, attempt: Attempt) -> None:
+    def _end_by_force(self, attempt: LocalAttempt) -> None:
         """Neither the process nor its runner ended in time (stopped, or stuck): kill both and all below them."""
         process = attempt.process
         if process is not None:
@@ -291,9 +291,9 @@ class Hands:
         return True
 
 
-def _to_launch(ready: list[Attempt]) -> list[list[Attempt]]:
+def _to_launch(ready: list[LocalAttempt]) -> list[list[LocalAttempt]]:
     """Who gets a process together: those of one group on the same GPUs that may be merged; all others alone."""
-    found: dict[object, list[Attempt]] = {}
+    found: dict[object, list[LocalAttempt]] = {}
     for attempt in ready:
         run = attempt.run
         alone = not run.merge or run.world > 1

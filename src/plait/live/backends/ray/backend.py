@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.live.agent import procs
-from plait.live.backends.base import COMING, DEAD, UP, Place, whole
+from plait.live.backends.base import COMING, DEAD, UP, BackendNode, whole
 from plait.live.backends.host import AgentHost
 from plait.live.backends.ray.head import Bridge, NoHead, probe
 from plait.live.backends.ray.lost_nodes import Gone
@@ -125,12 +125,12 @@ class RayBackend:
         said += [line for line in self._passed_over if line not in passed_over]
         return said + self._gone.tell(service)
 
-    def list_nodes(self) -> list[Place]:
+    def list_nodes(self) -> list[BackendNode]:
         """Nodes as Ray knows them, and what keeps them from work."""
         with contextlib.suppress(NoHead):
             self._look()
         return [
-            Place(
+            BackendNode(
                 name,
                 node.gpus,
                 DEAD if self._trouble else UP if self._agents.get(name) else COMING,

@@ -32,7 +32,7 @@ _STORE_BYTES = 80_000_000
 
 
 @dataclass(frozen=True)
-class Member:
+class RayProcessGroup:
     """A node of the small cluster: its name, the session of its processes, those that live."""
 
     name: str
@@ -71,7 +71,7 @@ class RayCluster:
         """Of the head; empty before the first start."""
         return f"{_own_address()}:{self._facts['port']}" if "port" in self._facts else ""
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[RayProcessGroup]:
         """All that were started, dead ones too, the head first."""
         if self._facts.get("boot") != procs.boot_id():
             return []
@@ -84,7 +84,7 @@ class RayCluster:
         for name, session in self._facts.get("nodes", {}).items():
             pids = tuple(pid for pid in sessions.get(session, ()) if procs.start_time(pid) is not None)
             ours = any(temp in _command(pid) for pid in pids)  # the number may be that of somebody else by now
-            found.append(Member(name, session, pids if ours else ()))
+            found.append(RayProcessGroup(name, session, pids if ours else ()))
         return found
 
     def up(self, nodes: int | None = None, slots: int | None = None) -> list[str]:
@@ -179,7 +179,7 @@ class RayCluster:
                     failed[name] = f"ended with exit code {code}"
         return failed
 
-    def _end(self, members: list[Member]) -> None:
+    def _end(self, members: list[RayProcessGroup]) -> None:
         _end_sessions(members)
         ended = {member.name for member in members}
         if ended:
@@ -189,7 +189,7 @@ class RayCluster:
             procs.write_json(self._file, self._facts)
 
 
-def _end_sessions(members: list[Member]) -> None:
+def _end_sessions(members: list[RayProcessGroup]) -> None:
     """SIGTERM to all processes of sessions, then SIGKILL: raylets without a head do not listen. Agents have left."""
     until = time.monotonic() + _STOP_S
     known = [process for member in members for pid in member.pids if (process := procs.Process.of(pid))]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.live.agent import procs
 from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S
-from plait.live.backends.base import COMING, LEAVING, STOP_GRACE_S, UP, Place
+from plait.live.backends.base import COMING, LEAVING, STOP_GRACE_S, UP, BackendNode
 from plait.live.backends.slurm.commands import ENDING, OVER, PENDING, RUNNING, Job, SlurmCli, SlurmError
 from plait.live.backends.slurm.node import MARK, node_name
 from plait.live.backends.slurm.options import SlurmOptions
@@ -90,11 +90,13 @@ class SlurmBackend:
         moves = plan_allocations(held, int(found["gpus"]["wanted"]), limits, empty=self._worth_less(found, held))
         return said + self._do(service, moves, {job.id: job for job in jobs})
 
-    def list_nodes(self) -> list[Place]:
+    def list_nodes(self) -> list[BackendNode]:
         """Our allocations, as Slurm sees them."""
         states = {PENDING: COMING, RUNNING: UP, ENDING: LEAVING}
         return [
-            Place(_name(job), self.options.gpus, states[job.state], f"Slurm job {job.id} is {job.word} {job.reason}")
+            BackendNode(
+                _name(job), self.options.gpus, states[job.state], f"Slurm job {job.id} is {job.word} {job.reason}"
+            )
             for job in self.cli.jobs(self.job_name)
             if job.state != OVER
         ]

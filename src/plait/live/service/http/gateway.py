@@ -15,7 +15,7 @@ from plait.live.service.http.connections import STRANGER, Connection, Connection
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from plait.live.store.leader_lease import Seat
+    from plait.live.store.leader_lease import LeaderLease
 
 #: Tells whether this service leads: 200 if it does, 503 if it stands by. Needs no token.
 HEALTH = "/v1/health"
@@ -24,7 +24,7 @@ HEALTH = "/v1/health"
 class Front:
     """The application in front of all others."""
 
-    def __init__(self, seat: Seat | None) -> None:
+    def __init__(self, seat: LeaderLease | None) -> None:
         """Stands by until there is an `app`; without a seat there is nobody to stand by for."""
         self.seat, self.app = seat, None
 

@@ -12,7 +12,7 @@ import numpy as np
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.sim.overheads import Overheads
-from plait.traces.files import Pathish, Row, Source, read_rows
+from plait.traces.files import Pathish, Source, TextRow, read_rows
 
 STRETCH = 1.015
 """The artifact lengthens every solo iteration by this, for every policy, also when a job runs alone."""
@@ -124,14 +124,14 @@ def _sorted(columns: dict[str, list[Any]]) -> ArtifactTrace:
     )
 
 
-def _number(row: Row, name: str) -> float:
+def _number(row: TextRow, name: str) -> float:
     value = row.number(name)
     if value < 0 or (value == 0 and name in ("iterations", "iteration_time")):
         raise row.error("must not be negative" if value < 0 else "must be more than 0", column=name)
     return value
 
 
-def _gpus(row: Row) -> int:
+def _gpus(row: TextRow) -> int:
     gpus = row.gang("num_gpu")
     if gpus not in sizes():
         raise row.error("no start overhead for this many GPUs", column="num_gpu", hint=f"known: {_listed(sizes())}")

@@ -43,7 +43,7 @@ async def sync(request: Request) -> Response:
     try:
         answer = await api.worker.call(observe, assigned)
     except NoRoom:
-        return Json(to_json(_as_it_is(api, observed), observed.v))
+        return Json(to_json(_current_assignment(api, observed), observed.v))
     asks = api.mailbox.due(node)
     wait_s = min(max(observed.wait_s, 0.0), LONG_POLL_S)
     if answer.version <= observed.reached and answer.term == observed.term and not asks and wait_s > 0:
@@ -51,12 +51,12 @@ async def sync(request: Request) -> Response:
         try:
             answer = await api.worker.call(lambda engine, now: None, assigned)
         except NoRoom:
-            return Json(to_json(_as_it_is(api, observed), observed.v))
+            return Json(to_json(_current_assignment(api, observed), observed.v))
         asks = api.mailbox.due(node)
     return Json(to_json(replace(answer, ask=asks), observed.v))
 
 
-def _as_it_is(api: Api, told: Observed) -> Assignment:
+def _current_assignment(api: Api, told: Observed) -> Assignment:
     """While nothing can be written down: jobs go on under their lease, nothing is begun, stopped or forgotten.
 
     Nobody calls the node lost meanwhile, as the service that waits is the only one, and begins anew after it.
