@@ -31,7 +31,7 @@ test-engines: $(VENV)/.engines ## ... on real Ray, Slurm and PostgreSQL servers,
 	@tests/live/install-engines
 	$(BIN)/python -m pytest -m engines $(PYTEST_ARGS)
 
-check: format-check lint types imports doctest test ## everything: format, lint, types, layers, doctests, tests
+check: format-check lint types imports doctest docs test ## everything: format, lint, types, layers, doctests, docs, tests
 
 format: $(VENV)/.dev ## rewrite the sources in the project's format
 	$(BIN)/ruff format .
