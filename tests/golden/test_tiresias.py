@@ -19,8 +19,8 @@ from plait.control.controller import Controller
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.policy import Policy
+from plait.core.resources import skew
 from plait.placement import Scheme
-from plait.placement.skew import gini, max_share, ps_imbalance
 from plait.policies.catalog import make_policy
 from plait.policies.parts import orders
 from plait.policies.parts.compose import Composed
@@ -183,13 +183,7 @@ def test_themis_shares() -> None:
 )
 def test_skew_of_known_models(largest: int, total: int, share: float) -> None:
     others = [(total - largest) / 100] * 100
-    assert max_share([largest, *others]) == pytest.approx(share, abs=5e-5)
-
-
-def test_other_skew_measures() -> None:
-    assert ps_imbalance([1, 1, 1, 1], 2) == 1.0
-    assert ps_imbalance([8, 0, 0, 0], 4) == 4.0
-    assert gini([0, 0, 0, 1]) == pytest.approx(0.75)
+    assert skew([largest, *others]) == pytest.approx(share, abs=5e-5)
 
 
 # -- traces ------------------------------------------------------------------------------------------------------

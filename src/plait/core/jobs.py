@@ -20,7 +20,7 @@ from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits
 from plait.core.jit import kernel
 from plait.core.preemption_kernels import stop_losses
-from plait.core.resources import Resource, StageProfile
+from plait.core.resources import Resource, StageProfile, skew
 
 
 class JobClass(IntEnum):
@@ -122,7 +122,7 @@ class JobSpec:
         if self.iteration_s is None and self.profile is not None:
             object.__setattr__(self, "iteration_s", self.profile.iteration_s)
         if self.skew is None and self.tensor_bytes:
-            object.__setattr__(self, "skew", max(self.tensor_bytes) / sum(self.tensor_bytes))
+            object.__setattr__(self, "skew", skew(self.tensor_bytes))
         object.__setattr__(self, "min_gpus", self.min_gpus or self.gpus)
         object.__setattr__(self, "max_gpus", self.max_gpus or self.gpus)
         elastic = 1 <= self.min_gpus <= self.gpus <= self.max_gpus

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -60,3 +60,13 @@ class StageProfile:
     def from_sequence(cls, stage_s: Sequence[float], iteration_s: float) -> StageProfile:
         """A profile from any sequence of stage seconds in `Resource` order."""
         return cls(tuple(float(t) for t in stage_s), float(iteration_s))
+
+
+def skew(sizes: Iterable[float]) -> float:
+    """Tensor-size skew: the largest tensor's part of all (Tiresias, section 3.4); NaN without tensors.
+
+    >>> skew([100, 300])
+    0.75
+    """
+    known = [size for size in sizes if size > 0]
+    return max(known) / sum(known) if known else math.nan

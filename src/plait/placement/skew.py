@@ -23,37 +23,6 @@ from plait.placement.packing import Scheme
 MOST_NAMES = 8
 
 
-def max_share(tensor_bytes: Sequence[float]) -> float:
-    """Largest tensor over all bytes.
-
-    >>> round(max_share([392.0, 135.0]), 3)
-    0.744
-    """
-    return max(tensor_bytes) / sum(tensor_bytes)
-
-
-def ps_imbalance(tensor_bytes: Sequence[float], servers: int) -> float:
-    """Largest load over mean load when tensors are dealt round-robin to parameter servers.
-
-    >>> ps_imbalance([4, 1, 1, 2], 2)
-    1.25
-    """
-    loads = [sum(tensor_bytes[s::servers]) for s in range(servers)]
-    return max(loads) * servers / sum(loads)
-
-
-def gini(tensor_bytes: Sequence[float]) -> float:
-    """Gini coefficient of tensor sizes: 0 all equal, near 1 one holds all.
-
-    >>> gini([1, 1, 1, 1])
-    0.0
-    """
-    ordered = sorted(tensor_bytes)
-    n = len(ordered)
-    weighted = sum((i + 1) * size for i, size in enumerate(ordered))
-    return 2 * weighted / (n * sum(ordered)) - (n + 1) / n
-
-
 def unknown_models(models: Sequence[str], skew: FloatArray, gpus: IntArray) -> str:
     """A remark on gangs whose tensor sizes are unknown, each model named once; empty if there are none.
 

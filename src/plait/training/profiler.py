@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from plait.core.resources import Resource
 from plait.training.collectives.transfers import Transfers
@@ -101,13 +101,3 @@ class Profiler:
             stages[Resource.GPU] = mean
         self.result = (tuple(stages), mean, count)
         return True
-
-
-def skew(sizes: Iterable[int]) -> float:
-    """Tensor-size skew: the largest tensor's part of all (Tiresias, section 3.4); NaN without tensors.
-
-    >>> skew([100, 300])
-    0.75
-    """
-    known = [size for size in sizes if size > 0]
-    return max(known) / sum(known) if known else math.nan

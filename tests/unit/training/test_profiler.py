@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from plait.core.resources import Resource
+from plait.core.resources import Resource, skew
 from plait.runtime.page import Page
 from plait.runtime.stage_gate import NullGate
-from plait.training.profiler import FEWEST, MOST, WARM_UP, Profiler, skew
+from plait.training.profiler import FEWEST, MOST, WARM_UP, Profiler
 from plait.training.stages import Stages
 
 

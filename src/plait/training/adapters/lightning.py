@@ -12,12 +12,11 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from plait.core.resources import Resource
+from plait.core.resources import Resource, skew
 from plait.runtime.page import STOP_NOW
 from plait.training.adapters import foreign
 from plait.training.job import AttachedJob, attach
 from plait.training.loader.loader import wrap
-from plait.training.profiler import skew
 from plait.training.state import random_streams
 
 FILE = "lightning.ckpt"

@@ -13,11 +13,10 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from plait.core.resources import Resource
+from plait.core.resources import Resource, skew
 from plait.runtime.page import STOP_NOW
 from plait.training.adapters import foreign
 from plait.training.job import AttachedJob, attach
-from plait.training.profiler import skew
 
 
 class PlaitCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]

@@ -6,9 +6,8 @@ import threading
 import weakref
 from typing import Any
 
-from plait.core.resources import Resource
+from plait.core.resources import Resource, skew
 from plait.runtime.page import Page
-from plait.training.profiler import skew
 from plait.training.stages import Stages
 
 
