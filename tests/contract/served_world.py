@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from backend_worlds import GPUS, LOST_S, POLICY, SCRIPT, Json, World
-from go_between import Between
+from repeating_proxy import Between
 
 from plait.live.agent import journal, procs
 from plait.live.agent.procs import Process

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-from hand_cluster import HandCluster, alone  # noqa: E402
+from manual_cluster import HandCluster, alone  # noqa: E402
 
 from plait.live.client.client import Refused  # noqa: E402
 from plait.live.supervisor.down import job_processes  # noqa: E402

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-from hand_cluster import STEPS, HandCluster, alone  # noqa: E402
+from manual_cluster import STEPS, HandCluster, alone  # noqa: E402
 
 import plait  # noqa: E402
 from plait.live.supervisor.down import job_processes  # noqa: E402

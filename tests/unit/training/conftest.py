@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from players import Player
+from gate_process import Player
 
 from plait.runtime.gates import GroupMember, make_group
 

@@ -6,7 +6,7 @@ import signal
 import threading
 
 import pytest
-from players import Watch, until
+from gate_process import Watch, until
 
 from plait.core.resources import Resource
 from plait.runtime.gates import BarrierGate, GateError, GateTimeout, GroupMember
@@ -18,10 +18,10 @@ STORAGE, CPU, GPU, NETWORK = "0", "1", "2", "3"
 @pytest.mark.parametrize("turns", [(0, 1, 2), (0, 2), (3, 1, 2, 0)])
 def test_no_two_jobs_are_on_a_resource_and_nobody_is_locked_up(group, play, tmp_path, turns):
     made = group("barrier", [GroupMember(1 + i, turn) for i, turn in enumerate(turns)])
-    players = [play(made, m.job) for m in made.members]
-    for i, p in enumerate(players):
+    processes = [play(made, m.job) for m in made.members]
+    for i, p in enumerate(processes):
         p.say(f"work {60 + 20 * i} {tmp_path}")  # the first to finish leaves the others to go on
-    assert [p.hear() for p in players] == ["met 0"] * len(players)
+    assert [p.hear() for p in processes] == ["met 0"] * len(processes)
 
 
 def test_a_slot_ends_for_all_together(group, play):
@@ -73,7 +73,7 @@ def test_the_next_stage_waits_for_the_thread_that_leaves_the_network(group):
 
 
 def _both_in_step(made, play):
-    """Two players that have met: a inside storage, b waiting at the end of the slot."""
+    """Two processes that have met: a inside storage, b waiting at the end of the slot."""
     watch = Watch(made)
     a, b = play(made, 1), play(made, 2)
     a.ask(f"enter {STORAGE}")
@@ -107,7 +107,7 @@ def test_a_killed_member_with_a_living_child_is_gone_too(group, play):
 
 
 def _one_between_stages(made, play):
-    """Two players that have met: a between two stages, b waiting for a's next."""
+    """Two processes that have met: a between two stages, b waiting for a's next."""
     watch, a, b = _both_in_step(made, play)
     assert a.ask(f"leave {STORAGE}") == "out 0"
     assert b.hear() == "in 2"

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from players import Watch, until
+from gate_process import Watch, until
 
 from plait.core.resources import Resource
 from plait.runtime.gates import GroupMember, TokenGate
@@ -142,10 +142,10 @@ def test_storage_and_cpu_are_for_each_rank(group, play):
 @pytest.mark.parametrize("gate", ["tokens", "barrier"])
 def test_jobs_of_several_ranks_get_through(group, play, tmp_path, gate):
     made = group(gate, [GroupMember(1, 0, 2), GroupMember(2, 2, 2)])
-    players = [play(made, job, rank) for job in (1, 2) for rank in (0, 1)]
-    for p in players:
+    processes = [play(made, job, rank) for job in (1, 2) for rank in (0, 1)]
+    for p in processes:
         p.say(f"work 20 {tmp_path} {GPU}{NETWORK}")
-    said = [p.hear() for p in players]
+    said = [p.hear() for p in processes]
     assert all(line.startswith("met ") for line in said)
     opened = [Watch(made).member(i, OPENED + Resource.NETWORK) for i in range(2)]
     assert opened == [20, 20]

@@ -7,7 +7,7 @@ import signal
 import threading
 
 import pytest
-from players import Watch, until
+from gate_process import Watch, until
 
 from plait.core.resources import Resource
 from plait.runtime.gates import GateError, GateTimeout, GroupMember, TokenGate, make_group, open_gate, remove_group
@@ -16,10 +16,10 @@ GPU, CPU = "2", "1"
 
 
 def test_never_two_at_once(group, play, tmp_path):
-    players = [play(group("tokens"), job) for job in (1, 2, 3)]
-    for p in players:
+    processes = [play(group("tokens"), job) for job in (1, 2, 3)]
+    for p in processes:
         p.say(f"work 100 {tmp_path}")
-    assert [p.hear() for p in players] == ["met 0"] * 3
+    assert [p.hear() for p in processes] == ["met 0"] * 3
 
 
 def test_first_come_first_served(group, play):
