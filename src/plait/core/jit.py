@@ -21,30 +21,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _without_scipy() -> None:
-    """Load Numba's functions on arrays without SciPy, a quarter of a second of every process that runs a kernel.
-
-    Numba imports SciPy's products of matrices at the first call of any kernel, only to choose how it correlates arrays,
-    and once more when a kernel really multiplies matrices; ours do not. There is no public way to ask: should the
-    private one change, SciPy is imported as before.
-    """
-    try:
-        from numba.np import linalg
-
-        import_blas = linalg.ensure_blas
-    except (ImportError, AttributeError):
-        return
-
-    def missing() -> None:
-        raise ImportError("later")
-
-    linalg.ensure_blas = missing
-    try:
-        import numba.np.arraymath  # noqa: F401
-    finally:
-        linalg.ensure_blas = import_blas
-
-
 try:
     import numba
     from numba.core import event
@@ -53,8 +29,6 @@ except ImportError:
     HAVE_NUMBA = False
 else:
     HAVE_NUMBA = True
-    if not getattr(numba.config, "DISABLE_JIT", False):
-        _without_scipy()
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
