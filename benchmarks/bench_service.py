@@ -21,6 +21,7 @@ import common
 
 from plait.forecast.log_replay import replay, stored_rows
 from plait.live.client.client import Client
+from plait.live.fencing import Fences
 from plait.live.layout import Layout
 from plait.live.protocol.wire import NodeInfo, Observed
 from plait.live.scheduler.engine import Engine
@@ -84,7 +85,7 @@ def over_http(home: Path) -> list[common.Figure]:
 def rounds(home: Path) -> list[common.Figure]:
     """A decision over a thousand waiting jobs, with the commit; what an agent's report costs meanwhile."""
     store = Store.open(home / "plait.db")
-    engine = Engine(store, Layout(home), now=0.0, policy="muri-l:quantum_s=1", options=Options(round_s=0.5))
+    engine = Engine(store, Fences(Layout(home)), now=0.0, policy="muri-l:quantum_s=1", options=Options(round_s=0.5))
     told = Observed(NodeInfo("n0", 64), "a")
     engine.observe(told, 0.1)
     engine.submit([job(i) for i in range(1_000)], owner="ann", now=0.2)
@@ -118,7 +119,7 @@ def coming_back(home: Path) -> list[common.Figure]:
     """A long log: what a restart takes, and what deriving all of it again does."""
     count = 10_000 if QUICK else 100_000
     store = Store.open(home / "plait.db")
-    engine = Engine(store, Layout(home), now=0.0, policy="fifo-backfill", options=Options(round_s=5.0))
+    engine = Engine(store, Fences(Layout(home)), now=0.0, policy="fifo-backfill", options=Options(round_s=5.0))
     engine.observe(Observed(NodeInfo("n0", 8), "a"), 0.1)
     now, number = 1.0, 0
     while engine.state.seq < count:
@@ -131,7 +132,7 @@ def coming_back(home: Path) -> list[common.Figure]:
 
     def restart() -> None:
         again = Store.open(home / "plait.db")
-        Engine(again, Layout(home), now=0.0)
+        Engine(again, Fences(Layout(home)), now=0.0)
         again.close()
 
     restart_s = median_s(restart)

@@ -20,6 +20,7 @@ from plait.control.metrics import RunResult, measure
 from plait.control.outcomes import Isolated
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch
+from plait.live.scheduler.notes import Note
 from plait.live.scheduler.state import Entry, State, entry_from_json
 from plait.live.store import Store
 from plait.sim.isolated import isolated_s
@@ -37,7 +38,7 @@ class LoggedEntry:
     @property
     def event(self) -> Event | None:
         """The controller's event; None for a note."""
-        return None if isinstance(self.entry, dict) else self.entry
+        return None if isinstance(self.entry, Note) else self.entry
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def replay(
 
 
 def _difference(row: LoggedEntry, derived: list[dict[str, Any]]) -> Difference:
-    at_s = row.entry["at_s"] if isinstance(row.entry, dict) else row.entry.at_s
+    at_s = row.entry.at_s
     for i in range(max(len(derived), len(row.commands))):
         ours = derived[i] if i < len(derived) else None
         theirs = row.commands[i] if i < len(row.commands) else None

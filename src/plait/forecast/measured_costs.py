@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from plait.control.messages import (
 )
 from plait.core.policy import Policy
 from plait.forecast.log_replay import LoggedEntry
+from plait.live.scheduler.notes import AttemptBegan, AttemptOver, Note, Requested, StopAsked
 from plait.live.scheduler.state import State
 from plait.sim.training import Report
 
@@ -72,7 +72,7 @@ class Observed:
         """Look at an entry of the log and the state after it."""
         self._follow_policy(state, row)
         event = row.event
-        if isinstance(row.entry, dict):
+        if isinstance(row.entry, Note):
             self._note(row.entry)
         elif isinstance(event, ReplanDue) and math.isnan(self.first_decision_s):
             self.first_decision_s = event.at_s
@@ -98,32 +98,31 @@ class Observed:
         if not self.policy_texts or self.policy_texts[-1][1] != state.policy_text:
             self.policy_texts.append((state.now_s, state.policy_text))
 
-    def _note(self, note: dict[str, Any]) -> None:
-        kind = note["type"]
-        if kind == "Requested":
-            for i, request in enumerate(note["requests"]):
-                self.worlds[int(note["first"]) + i] = int(request.get("processes_per_gpu") or 1)
-        elif kind == "AttemptBegan":
-            self._attempts[note["job"]] = _Attempt(note["at_s"], frozenset(note["gpus"]))
-        elif kind == "StopAsked" and note["job"] in self._attempts:
-            self._attempts[note["job"]].stop_s = note["at_s"]
-        elif kind == "AttemptOver" and note["job"] in self._attempts:
-            self._over(self._attempts.pop(note["job"]), note)
+    def _note(self, note: Note) -> None:
+        if isinstance(note, Requested):
+            for i, request in enumerate(note.requests):
+                self.worlds[note.first + i] = int(request.get("processes_per_gpu") or 1)
+        elif isinstance(note, AttemptBegan):
+            self._attempts[note.job] = _Attempt(note.at_s, frozenset(note.gpus))
+        elif isinstance(note, StopAsked) and note.job in self._attempts:
+            self._attempts[note.job].stop_s = note.at_s
+        elif isinstance(note, AttemptOver) and note.job in self._attempts:
+            self._over(self._attempts.pop(note.job), note)
 
-    def _over(self, attempt: _Attempt, note: dict[str, Any]) -> None:
-        costs = self.costs.setdefault(note["job"], Costs())
-        first_s, last_s, held_s = note.get("first_step_s"), note.get("last_step_s"), float(note["held_s"])
-        ended_s = note.get("ended_s", note["at_s"])
+    def _over(self, attempt: _Attempt, note: AttemptOver) -> None:
+        costs = self.costs.setdefault(note.job, Costs())
+        first_s, last_s, held_s = note.first_step_s, note.last_step_s, note.held_s
+        ended_s = note.ended_s
         if first_s is not None:
             costs.starts_s.append(max(0.0, ended_s - held_s - max(attempt.began_s, attempt.blocked_s)) + first_s)
         if math.isfinite(attempt.stop_s):
             for waiting in self._attempts.values():
                 if waiting.gpus & attempt.gpus:
                     waiting.blocked_s = max(waiting.blocked_s, ended_s)
-        if note["outcome"] == "finished" and last_s is not None:
+        if note.outcome == "finished" and last_s is not None:
             costs.tail_s = max(0.0, held_s - last_s)
-        elif note["outcome"] == "preempted" and math.isfinite(attempt.stop_s):
-            costs.stops_s.append(max(0.0, note["at_s"] - attempt.stop_s))
+        elif note.outcome == "preempted" and math.isfinite(attempt.stop_s):
+            costs.stops_s.append(max(0.0, note.at_s - attempt.stop_s))
 
     def _report(self, state: State, event: GoodputReported) -> None:
         assert state.controller is not None

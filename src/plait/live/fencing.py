@@ -13,16 +13,11 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from plait.live.layout import Layout, make_private, read_epoch
-from plait.live.scheduler.attempts import JobRecord
-
-#: Make attempts of a job (its number) before this epoch unable to commit, given the epoch of its first attempt;
-#: `OSError`: later, perhaps.
-Fence = Callable[[int, int, int], None]
 
 
 class Fences:
@@ -30,14 +25,17 @@ class Fences:
 
     def __init__(self, layout: Layout) -> None:
         """Nothing is read or written yet."""
-        self._layout = layout
+        self.layout = layout
 
-    def next_epoch(self, job: JobRecord) -> int:
-        """Above every one that the job's folder has seen, which may be more than a store knows that was put back."""
-        return max(self._on_disk(job.number), job.epoch) + 1
+    def next_epoch(self, number: int, epoch: int) -> int:
+        """The epoch of a job's next attempt, its last one being `epoch`; raises `OSError` if its folder cannot be read.
+
+        Above every one that the job's folder has seen, which may be more than a store knows that was put back.
+        """
+        return max(self._on_disk(number), epoch) + 1
 
     def _on_disk(self, number: int) -> int:
-        return read_epoch(self._layout.epoch_file(number))
+        return read_epoch(self.layout.epoch_file(number))
 
     def write(self, number: int, epoch: int, first: int) -> None:
         """Only attempts of a job from this epoch on may commit; raises `OSError` where that cannot be written.
@@ -46,7 +44,7 @@ class Fences:
         """
         if self._on_disk(number) >= epoch:  # nothing to do, whoever has the lock, perhaps stopped
             return
-        make_private(self._layout.job(number))
+        make_private(self.layout.job(number))
         with self._alone(number):
             reached = self._on_disk(number)
             if reached >= epoch:
@@ -58,7 +56,7 @@ class Fences:
     @contextmanager
     def _alone(self, number: int) -> Iterator[None]:
         """Between looking and writing nobody else writes; waiting is left to the caller, who comes again."""
-        path = self._layout.epoch_file(number).with_name("EPOCH.lock")
+        path = self.layout.epoch_file(number).with_name("EPOCH.lock")
         _plain(path)
         with open(path, "ab") as lock:
             try:
@@ -69,13 +67,13 @@ class Fences:
             yield
 
     def _put_aside(self, number: int, reached: int) -> None:
-        folder = self._layout.job(number)
+        folder = self.layout.job(number)
         aside = make_private(folder / f"before-{reached}")
         for path in [p for p in folder.iterdir() if not p.name.startswith(("EPOCH", "before-"))]:
             path.replace(aside / path.name)
 
     def _replace(self, number: int, epoch: int) -> None:
-        path = self._layout.epoch_file(number)
+        path = self.layout.epoch_file(number)
         part = path.with_name(path.name + ".part")
         _plain(path)
         _plain(part)

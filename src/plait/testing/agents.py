@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from plait.live.agent.lease import Lease
+from plait.live.fencing import Fences
 from plait.live.layout import Layout
 from plait.live.protocol.leases import LEASE_SHARE, LOST_S
 from plait.live.protocol.wire import ENDED, PREEMPTED, STARTING, Ask, Assignment, NodeInfo, Observed, Reply, Run
@@ -204,6 +205,19 @@ def _share(new: Run, other: Run) -> bool:
     return new.group.id == other.group.id or not set(new.gpus) & set(other.gpus)
 
 
+class DiskFences(Fences):
+    """Fences on the disk of simulated agents."""
+
+    def __init__(self, layout: Layout, disk: Disk) -> None:
+        """`layout`: of the home, where epochs of earlier services are looked for."""
+        super().__init__(layout)
+        self._disk = disk
+
+    def write(self, number: int, epoch: int, first: int) -> None:
+        """See `Fences`."""
+        self._disk.fence(number, epoch, first)
+
+
 class Fleet:
     """An engine and its agents in one process, on a clock that is moved by hand."""
 
@@ -224,9 +238,8 @@ class Fleet:
         self.deliver: Callable[[SimulatedAgent, Assignment], list[Assignment]] = lambda agent, answer: [answer]
 
     def _engine(self, policy: str | None) -> Engine:
-        return Engine(
-            self.store, Layout(self.home), now=self.now_s, policy=policy, options=self.options, fence=self.disk.fence
-        )
+        fences = DiskFences(Layout(self.home), self.disk)
+        return Engine(self.store, fences, now=self.now_s, policy=policy, options=self.options)
 
     def restart(self) -> None:
         """The service dies and comes back from its store."""

@@ -22,6 +22,7 @@ from plait.forecast.eta import Eta, Forecast, Interval
 from plait.live.client import transport as calling
 from plait.live.client.client import Client, NotRunning, Refused, ServiceError
 from plait.live.protocol.job_file import check, parse_bytes, read_jobs, schema
+from plait.live.scheduler.notes import PolicySet, Requested
 from plait.live.scheduler.state import State
 
 JOB = {
@@ -694,10 +695,10 @@ def test_explain_says_why_what_would_help_and_when(plait, fake):
         "would_start": [{"change": "gpus", "gpus": 1, "text": "with 1 GPU it would start now"}],
     }  # fmt: skip
     state = State()
-    state.apply({"type": "PolicySet", "at_s": 0.0, "policy": "fifo"})
+    state.apply(PolicySet(0.0, "fifo", may_lose_work=False))
     state.apply(NodeJoined(0.0, Node("n0", 2)))
     requests = [{"command": ["true"]}] * 2
-    state.apply({"type": "Requested", "at_s": 0.0, "first": 0, "owner": "ada", "requests": requests})
+    state.apply(Requested(0.0, 0, "ada", requests))
     specs = [JobSpec(id=f"j-{i}", gpus=2, iterations=100, iteration_s=1.0) for i in range(2)]
     state.apply(JobSubmitted(0.0, 0, JobBatch.of(specs)))
     state.apply(ReplanDue(0.0))
@@ -744,7 +745,7 @@ def test_explain_works_where_the_policy_of_the_service_cannot_be_imported(plait,
         "position": 1, "waiting": 3, "would_start": [{"change": "gpus", "text": "with 1 GPU it would start now"}],
     }  # fmt: skip
     state = State()
-    state.apply({"type": "PolicySet", "at_s": 0.0, "policy": "fifo"})
+    state.apply(PolicySet(0.0, "fifo", may_lose_work=False))
     state.apply(NodeJoined(0.0, Node("n0", 2)))
     fake.answers["GET", "/v1/state"] = {
         **state.to_json(), "policy": "nowhere:Mine", "asked_s": 4.0, "round_s": 0.0, "paces": {},

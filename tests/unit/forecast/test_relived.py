@@ -17,6 +17,7 @@ from plait.forecast.live_replay import numbered
 from plait.forecast.log_replay import read_rows, replay
 from plait.forecast.measured_costs import Observed
 from plait.forecast.turns import TurnsPhysics
+from plait.live.scheduler.notes import AttemptBegan, AttemptOver, PolicySet, Requested, StopAsked
 from plait.runtime.gate_choice import choose_gate, paces
 
 
@@ -24,18 +25,16 @@ class Live(Log):
     """Also writes the notes of attempts, as a service that is fast."""
 
     def begin(self, at_s, job, epoch=1):
-        self({
-            "type": "AttemptBegan", "at_s": at_s, "job": job, "epoch": epoch, "gpus": [0], "ranks": [["n0", 0]],
-            "port": 0,
-        })  # fmt: skip
+        self(AttemptBegan(at_s, job, epoch, [0], [("n0", 0)], 0))
 
     def over(self, at_s, job, began_s, first_s, last_s, outcome="finished", epoch=1):
         """`first_s`, `last_s`: times of the ends of its first and its last iteration."""
-        self({
-            "type": "AttemptOver", "at_s": at_s, "job": job, "epoch": epoch, "outcome": outcome,
-            "held_s": at_s - began_s, "steps": 100.0, "ended_s": at_s,
-            "first_step_s": first_s - began_s, "last_step_s": last_s - began_s,
-        })  # fmt: skip
+        self(
+            AttemptOver(
+                at_s, job, epoch, outcome, held_s=at_s - began_s, steps=100.0, ended_s=at_s,
+                first_step_s=first_s - began_s, last_step_s=last_s - began_s,
+            )
+        )  # fmt: skip
         if outcome == "finished":
             self.finish(at_s, job)
 
@@ -74,11 +73,11 @@ def test_a_policy_and_a_profile_come_when_they_came():
     log.submit(0.0, unprofiled("j-0", 200), unprofiled("j-1", 100))
     log.begin(0.0, 0)
     log(JobProfiled(5.0, np.array([0]), np.array([0.1]), np.array([[0.0, 0.0, 0.1, 0.0]])))
-    log({"type": "PolicySet", "at_s": 10.0, "policy": "srtf"})
+    log(PolicySet(10.0, "srtf", may_lose_work=False))
     log(JobProfiled(10.0, np.array([1]), np.array([0.05]), np.array([[0.0, 0.0, 0.05, 0.0]])))
     log(ReplanDue(10.0))  # live, the short one goes first from here on
     assert [g.members[0].job for g in log.state.groups.by_gpus.values()] == [1]
-    log({"type": "StopAsked", "at_s": 10.0, "job": 0, "epoch": 1, "why": "preempted"})
+    log(StopAsked(10.0, 0, 1, "preempted"))
     log.over(11.0, 0, 0.0, 0.1, 10.0, "preempted")
     log.begin(11.0, 1)
     log.over(16.0, 1, 11.0, 11.05, 16.0)
@@ -96,9 +95,9 @@ def test_who_waits_for_a_gpu_to_be_left_has_no_longer_start():
     log = Live("fifo")
     log.submit(0.0, replace(spec("j-0", gpu=0.1), iterations=200), spec("j-1", gpu=0.05))
     log.begin(0.0, 0)
-    log({"type": "PolicySet", "at_s": 10.0, "policy": "srtf"})
+    log(PolicySet(10.0, "srtf", may_lose_work=False))
     log(ReplanDue(10.0))
-    log({"type": "StopAsked", "at_s": 10.0, "job": 0, "epoch": 1, "why": "preempted"})
+    log(StopAsked(10.0, 0, 1, "preempted"))
     log.begin(10.0, 1)
     log.over(14.0, 0, 0.0, 0.1, 10.0, "preempted")
     log.over(19.0, 1, 14.0, 14.05, 19.0)
@@ -111,7 +110,7 @@ def test_who_waits_for_a_gpu_to_be_left_has_no_longer_start():
 
 def test_decisions_wait_for_the_first_and_for_each_other():
     log = Live()
-    log({"type": "Requested", "at_s": 0.0, "first": 0, "owner": "ada", "requests": [{"command": ["true"]}] * 2})
+    log(Requested(0.0, 0, "ada", [{"command": ["true"]}] * 2))
     specs = (spec("j-0", gpu=0.001), spec("j-1", gpu=0.001))
     log(JobSubmitted(0.0, 0, JobBatch.of(specs)))
     log(ReplanDue(4.0))  # the service was not ready before

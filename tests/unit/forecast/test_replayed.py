@@ -22,7 +22,8 @@ from plait.core.resources import StageProfile
 from plait.forecast.fidelity import fidelity
 from plait.forecast.log_replay import read_rows, replay
 from plait.forecast.sharing import Watch
-from plait.live.scheduler.state import State
+from plait.live.scheduler.notes import PolicySet, Requested
+from plait.live.scheduler.state import State, entry_to_json
 
 COMMAND = {"command": ["true"]}
 
@@ -32,18 +33,18 @@ class Log:
 
     def __init__(self, policy="fifo", gpus=1):
         self.state, self.rows = State(), []
-        self({"type": "PolicySet", "at_s": 0.0, "policy": policy})
+        self(PolicySet(0.0, policy, may_lose_work=False))
         self(NodeJoined(0.0, Node("n0", gpus)))
 
     def __call__(self, entry):
         commands = [to_json(c) for c in self.state.apply(entry)]
-        event = entry if isinstance(entry, dict) else to_json(entry)
-        self.rows.append(json.loads(json.dumps({"seq": len(self.rows) + 1, "event": event, "commands": commands})))
+        self.rows.append(
+            json.loads(json.dumps({"seq": len(self.rows) + 1, "event": entry_to_json(entry), "commands": commands}))
+        )
 
     def submit(self, at_s, *specs):
         first = self.state.numbers
-        note = {"type": "Requested", "at_s": at_s, "first": first, "owner": "ada", "requests": [COMMAND] * len(specs)}
-        self(note)
+        self(Requested(at_s, first, "ada", [COMMAND] * len(specs)))
         self(JobSubmitted(at_s, first, JobBatch.of(specs)))
         self(ReplanDue(at_s))
 

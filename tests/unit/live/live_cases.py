@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from plait.live.fencing import Fences
 from plait.live.layout import Layout
 from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, Assignment, NodeInfo, Observed, Run, Seen
 from plait.live.scheduler.engine import Engine
@@ -83,7 +84,7 @@ class Cluster:
         self.pass_s(0.1)
 
     def _engine(self, policy: str | None) -> Engine:
-        return Engine(self.store, Layout(self.home), now=self.now, policy=policy, options=self.options)
+        return Engine(self.store, Fences(Layout(self.home)), now=self.now, policy=policy, options=self.options)
 
     def restart(self) -> None:
         """The service dies and comes back."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -12,15 +12,19 @@ from live_cases import Cluster
 
 from plait.forecast.eta import forecast
 from plait.forecast.queue import controller_of
+from plait.live.fencing import Fences
 from plait.live.layout import Layout
 from plait.live.protocol.wire import NodeInfo
 from plait.live.scheduler import decide as rounds_module
+from plait.live.scheduler import engine as engine_module
 from plait.live.scheduler import state as state_module
+from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.engine import Engine
-from plait.live.scheduler.explain.what_if import Asker
+from plait.live.scheduler.notes import Learnt
 from plait.live.scheduler.options import Options
-from plait.live.scheduler.reconcile import reconcile
+from plait.live.scheduler.reconcile import NextEpoch, reconcile
 from plait.live.scheduler.state import State
+from plait.live.service.what_if import Asker
 from plait.live.store import pack
 from plait.testing.agents import Fleet, SimulatedAgent
 from plait.testing.programs import MemoryDisk, Program
@@ -84,7 +88,7 @@ def test_a_snapshot_is_written_when_it_is_ready_and_goes_on_the_same(cluster: Ma
 
     c.store.close()
     c.store = type(c.store).open(c.home / "plait.db")
-    c.engine = Engine(c.store, Layout(c.home), now=c.now, options=c.options, later=later)
+    c.engine = Engine(c.store, Fences(Layout(c.home)), now=c.now, options=c.options, later=later)
     before = c.store.load()[0]
     c.submit({}, {}, {})
     c.pass_s(2)
@@ -118,7 +122,7 @@ def test_profiles_for_later_jobs_are_not_kept_for_ever(monkeypatch: pytest.Monke
     monkeypatch.setattr(state_module, "MOST_LEARNT", 3)
     state = State()
     for i in [0, 1, 2, 0, 3]:
-        state.apply({"type": "Learnt", "at_s": 1.0, "key": f"k{i}", "skew": 0.5})
+        state.apply(Learnt(1.0, key=f"k{i}", skew=0.5))
     assert list(state.learnt) == ["k2", "k0", "k3"]
 
 
@@ -198,7 +202,12 @@ def test_reports_of_many_nodes_in_one_batch_are_acted_upon_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes = []
-    monkeypatch.setattr(rounds_module, "reconcile", lambda engine, now: (passes.append(now), reconcile(engine, now)))
+
+    def counted(ctx: Context, next_epoch: NextEpoch, now: float) -> Generator[Step, None, bool]:
+        passes.append(now)
+        return reconcile(ctx, next_epoch, now)
+
+    monkeypatch.setattr(engine_module, "reconcile", counted)
     disk = MemoryDisk()
     agents = [SimulatedAgent(NodeInfo(f"n{i}", 1), lambda run: Program(steps=0), disk) for i in range(40)]
     fleet = Fleet(tmp_path, agents, policy="fifo-backfill", options=Options(round_s=0.5), disk=disk)
@@ -206,6 +215,6 @@ def test_reports_of_many_nodes_in_one_batch_are_acted_upon_once(
     fleet.engine.submit([{"command": ["true"], "gpus": 1}] * 40, owner="ann", now=0.1)
     fleet.pass_s(5)
     fleet.close()
-    assert fleet.engine.left
-    assert not fleet.engine.live
+    assert fleet.engine.counts.left
+    assert not fleet.engine.state.live
     assert len(passes) < 40  # forty processes began and ended, each told by a report of its own

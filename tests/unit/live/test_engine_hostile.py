@@ -14,6 +14,7 @@ from plait.core.errors import InputError
 from plait.live.protocol.validation import LONGEST_REASON
 from plait.live.protocol.wire import NodeInfo, Observed, Profile
 from plait.live.scheduler.engine import Engine
+from plait.live.scheduler.notes import Learnt
 
 Make = Callable[..., Cluster]
 
@@ -55,7 +56,7 @@ def test_numbers_that_are_none_harm_nobody(cluster: Make, values: dict[str, Any]
     assert c.engine.state.policy_error == ""
     for job in c.engine.state.jobs:
         json.dumps(c.engine.fields([job]), allow_nan=False).encode()
-    assert Engine(c.store, c.engine.layout, now=c.now).state.seq >= c.engine.state.seq
+    assert Engine(c.store, c.engine.fencing, now=c.now).state.seq >= c.engine.state.seq
 
 
 @pytest.mark.parametrize("reason", ["a\ud800b", "a\0b", "x" * 100_000])
@@ -95,7 +96,7 @@ def test_what_cannot_be_stored_is_refused_before_it_changes_anything(cluster: Ma
     c = started(cluster)
     before = c.engine.state.seq
     with pytest.raises(InputError, match="Learnt: skew is nan"):
-        c.engine.do({"type": "Learnt", "at_s": c.now, "key": "k", "skew": math.nan})
+        c.engine.ledger.do(Learnt(c.now, key="k", skew=math.nan))
     assert (c.engine.broken, c.engine.state.seq) == (False, before)
 
 
@@ -103,9 +104,9 @@ def test_what_cannot_be_written_down_ends_the_engine_and_not_the_log(cluster: Ma
     """An entry that was applied but not noted would leave a gap that no restart gets over."""
     c = started(cluster)
     with pytest.raises(TypeError, match="JSON"):
-        c.engine.do({"type": "Learnt", "at_s": c.now, "key": "k", "skew": 0.5, "odd": object()})
+        c.engine.ledger.do(Learnt(c.now, key="k", skew=0.5, like=[object()]))  # type: ignore[list-item]
     assert c.engine.broken
-    assert Engine(c.store, c.engine.layout, now=c.now).state.seq < c.engine.state.seq
+    assert Engine(c.store, c.engine.fencing, now=c.now).state.seq < c.engine.state.seq
 
 
 def test_two_agents_of_one_name_do_not_both_get_the_work(cluster: Make) -> None:

@@ -29,7 +29,7 @@ def check(c: Cluster) -> None:
     """No GPU is used by two groups, no job by two attempts, and gangs are whole or ending."""
     engine = c.engine
     holders: dict[int, str] = {}
-    for number in engine.live:
+    for number in engine.state.live:
         attempt = engine.state.jobs[number].live
         assert attempt is not None
         if attempt.stop is None:

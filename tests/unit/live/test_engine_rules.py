@@ -15,9 +15,8 @@ from plait.core.errors import InputError
 from plait.core.jobs import Phase
 from plait.live.layout import make_private
 from plait.live.protocol.wire import ENDED, RUNNING, STARTING, NodeInfo, Observed, Profile, Seen
-from plait.live.scheduler.attempts import JobRecord
 from plait.live.scheduler.errors import Conflict
-from plait.live.scheduler.explain.what_if import Asker
+from plait.live.service.what_if import Asker
 
 Make = Callable[..., Cluster]
 
@@ -87,7 +86,7 @@ def test_a_disk_that_is_full_holds_an_attempt_back(cluster: Make) -> None:
         if full:
             raise OSError("no space left on device")
 
-    c.engine._fence = fence
+    c.engine.ledger.fence = fence
     c.submit({})
     c.pass_s(3)
     assert c.nodes[0].jobs() == set()
@@ -101,11 +100,11 @@ def test_a_disk_that_is_full_before_an_epoch_is_chosen_is_tried_again_soon(
 ) -> None:
     c = cluster()
 
-    def full(job: JobRecord) -> int:
+    def full(number: int, epoch: int) -> int:
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(c.engine, "next_epoch", full)
+        patch.setattr(c.engine.fencing, "next_epoch", full)
         c.submit({})
         c.pass_s(3)
         assert "AttemptBegan" not in c.types()

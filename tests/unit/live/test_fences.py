@@ -80,7 +80,7 @@ def test_an_epoch_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -> N
     make_private(layout.job(0).parent)
     layout.job(0).write_text("no folder")
     with pytest.raises(NotADirectoryError):
-        Fences(layout).next_epoch(JobRecord(0, {}, "ann", "default", 0.0))
+        Fences(layout).next_epoch(0, 0)
 
 
 def test_a_folder_of_another_job_is_put_aside_even_if_the_first_attempt_ended_before_its_fence(tmp_path: Path) -> None:

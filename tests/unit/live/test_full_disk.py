@@ -21,6 +21,7 @@ from starlette.testclient import TestClient
 from plait.live.agent import procs
 from plait.live.agent.journal import Journal
 from plait.live.agent.processes import cgroups
+from plait.live.fencing import Fences
 from plait.live.layout import Layout
 from plait.live.protocol.wire import RUNNING, NodeInfo, Observed, Reply, Seen, to_json
 from plait.live.scheduler.engine import Engine
@@ -69,7 +70,10 @@ class Served:
 
     def engine(self) -> Engine:
         return Engine(
-            self.store, Layout(Path(str(self.store._engine.url.database)).parent), now=self.clock(), options=Options()
+            self.store,
+            Fences(Layout(Path(str(self.store._engine.url.database)).parent)),
+            now=self.clock(),
+            options=Options(),
         )
 
     def submit(self, text: str = "x") -> int:

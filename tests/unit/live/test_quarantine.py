@@ -39,6 +39,7 @@ from plait.live.protocol.wire import (
     report_from_json,
     to_json,
 )  # fmt: skip
+from plait.live.scheduler.notes import AttemptOver, RankEnded
 
 DEEP = "[" * 100_000 + "]" * 100_000
 NONSENSE: dict[str, bytes] = {
@@ -155,18 +156,11 @@ def test_files_of_a_job_are_its_own_trouble(node: Node) -> None:
         assert [one.state for one in told.attempts] == [ENDED], (file, data[:80])
         assert "\x1b" not in (told.attempts[0].reason or "")
         report_from_json(json.loads(text))
-        assert service.engine.next_epoch(service_job(i)) < 1000, (file, data[:80])
+        assert service.engine.fencing.next_epoch(i, 0) < 1000, (file, data[:80])
         path.unlink()
         node.want()
     assert len(cases) > 90
     service.store.close()
-
-
-def service_job(number: int) -> Any:
-    """A record as the engine has it."""
-    from plait.live.scheduler.attempts import JobRecord
-
-    return JobRecord(number, {}, "ann", "default", 0.0)
 
 
 @pytest.mark.parametrize("name", ["EPOCH", "EPOCH.lock", "EPOCH.part"])
@@ -260,7 +254,7 @@ def test_a_node_of_another_size_joins_whatever_a_process_of_the_old_one_says(
             raise ZeroDivisionError("odd")
         return seen
 
-    monkeypatch.setattr("plait.live.scheduler.ingest.sane_seen", sane_seen)
+    monkeypatch.setattr("plait.live.scheduler.processes.sane_seen", sane_seen)
     c.nodes[0].end(odd)
     c.nodes[0].end(other)
     c.engine.observe(Observed(NodeInfo("n0", 3), "new", attempts=list(c.nodes[0].seen.values())), c.now)
@@ -304,9 +298,11 @@ def test_a_first_step_that_a_job_cannot_have_made_is_no_cost_of_starts(tmp_path:
 
 def test_what_no_store_can_hold_breaks_no_engine(tmp_path: Path) -> None:
     c = Cluster(tmp_path, (1,))
-    for entry in ({"type": "RankEnded", "epoch": 10**30}, {"type": "AttemptOver", "held_s": math.inf}):
+    ended = RankEnded(c.now, 0, 10**30, 0, None, None, started=True)
+    over = AttemptOver(c.now, 0, 1, "finished", math.inf, 0.0, 0.0, None, None)
+    for entry in (ended, over):
         with pytest.raises(InputError, match="no number that can be stored"):
-            c.engine.do({"at_s": c.now, "job": 0, **entry})
+            c.engine.ledger.do(entry)
     assert not c.engine.broken
     c.store.close()
 

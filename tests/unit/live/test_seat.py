@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from plait.live.fencing import Fences
 from plait.live.layout import Layout
 from plait.live.scheduler.engine import Engine
 from plait.live.store import Entry, Replaced, Store, StoreError
@@ -338,11 +339,11 @@ def test_the_term_is_checked_on_sqlite_too(tmp_path: Path) -> None:
 def test_an_engine_that_was_replaced_is_broken_and_the_new_one_goes_on(services: Services, tmp_path: Path) -> None:
     a, b = services.seat("a"), services.seat("b")
     assert a.try_take()
-    old = Engine(services.store(a), Layout.at(tmp_path), now=5.0, policy="fifo")
+    old = Engine(services.store(a), Fences(Layout.at(tmp_path)), now=5.0, policy="fifo")
     assert old.submit([{"command": ["a"]}], owner="ann", now=6.0) == [0]
     services.run_out(b)
     assert b.try_take()
-    new = Engine(services.store(b), Layout.at(tmp_path), now=0.0)
+    new = Engine(services.store(b), Fences(Layout.at(tmp_path)), now=0.0)
     assert new.begin_s == 6.0
     assert new.term == 2
     with pytest.raises(Replaced):

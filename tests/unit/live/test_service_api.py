@@ -16,6 +16,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from plait.live.client.client import jobs_of_table
+from plait.live.fencing import Fences
 from plait.live.layout import Layout
 from plait.live.protocol.wire import ENDED, RUNNING, Adaptive, NodeInfo, Observed, Reply, Seen, to_json
 from plait.live.scheduler.engine import Engine
@@ -57,7 +58,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
     store = Store.open(tmp_path / "plait.db")
     begin = time.monotonic()
     engine = Engine(
-        store, Layout(tmp_path), now=0.0, policy="fifo-backfill", options=Options(round_s=0.01, settle_s=0.2)
+        store, Fences(Layout(tmp_path)), now=0.0, policy="fifo-backfill", options=Options(round_s=0.01, settle_s=0.2)
     )
     tokens, mailbox, broken = Tokens(store, lambda: time.monotonic() - begin), Mailbox(), []
     made = {name: tokens.make(name, role, node="n0" if role == "agent" else None)[0] for name, role in (

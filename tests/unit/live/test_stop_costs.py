@@ -10,8 +10,6 @@ import pytest
 
 from plait.control.messages import from_json
 from plait.live.protocol.wire import NodeInfo, Profile
-from plait.live.scheduler.explain import views
-from plait.live.scheduler.explain.waiting import explain
 from plait.live.scheduler.options import Options
 from plait.testing.agents import Fleet, SimulatedAgent
 from plait.testing.programs import Program
@@ -100,9 +98,9 @@ def test_an_attached_job_becomes_preemptible_once_it_has_made_an_iteration(make:
     fleet = make("srsf", {0: ATTACHED, 1: Program(steps=4, pace_s=0.5)})
     submit(fleet, {"iterations": 20, "profile": {"gpu": 0.5}})
     fleet.pass_s(1.0)
-    assert not views.live_fields(fleet.engine, 0)["stops"]["resumable"]
+    assert not fleet.engine.fields([0])[0]["stops"]["resumable"]
     fleet.pass_s(3.0)
-    stops = views.live_fields(fleet.engine, 0)["stops"]
+    stops = fleet.engine.fields([0])[0]["stops"]
     assert stops["resumable"]
     assert stops["stop_costs_s"] == pytest.approx(1.5 + 1.0, abs=0.3)  # its own start, and a stop as stated
     submit(fleet, {"iterations": 4, "profile": {"gpu": 0.5}})
@@ -135,7 +133,7 @@ def test_what_an_attempt_held_is_counted_though_its_node_never_reports_to_the_ne
     assert first["outcome"] == "lost", first
     assert first["lost_work_s"] == pytest.approx(known_s)
     assert fleet.engine.state.record.lost_gpu_s == {"node lost": first["lost_work_s"]}
-    assert views.live_fields(fleet.engine, 0)["run_s"] > known_s + 5.0
+    assert fleet.engine.fields([0])[0]["run_s"] > known_s + 5.0
 
 
 def test_an_operator_may_let_a_policy_stop_plain_jobs_and_the_loss_is_counted(make: Make) -> None:
@@ -145,7 +143,7 @@ def test_an_operator_may_let_a_policy_stop_plain_jobs_and_the_loss_is_counted(ma
     submit(fleet, {"iterations": 4, "profile": {"gpu": 0.5}})
     fleet.pass_s(3.0)
     assert epochs(fleet, 1) == 0
-    waits = explain(fleet.engine, 1, fleet.now_s)
+    waits = fleet.engine.explain(1, fleet.now_s)
     assert "cannot go on from a checkpoint, so no policy stops it" in waits["blockers"][0]["text"]
     assert "would lose their work" in waits["summary"]
     fleet.engine.set_policy("srsf", fleet.now_s, may_lose_work=True)

@@ -16,6 +16,7 @@ from live_cases import Cluster
 
 from plait.core.errors import InputError
 from plait.forecast.log_replay import replay, stored_rows
+from plait.live.fencing import Fences
 from plait.live.layout import Layout
 from plait.live.scheduler.engine import Engine
 from plait.live.store import Entry, Store, StoreError, Token, schema
@@ -172,13 +173,13 @@ def test_a_store_of_a_newer_plait_is_refused(url: str) -> None:
 
 def test_an_engine_lives_in_it(url: str, tmp_path: Path) -> None:
     store = Store.open(url)
-    engine = Engine(store, Layout(tmp_path), now=0.0, policy="fifo")
+    engine = Engine(store, Fences(Layout(tmp_path)), now=0.0, policy="fifo")
     engine.submit([{"command": ["x"]}] * 3, owner="ann", now=1.0)
     engine.set_project("p", gpu_quota=3, weight=1.0, now=1.5)
     engine.cancel(1, 2.0)
     store.close()
     store = Store.open(url)
-    again = Engine(store, Layout(tmp_path), now=0.0)
+    again = Engine(store, Fences(Layout(tmp_path)), now=0.0)
     assert again.submit([{"command": ["y"]}], owner="ben", now=3.0) == [3]
     assert [row["state"] for row in store.jobs()] == ["waiting", "waiting", "cancelled", "waiting"]
     assert [row["number"] for row in store.jobs(owner="ben")] == [3]
@@ -191,12 +192,13 @@ def test_an_engine_lives_in_it(url: str, tmp_path: Path) -> None:
 CLIENT = """
 import sys
 from pathlib import Path
+from plait.live.fencing import Fences
 from plait.live.scheduler.engine import Engine
 from plait.live.layout import Layout
 from plait.live.store import Store
 
 store = Store.open(sys.argv[1])
-engine = Engine(store, Layout(Path(sys.argv[2])), now=0.0, policy="fifo")
+engine = Engine(store, Fences(Layout(Path(sys.argv[2]))), now=0.0, policy="fifo")
 for i in range(1000):
     (number,) = engine.submit([{"command": [f"job-{i}"]}], owner="ann", now=float(i))
     print(number, flush=True)

@@ -13,7 +13,7 @@ from plait.core.goodput import BatchLimits, BoundNames, check_bounds
 from plait.core.jobs import Checkpoints, JobClass, JobSpec
 from plait.core.resources import Resource, StageProfile
 from plait.live.layout import job_name
-from plait.live.scheduler.profiles import Learnt, known_profile, processes_per_gpu
+from plait.live.protocol.profile_keys import Learnt, known_profile, processes_per_gpu
 from plait.runtime.command_line import parse_script
 
 #: Options of `plait submit` for fields that are bounds of the batch.

@@ -8,8 +8,9 @@ it has changed so much that a decision could; what a restart costs it is measure
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,10 +22,10 @@ from plait.core.jobs import Phase
 from plait.goodput.model.efficiency import efficiency, gain
 from plait.live.protocol.requests import limits_of
 from plait.live.protocol.wire import Adaptive, Seen
-
-if TYPE_CHECKING:
-    from plait.live.scheduler.attempts import Attempt, JobRecord
-    from plait.live.scheduler.engine import Engine
+from plait.live.scheduler.attempts import Attempt, JobRecord
+from plait.live.scheduler.context import Context, Step
+from plait.live.scheduler.notes import Restarted
+from plait.live.scheduler.observations import EstimateTaken, TotalSaid
 
 #: An estimate counts as changed from this share on; numbers below `SMALL` are alike (parameters that are not used).
 DRIFT, SMALL = 0.05, 1e-6
@@ -45,7 +46,7 @@ class Work:
     each_s: float | None
 
 
-def work_of(engine: Engine, job: JobRecord, attempt: Attempt) -> Work:
+def work_of(ctx: Context, job: JobRecord, attempt: Attempt) -> Work:
     """The work of a job by what its processes have said last."""
     lead, limits = attempt.lead, limits_of(job.request)
     if lead is None:
@@ -57,44 +58,44 @@ def work_of(engine: Engine, job: JobRecord, attempt: Attempt) -> Work:
         return Work(None, job.total, None)
     each_s = None
     if lead.step_s and said.batch_size:
-        sqr, var = _noise(row_of(engine, job))
+        sqr, var = _noise(row_of(ctx, job))
         each_s = lead.step_s / float(gain(sqr, var, _scale(said.batch_size, limits)))
     return Work(attempt.progress, job.total, each_s)
 
 
-def hear_estimate(engine: Engine, job: JobRecord, seen: Seen, now: float) -> None:
+def hear_estimate(ctx: Context, job: JobRecord, seen: Seen, now: float) -> Iterator[Step]:
     """Take what a job estimates of itself into the books, if that is news and the last was long enough ago."""
     said = seen.adaptive
     if said is None or not job.request.get("batch"):
         return
     if said.batch_size:  # it has made a step, and says with each how many there will be, or that it does not know
-        job.total = said.total or None
+        yield TotalSaid(job.number, said.total or None)
     if said.estimate is None:
         return
-    if engine.state.controller is None or engine.state.phase(job) > Phase.RUNNING:
+    if ctx.state.controller is None or ctx.state.phase(job) > Phase.RUNNING:
         return
-    if now < job.estimated_s + engine.options.estimate_s:
+    if now < job.estimated_s + ctx.options.estimate_s:
         return
-    known = row_of(engine, job)
+    known = row_of(ctx, job)
     new = np.array([math.nan if x is None else x for x in said.estimate])
     most = Estimate.PROFILED_GPUS
     new[most] = np.fmax(new[most], known[most])
     new[Estimate.RESTART_S] = known[Estimate.RESTART_S]  # measured here: a job cannot know what its end and start cost
     if differs(new, known):
-        job.estimated_s = now
-        _report(engine, job, new, now)
+        yield EstimateTaken(now, job.number)
+        yield _estimate(job, new, now)
 
 
-def hear_restart(engine: Engine, job: JobRecord, seen: Seen, now: float) -> None:
+def hear_restart(ctx: Context, job: JobRecord, seen: Seen, now: float) -> Iterator[Step]:
     """The first step after a stop that was asked for: how long the job was kept from training by it."""
     if job.down_s is None or seen.first_step_s is None:
         return
     cost_s = job.down_s + seen.first_step_s
-    engine.do({"type": "Restarted", "at_s": now, "job": job.number, "epoch": seen.epoch, "cost_s": cost_s})
-    if engine.state.controller is not None and job.admitted and engine.state.phase(job) <= Phase.RUNNING:
-        new = row_of(engine, job).copy()
+    yield Restarted(now, job.number, seen.epoch, cost_s)
+    if ctx.state.controller is not None and job.admitted and ctx.state.phase(job) <= Phase.RUNNING:
+        new = row_of(ctx, job).copy()
         new[Estimate.RESTART_S] = job.restart_s
-        _report(engine, job, new, now)
+        yield _estimate(job, new, now)
 
 
 def differs(new: FloatArray, known: FloatArray) -> bool:
@@ -107,7 +108,7 @@ def differs(new: FloatArray, known: FloatArray) -> bool:
     return bool(((larger > SMALL) & (np.abs(a - b) > DRIFT * larger)).any())
 
 
-def shown(engine: Engine, job: JobRecord) -> dict[str, Any] | None:
+def shown(ctx: Context, job: JobRecord) -> dict[str, Any] | None:
     """What is shown of an adaptive job that has not ended; None for others.
 
     `goodput` is progress in examples a second (examples at the first batch size that would have taught as much),
@@ -127,16 +128,16 @@ def shown(engine: Engine, job: JobRecord) -> dict[str, Any] | None:
     attempt = job.live
     said = attempt.lead.adaptive if attempt is not None and attempt.lead is not None else None
     if said is not None or job.total is not None:  # also while it starts again, or waits for that
-        done = (attempt.progress if attempt is not None else None) or _done(engine, job)
+        done = (attempt.progress if attempt is not None else None) or _done(ctx, job)
         out.update(progress=done, total_progress=job.request.get("iterations") or job.total)
     if attempt is None or said is None:
         if attempt is not None and (attempt.steps or 0.0) >= MANY_STEPS:
             out["difference"] = "its script does not adapt; load its data by plait.training.adaptive.AdaptiveDataLoader"
         return out
-    work = work_of(engine, job, attempt)
+    work = work_of(ctx, job, attempt)
     out["batch_size"] = said.batch_size
     if said.batch_size:
-        sqr, var = _noise(row_of(engine, job))
+        sqr, var = _noise(row_of(ctx, job))
         out["efficiency"] = float(efficiency(sqr, var, _scale(said.batch_size, limits)))
     if work.each_s:
         out["goodput"] = limits.initial / work.each_s
@@ -167,24 +168,24 @@ def difference_of(limits: BatchLimits, said: Adaptive) -> str:
     return f"its script says batch {text}: it keeps to that, but its GPUs are chosen by what was submitted"
 
 
-def _report(engine: Engine, job: JobRecord, row: FloatArray, now: float) -> None:
-    engine.do(GoodputReported(now, np.array([job.number]), row.reshape(1, -1)))
+def _estimate(job: JobRecord, row: FloatArray, now: float) -> GoodputReported:
+    return GoodputReported(now, np.array([job.number]), row.reshape(1, -1))
 
 
-def row_of(engine: Engine, job: JobRecord) -> FloatArray:
+def row_of(ctx: Context, job: JobRecord) -> FloatArray:
     """What the books know of a job, by `Estimate`."""
-    controller = engine.state.controller
+    controller = ctx.state.controller
     if controller is None or not job.admitted:
         return _NOBODY
     row: FloatArray = controller.books.columns["goodput"][job.number]
     return row
 
 
-def _done(engine: Engine, job: JobRecord) -> float | None:
+def _done(ctx: Context, job: JobRecord) -> float | None:
     """The progress that the books have."""
-    if engine.state.controller is None or not job.admitted:
+    if ctx.state.controller is None or not job.admitted:
         return None
-    return float(engine.state.controller.books.columns["iterations_done"][job.number])
+    return float(ctx.state.controller.books.columns["iterations_done"][job.number])
 
 
 def _noise(row: FloatArray) -> tuple[float, float]:

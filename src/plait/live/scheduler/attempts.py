@@ -258,7 +258,6 @@ class NodeRecord:
     usage: Usage = field(default_factory=Usage)
     reached: int = 0
     term: int = 0
-    version: int = 0
     suspect: bool = False
     gone: str = ""
     dead: bool = False

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +14,9 @@ from plait.control.job_store import usable_gpus
 from plait.core.jobs import JobTable, Phase
 from plait.core.policy import Autoscaling, Wanted
 from plait.live.scheduler.attempts import JobRecord
+from plait.live.scheduler.context import Context
 from plait.live.scheduler.options import ANY_SIZE
 from plait.live.scheduler.quota import Quotas
-
-if TYPE_CHECKING:
-    from plait.live.scheduler.engine import Engine
 
 _LOG = logging.getLogger("plait.service")
 
@@ -34,39 +32,39 @@ class Wants:
         self._asked: tuple[int, tuple[int, ...]] | None = None
         self._said: Wanted | None = None
 
-    def of(self, engine: Engine, jobs: Iterable[JobRecord]) -> dict[str, Any]:
+    def of(self, ctx: Context, jobs: Iterable[JobRecord]) -> dict[str, Any]:
         """GPUs for these jobs, by whom (`jobs`, or `policy`: then backends may empty nodes), and why."""
-        passed = _within_quotas(engine, jobs)
+        passed = _within_quotas(ctx, jobs)
         active = (Phase.WAITING, Phase.RUNNING)
-        known = tuple(sorted(job.number for job in passed if job.admitted and engine.state.phase(job) in active))
-        if self._asked != (engine.state.decision_seq, known):
-            self._asked = (engine.state.decision_seq, known)
-            self._said = _worth(engine, known)
+        known = tuple(sorted(job.number for job in passed if job.admitted and ctx.state.phase(job) in active))
+        if self._asked != (ctx.state.decision_seq, known):
+            self._asked = (ctx.state.decision_seq, known)
+            self._said = _worth(ctx, known)
         if self._said is None:
-            asked = sum(_room(engine, job) for job in passed)
+            asked = sum(_room(ctx, job) for job in passed)
             return {"gpus": asked, "by": "jobs", "why": "what jobs ask for"}
-        others = sum(_room(engine, job) for job in passed if not job.admitted)
+        others = sum(_room(ctx, job) for job in passed if not job.admitted)
         return {"gpus": self._said.gpus + others, "by": "policy", "why": self._said.why}
 
 
-def _worth(engine: Engine, numbers: tuple[int, ...]) -> Wanted | None:
+def _worth(ctx: Context, numbers: tuple[int, ...]) -> Wanted | None:
     """What the policy says that these jobs are worth; None if it does not say, or fails."""
-    state = engine.state
+    state = ctx.state
     policy: object = state.policy.policy if isinstance(state.policy, Quotas) else state.policy
     if state.controller is None or not numbers or not isinstance(policy, Autoscaling):
         return None
     books, view = state.controller.books, state.controller.view()
     jobs = JobTable(books.columns, np.array(numbers), view.now_s, state.controller.competing, books)
     try:
-        return policy.wanted_gpus(replace(view, jobs=jobs), engine.options.most_gpus or ANY_SIZE)
+        return policy.wanted_gpus(replace(view, jobs=jobs), ctx.options.most_gpus or ANY_SIZE)
     except Exception as error:  # any policy's: the status has to come all the same
         _LOG.warning("policy %s cannot say how many GPUs jobs are worth: %s", state.policy_text, error, exc_info=True)
         return None
 
 
-def _within_quotas(engine: Engine, jobs: Iterable[JobRecord]) -> list[JobRecord]:
+def _within_quotas(ctx: Context, jobs: Iterable[JobRecord]) -> list[JobRecord]:
     """Those of the jobs that `Quotas` lets pass."""
-    state = engine.state
+    state = ctx.state
     left = {name: float(_quota(project)) for name, project in state.projects.items()}
     if not left:
         return list(jobs)
@@ -81,12 +79,12 @@ def _within_quotas(engine: Engine, jobs: Iterable[JobRecord]) -> list[JobRecord]
     return passed
 
 
-def _room(engine: Engine, job: JobRecord) -> int:
+def _room(ctx: Context, job: JobRecord) -> int:
     """GPUs of nodes like those there are that a gang takes up: more than its own if nodes have too few CPUs for all.
 
     0 if it fits none of them, however many.
     """
-    controller, request, gpus = engine.state.controller, job.request, _asked(job)
+    controller, request, gpus = ctx.state.controller, job.request, _asked(job)
     if controller is None or not job.admitted or not (request.get("cpus") or request.get("memory")):
         return gpus
     spec = controller.books.spec(job.number)

@@ -8,81 +8,70 @@ start and never alone; then its stage times are taken where a gate lets it have 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from plait.control.messages import JobKept, JobProfiled
-from plait.core.errors import InputError
 from plait.core.jobs import Phase
 from plait.core.resources import Resource
+from plait.live.protocol.profile_keys import known_profile, like_keys, profile_key
 from plait.live.protocol.validation import sane_profile
 from plait.live.protocol.wire import RUNNING, Profile, Seen
-from plait.runtime.command_line import parse_script
-
-if TYPE_CHECKING:
-    from plait.live.scheduler.attempts import Attempt, JobRecord, Rank
-    from plait.live.scheduler.engine import Engine
+from plait.live.scheduler.attempts import Attempt, JobRecord, Rank
+from plait.live.scheduler.context import Context, Step
+from plait.live.scheduler.notes import Learnt
+from plait.live.scheduler.observations import MeasurementTaken
 
 #: A profile in the making is waited for at most so long, seconds; it takes so many iterations at least and at most.
 PROFILE_S, FEWEST_ITERATIONS, MOST_ITERATIONS = 120.0, 25, 60
 
+#: A process is believed a new profile this often: each is an entry of the log and a reason to decide.
+LEARN_S = 10.0
 #: A stage or iteration time counts as changed from this share of the iteration on.
 DRIFT = 0.2
 
-#: measured once, used for later jobs: key -> {"stage_s", "iteration_s", "skew"}
-Learnt = Mapping[str, Mapping[str, Any]]
+
+def learn(ctx: Context, job: JobRecord, rank: Rank, seen: Seen, now: float) -> Iterator[Step]:
+    """A profile measured alone: for the job itself and for later ones like it; not more often than anybody measures."""
+    state, attempt = ctx.state, job.live
+    info, controller = state.nodes[rank.node].info, state.controller
+    if info is None or controller is None or attempt is None or not as_asked(job, attempt, seen):
+        return
+    key = profile_key(job.request, info.gpu_kind)
+    known = state.learnt.get(key, {})
+    if (
+        now >= rank.learnt_s.get("skew", -math.inf) + LEARN_S
+        and seen.skew is not None
+        and 0 < seen.skew <= 1
+        and known.get("skew") != seen.skew
+    ):
+        yield MeasurementTaken(job.number, 0, "skew", now)
+        yield Learnt(now, key=key, skew=seen.skew)
+    profile = seen.profile
+    if now < rank.learnt_s.get("profile", -math.inf) + LEARN_S:
+        return
+    if profile is None or not sane_profile(profile) or state.phase(job) > Phase.RUNNING:
+        return
+    columns = controller.books.columns
+    books = columns["stage_s"][job.number].tolist(), float(columns["iteration_s"][job.number])
+    better = job.measured_beside and not job.profiled
+    if "stage_s" in known and not better and not differs(profile, *books):
+        return
+    yield MeasurementTaken(job.number, 0, "profile", now)
+    stage_s, iteration_s = [float(x) for x in profile.stage_s], float(profile.iteration_s)
+    yield JobProfiled(now, np.array([job.number]), np.array([iteration_s]), np.array([stage_s]))
+    yield Learnt(now, job=job.number, key=key, stage_s=stage_s, iteration_s=iteration_s, like=like_keys(job.request))
+    if "kept" in rank.learnt_s:
+        yield MeasurementTaken(job.number, 0, "kept", None)
+        yield JobKept(now, np.array([job.number]), np.array([math.nan]))
+    yield from _pass_on(ctx, job, now)
 
 
-def profile_key(request: Mapping[str, Any], kind: str) -> str:
-    """What jobs must have in common to share a profile: model (or command and folder), processes, GPU kind."""
-    model = request.get("model")
-    if not model:
-        model = "command-" + _hash(request.get("workdir"), request["command"])
-    per_gpu = processes_per_gpu(request)
-    return f"{model}|{request.get('gpus', 1)}{f'x{per_gpu}' if per_gpu > 1 else ''}|{kind}"
-
-
-def processes_per_gpu(request: Mapping[str, Any]) -> int:
-    """Processes of the job on each of its GPUs."""
-    return int(request.get("processes_per_gpu") or 1)
-
-
-def like_keys(request: Mapping[str, Any]) -> list[str]:
-    """What a job has in common with jobs like it, the best first: its model at any size, its script with any arguments.
-
-    >>> like_keys({"command": ["python", "a.py", "--lr", "1"], "model": "vgg"})[0]
-    'like|model|vgg'
-    """
-    try:
-        script = parse_script(request["command"])
-        start = ["-m", script.target] if script.module else [script.target]
-    except InputError:
-        start = list(request["command"][:2])
-    keys = ["like|script|" + _hash(request.get("workdir"), start)]
-    return [f"like|model|{request['model']}", *keys] if request.get("model") else keys
-
-
-def _hash(*parts: object) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-
-
-def known_profile(request: Mapping[str, Any], kinds: Iterable[str], learnt: Learnt) -> Mapping[str, Any]:
-    """What earlier jobs of this kind taught, else what jobs like it did; empty if nothing."""
-    for key in (*(profile_key(request, kind) for kind in kinds), *like_keys(request)):
-        found = learnt.get(key)
-        if found is not None:
-            return found
-    return {}
-
-
-def pass_on(engine: Engine, learnt_from: JobRecord, now: float) -> None:
+def _pass_on(ctx: Context, learnt_from: JobRecord, now: float) -> Iterator[Step]:
     """Give waiting jobs that have no profile what has just been learnt from one like them."""
-    state = engine.state
+    state = ctx.state
     if state.controller is None:
         return
     columns, active = state.controller.books.columns, state.controller.active
@@ -99,7 +88,7 @@ def pass_on(engine: Engine, learnt_from: JobRecord, now: float) -> None:
     if found:
         iteration_s = np.array([known["iteration_s"] for known in found.values()])
         stage_s = np.array([known["stage_s"] for known in found.values()])
-        engine.do(JobProfiled(now, np.array(list(found)), iteration_s, stage_s))
+        yield JobProfiled(now, np.array(list(found)), iteration_s, stage_s)
 
 
 def as_asked(job: JobRecord, attempt: Attempt, seen: Seen) -> bool:
@@ -110,24 +99,24 @@ def as_asked(job: JobRecord, attempt: Attempt, seen: Seen) -> bool:
     return not initial or (seen.adaptive is not None and seen.adaptive.batch_size == int(initial))
 
 
-def protect(engine: Engine, job: JobRecord, attempt: Attempt, seen: Seen, now: float) -> None:
+def protect(ctx: Context, job: JobRecord, attempt: Attempt, seen: Seen, now: float) -> Iterator[Step]:
     """Have policies leave a job where it runs while it measures its profile: `MOST_ITERATIONS`, at most `PROFILE_S`.
 
     A stop would begin the measurement again, and meanwhile the job stays out of groups. A job is not protected if its
     iterations are too long for that time, nor beside others, where it measures nothing.
     """
-    controller, kept = engine.state.controller, "kept" in attempt.ranks[0].learnt_s
+    controller, kept = ctx.state.controller, "kept" in attempt.ranks[0].learnt_s
     if controller is None or kept or seen.state != RUNNING or not seen.step_s or not as_asked(job, attempt, seen):
         return
-    group = engine.state.groups.by_gpus.get(attempt.gpus)
+    group = ctx.state.groups.by_gpus.get(attempt.gpus)
     alone = attempt.stop is None and group is not None and len(group.members) == 1
     unknown = math.isnan(controller.books.columns["stage_s"][job.number, 0])
     if unknown and alone and seen.profile is None and FEWEST_ITERATIONS * seen.step_s <= PROFILE_S:
-        attempt.ranks[0].learnt_s["kept"] = now
-        engine.do(JobKept(now, np.array([job.number]), np.array([now + min(PROFILE_S, MOST_ITERATIONS * seen.step_s)])))
+        yield MeasurementTaken(job.number, 0, "kept", now)
+        yield JobKept(now, np.array([job.number]), np.array([now + min(PROFILE_S, MOST_ITERATIONS * seen.step_s)]))
 
 
-def learn_beside(engine: Engine, job: JobRecord, rank: Rank, seen: Seen, now: float) -> None:
+def learn_beside(ctx: Context, job: JobRecord, rank: Rank, seen: Seen, now: float) -> Iterator[Step]:
     """Replace a provisional profile by what a job measures behind the gate of its group, once in an attempt.
 
     Behind a gate a job has the resource of its stage for itself and waiting is not counted, so its stage times are its
@@ -135,11 +124,13 @@ def learn_beside(engine: Engine, job: JobRecord, rank: Rank, seen: Seen, now: fl
     have changed as the sum of the stages has, and to be no longer than it is in the group. A job without marks, or in
     a group without a gate, keeps the provisional profile until it is alone.
     """
-    controller, attempt = engine.state.controller, job.live
+    controller, attempt = ctx.state.controller, job.live
     if controller is None or attempt is None or attempt.stop is not None or job.profiled or job.request.get("profile"):
         return
-    group = engine.state.groups.by_gpus.get(attempt.gpus)
-    began = rank.learnt_s.setdefault("steps", seen.steps)
+    group = ctx.state.groups.by_gpus.get(attempt.gpus)
+    if "steps" not in rank.learnt_s:
+        yield MeasurementTaken(job.number, 0, "steps", seen.steps)
+    began = rank.learnt_s["steps"]
     if group is None or len(group.members) < 2 or seen.gate == "none" or "beside" in rank.learnt_s:
         return
     if seen.steps - began < MOST_ITERATIONS or not seen.step_s or not as_asked(job, attempt, seen):
@@ -155,11 +146,10 @@ def learn_beside(engine: Engine, job: JobRecord, rank: Rank, seen: Seen, now: fl
     found = Profile(stage_s, iteration_s, MOST_ITERATIONS)
     if not sane_profile(found):
         return
-    rank.learnt_s["beside"] = now
+    yield MeasurementTaken(job.number, 0, "beside", now)
     if differs(found, before, before_s):
-        engine.do(JobProfiled(now, np.array([job.number]), np.array([iteration_s]), np.array([stage_s])))
-    engine.do({"type": "Learnt", "at_s": now, "job": job.number, "beside": True})
-    engine.state.touched.add(job.number)
+        yield JobProfiled(now, np.array([job.number]), np.array([iteration_s]), np.array([stage_s]))
+    yield Learnt(now, job=job.number, beside=True)
 
 
 def differs(profile: Profile, stage_s: Sequence[float], iteration_s: float) -> bool:
@@ -170,7 +160,7 @@ def differs(profile: Profile, stage_s: Sequence[float], iteration_s: float) -> b
     return any(abs(new - old) > DRIFT * iteration_s for new, old in pairs)
 
 
-def profile_source(engine: Engine, job: JobRecord) -> str | None:
+def profile_source(ctx: Context, job: JobRecord) -> str | None:
     """Where the profile of an unfinished job is from, in words; None if there is none yet."""
     if job.profiled:
         return "measured"
@@ -178,7 +168,7 @@ def profile_source(engine: Engine, job: JobRecord) -> str | None:
         return "measured beside others"
     if job.request.get("profile"):
         return "given"
-    if not job.admitted or engine.state.controller is None:
+    if not job.admitted or ctx.state.controller is None:
         return None
-    known = not np.isnan(engine.state.controller.books.columns["stage_s"][job.number, 0])
+    known = not np.isnan(ctx.state.controller.books.columns["stage_s"][job.number, 0])
     return "provisional, from jobs like it" if known else None

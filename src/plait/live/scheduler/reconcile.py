@@ -7,22 +7,25 @@ on a lost node and the epoch keeps it from committing anything. A failure of one
 from __future__ import annotations
 
 import signal
-import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Iterator
+from typing import TypeAlias
 
 import numpy as np
 
 from plait.control.messages import JobFailed, JobFinished, LaunchFailed
 from plait.core.jobs import Phase
+from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.wire import RUNNING
-from plait.live.scheduler import stop_costs
 from plait.live.scheduler.attempts import FAILED, REQUEUE, START, Attempt, JobRecord
-from plait.live.scheduler.profiles import processes_per_gpu
-from plait.live.scheduler.stop_costs import lost_work_s, why_lost
+from plait.live.scheduler.context import Context, Step
+from plait.live.scheduler.notes import AttemptBegan, AttemptOver, StopAsked
+from plait.live.scheduler.progress import report_progress
+from plait.live.scheduler.stop_costs import lost_work_s, never_saved, why_lost
 
-if TYPE_CHECKING:
-    from plait.live.scheduler.engine import Engine
-
+#: A process: job, epoch, rank.
+Key: TypeAlias = tuple[int, int, int]
+#: See `reconcile`.
+NextEpoch: TypeAlias = Callable[[int, int], int]
 #: Why an attempt was told to stop although it could have gone on with a checkpoint.
 GRACEFUL = frozenset({"preempted", "moved", "drained", "leaving"})
 #: Signals by which programs crash of themselves.
@@ -31,44 +34,51 @@ CRASHES = tuple(-number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SI
 ROOM = frozenset({"preempted", "moved"})
 
 
-def reconcile(engine: Engine, now: float) -> None:
-    """One pass over jobs that run or should."""
-    state = engine.state
-    engine.deferred = False
-    for number in sorted(engine.live):
+def reconcile(ctx: Context, next_epoch: NextEpoch, now: float) -> Generator[Step, None, bool]:
+    """One pass over jobs that run or should.
+
+    `next_epoch(job, epoch)`: the epoch of the next attempt of a job whose last one had `epoch`; an `OSError` from it
+    puts the attempt off. Returns whether something was put off and has to be tried again soon.
+    """
+    state, deferred = ctx.state, False
+    for number in sorted(state.live):
         job = state.jobs[number]
         attempt = job.live
-        if attempt is None:
-            engine.live.discard(number)
-            continue
+        assert attempt is not None, "a live job has an attempt"
         wanted = state.wanted(job)
         if attempt.stop is None:
-            why = _why_stop(engine, job, attempt, wanted)
-            if why in ROOM and _begins(engine, attempt):
-                engine.deferred = True
+            why = _why_stop(ctx, job, attempt, wanted)
+            if why in ROOM and _begins(ctx, attempt):
+                deferred = True
             elif why:
-                ask_stop(engine, attempt, why, now)
-        if _may_close(engine, job, attempt, wanted):
-            _close(engine, job, attempt, now)
+                yield ask_stop(ctx, attempt, why, now)
+        if _may_close(ctx, job, attempt, wanted):
+            yield from _close(ctx, job, attempt, now)
     ports: set[int] | None = None
     for number, gpus in list(state.groups.of_job.items()):
         job = state.jobs[number]
-        if job.live is None and state.wanted(job) == gpus and not _troubled(engine, gpus):
+        if job.live is None and state.wanted(job) == gpus and not _troubled(ctx, gpus):
             if ports is None:  # once a pass: a round may begin thousands
-                ports = {attempt.port for n in engine.live if (attempt := state.jobs[n].live)}
-            _begin(engine, job, gpus, ports, now)
+                ports = {attempt.port for n in state.live if (attempt := state.jobs[n].live)}
+            try:
+                epoch = next_epoch(number, job.epoch)
+            except OSError:
+                deferred = True  # a disk that is full or gone: try again soon
+                continue
+            yield _begin(ctx, job, epoch, gpus, ports, now)
+    return deferred
 
 
-def _why_stop(engine: Engine, job: JobRecord, attempt: Attempt, wanted: tuple[int, ...] | None) -> str:
+def _why_stop(ctx: Context, job: JobRecord, attempt: Attempt, wanted: tuple[int, ...] | None) -> str:
     if attempt.fault:
         return attempt.fault
     if wanted == attempt.gpus:
         return ""
     if wanted is not None:
         return "moved"
-    if engine.state.phase(job) is Phase.CANCELLED:
+    if ctx.state.phase(job) is Phase.CANCELLED:
         return "cancelled"
-    nodes = [engine.state.nodes[r.node] for r in attempt.ranks if not r.ended]
+    nodes = [ctx.state.nodes[r.node] for r in attempt.ranks if not r.ended]
     if any(n.lost for n in nodes):
         return "lost"
     if any(n.leaving for n in nodes):
@@ -76,35 +86,35 @@ def _why_stop(engine: Engine, job: JobRecord, attempt: Attempt, wanted: tuple[in
     return "drained" if any(n.drained for n in nodes) else "preempted"
 
 
-def ask_stop(engine: Engine, attempt: Attempt, why: str, now: float) -> None:
+def ask_stop(ctx: Context, attempt: Attempt, why: str, now: float) -> StopAsked:
     """Tell an attempt to stop; one whose node is about to go has no longer for its checkpoint than the node has."""
-    note = {"type": "StopAsked", "at_s": now, "job": attempt.job, "epoch": attempt.epoch, "why": why}
+    grace_s = None
     if why == "leaving":
-        nodes = [engine.state.nodes[r.node] for r in attempt.ranks if not r.ended]
+        nodes = [ctx.state.nodes[r.node] for r in attempt.ranks if not r.ended]
         left_s = [n.leaving_s for n in nodes if n.leaving and n.leaving_s is not None]
-        note["grace_s"] = min(left_s, default=None)  # None after a restart, until the node has said it again
-    engine.do(note)
+        grace_s = min(left_s, default=None)  # None after a restart, until the node has said it again
+    return StopAsked(now, attempt.job, attempt.epoch, why, grace_s)
 
 
-def _begins(engine: Engine, attempt: Attempt) -> bool:
+def _begins(ctx: Context, attempt: Attempt) -> bool:
     """Whether it has processes that have not made a step yet, and still some time for it."""
-    if attempt.held_s >= engine.options.first_step_s or any(engine.state.nodes[r.node].lost for r in attempt.ranks):
+    if attempt.held_s >= ctx.options.first_step_s or any(ctx.state.nodes[r.node].lost for r in attempt.ranks):
         return False
     seen = [rank.seen for rank in attempt.ranks if rank.seen is not None]
     return any(s.state == RUNNING for s in seen) and not any((s.step_s or 0.0) > 0 for s in seen)
 
 
-def _may_close(engine: Engine, job: JobRecord, attempt: Attempt, wanted: tuple[int, ...] | None) -> bool:
+def _may_close(ctx: Context, job: JobRecord, attempt: Attempt, wanted: tuple[int, ...] | None) -> bool:
     """All have ended; or some are on lost nodes, and there is a replacement or nobody waits for them.
 
     Nobody waits for a node either that its backend says is dead.
     """
-    nodes = engine.state.nodes
+    nodes = ctx.state.nodes
     if not all(r.ended or nodes[r.node].lost for r in attempt.ranks):
         return False
-    if all(r.ended or nodes[r.node].gone for r in attempt.ranks) or engine.state.phase(job) > Phase.RUNNING:
+    if all(r.ended or nodes[r.node].gone for r in attempt.ranks) or ctx.state.phase(job) > Phase.RUNNING:
         return True
-    return attempt.fault != "" or (wanted is not None and not _troubled(engine, wanted))
+    return attempt.fault != "" or (wanted is not None and not _troubled(ctx, wanted))
 
 
 def _outcome(attempt: Attempt) -> str:
@@ -118,105 +128,93 @@ def _outcome(attempt: Attempt) -> str:
     return "cancelled" if attempt.stop == "cancelled" else "preempted"
 
 
-def _close(engine: Engine, job: JobRecord, attempt: Attempt, now: float) -> None:
-    engine.report_progress(now, [job.number])
-    outcome = _outcome(attempt)
-    steps = attempt.steps or 0.0
-    ago = min((r.seen.ended_s_ago for r in attempt.ranks if r.seen), default=0.0)
-    lead = attempt.lead
-    held_s, never = _served_s(engine, job, attempt), stop_costs.never_saved(engine, job)
-    lost: dict[str, object] = {}
-    if outcome not in ("finished", "cancelled") and (lost_s := lost_work_s(attempt, held_s, never)) > 0:
-        lost = {"lost_work_s": lost_s, "why_lost": why_lost(attempt, outcome)}
-    engine.do(
-        {
-            "type": "AttemptOver", "at_s": now, "job": job.number, "epoch": attempt.epoch, "outcome": outcome,
-            "held_s": held_s, "steps": steps, "ended_s": max(now - max(ago, 0.0), attempt.began_s),
-            "first_step_s": lead.first_step_s if lead else None, "last_step_s": lead.last_step_s if lead else None,
-            **({"batch_size": lead.adaptive.batch_size} if lead and lead.adaptive else {}), **lost,
-        }
-    )  # fmt: skip
-    engine.live.discard(job.number)
-    phase, jobs = engine.state.phase(job), np.array([job.number])
+def _close(ctx: Context, job: JobRecord, attempt: Attempt, now: float) -> Iterator[Step]:
+    yield from report_progress(ctx, [job.number], now)
+    over = _over(ctx, job, attempt, now)
+    yield over
+    phase, jobs = ctx.state.phase(job), np.array([job.number])
     if phase > Phase.RUNNING:
         return
-    if outcome == "finished":
-        end_s = max(now - max(ago, 0.0), attempt.began_s)
-        engine.do(JobFinished(now, jobs, np.array([end_s])))
-    elif outcome == "failed":
-        engine.do(_failed(engine, job, attempt, now))
-    elif outcome in ("start failed", "requeued"):
-        options = engine.options
+    if over.outcome == "finished":
+        yield JobFinished(now, jobs, np.array([over.ended_s]))
+    elif over.outcome == "failed":
+        yield _failed(ctx, job, attempt, now)
+    elif over.outcome in ("start failed", "requeued"):
+        options = ctx.options
         if job.launch_failures >= options.launch_tries or job.requeues > options.requeues:
-            engine.do(_failed(engine, job, attempt, now))
+            yield _failed(ctx, job, attempt, now)
         elif phase is Phase.RUNNING:
-            engine.do(LaunchFailed(now, jobs, attempt.cause))
+            yield LaunchFailed(now, jobs, attempt.cause)
 
 
-def _served_s(engine: Engine, job: JobRecord, attempt: Attempt) -> float:
+def _over(ctx: Context, job: JobRecord, attempt: Attempt, now: float) -> AttemptOver:
+    """How an attempt ended, what it had, and what of its work is lost."""
+    outcome, lead = _outcome(attempt), attempt.lead
+    ago = min((r.seen.ended_s_ago for r in attempt.ranks if r.seen), default=0.0)
+    held_s, never = _served_s(ctx, job, attempt), never_saved(ctx, job)
+    lost_s = 0.0 if outcome in ("finished", "cancelled") else lost_work_s(attempt, held_s, never)
+    return AttemptOver(
+        now, job.number, attempt.epoch, outcome, held_s, attempt.steps or 0.0,
+        ended_s=max(now - max(ago, 0.0), attempt.began_s),
+        first_step_s=lead.first_step_s if lead else None,
+        last_step_s=lead.last_step_s if lead else None,
+        batch_size=lead.adaptive.batch_size if lead and lead.adaptive else 0.0,
+        lost_work_s=lost_s if lost_s > 0 else 0.0,
+        why_lost=why_lost(attempt, outcome) if lost_s > 0 else "",
+    )  # fmt: skip
+
+
+def _served_s(ctx: Context, job: JobRecord, attempt: Attempt) -> float:
     """Seconds an attempt had its GPUs, as far as anybody knows.
 
     If its node never reported to this service, what an earlier one had reported to the controller.
     """
-    controller = engine.state.controller
+    controller = ctx.state.controller
     if controller is None or not job.admitted:
         return attempt.held_s
     return max(attempt.held_s, float(controller.books.columns["run_s"][job.number]) - job.held_s)
 
 
-def _failed(engine: Engine, job: JobRecord, attempt: Attempt, now: float) -> JobFailed:
+def _failed(ctx: Context, job: JobRecord, attempt: Attempt, now: float) -> JobFailed:
     """What a failure means: a program that fails at once would do so again, so nobody starts it unless asked to."""
     codes = {rank.exit_code for rank in attempt.ranks if rank.ended}
     own = attempt.fault == START or any(code is not None and (code > 0 or code in CRASHES) for code in codes)
-    at_once = attempt.held_s < engine.options.crash_s and not job.mark and not attempt.steps
+    at_once = attempt.held_s < ctx.options.crash_s and not job.mark and not attempt.steps
     jobs = np.array([job.number])
     if own and at_once and attempt.fault != REQUEUE and job.request.get("retries") is None:
         return JobFailed(now, jobs, f"failed at once (no retries unless --retries asks): {attempt.cause}", again=False)
     return JobFailed(now, jobs, attempt.cause)
 
 
-def _troubled(engine: Engine, gpus: tuple[int, ...]) -> bool:
+def _troubled(ctx: Context, gpus: tuple[int, ...]) -> bool:
     """Whether a node of these GPUs has not been heard of lately."""
-    controller = engine.state.controller
+    controller = ctx.state.controller
     assert controller is not None
     cluster = controller.cluster
     nodes = {cluster.nodes[int(n)].id for n in cluster.gpu_node[list(gpus)]}
-    return any(engine.state.nodes[n].suspect or engine.state.nodes[n].lost for n in nodes)
+    return any(ctx.state.nodes[n].suspect or ctx.state.nodes[n].lost for n in nodes)
 
 
-def _begin(engine: Engine, job: JobRecord, gpus: tuple[int, ...], ports: set[int], now: float) -> None:
+def _begin(
+    ctx: Context, job: JobRecord, epoch: int, gpus: tuple[int, ...], ports: set[int], now: float
+) -> AttemptBegan:
     """A new attempt; `ports` are the master ports in use, and its own is added."""
-    controller = engine.state.controller
+    controller = ctx.state.controller
     assert controller is not None
     cluster = controller.cluster
-    ranks = []
+    ranks: list[tuple[str, int]] = []
     for gpu in sorted(gpus):
         node = int(cluster.gpu_node[gpu])
-        ranks += [[cluster.nodes[node].id, gpu - int(cluster.first_gpu[node])]] * processes_per_gpu(job.request)
-    try:
-        epoch = engine.next_epoch(job)
-    except OSError:
-        engine.deferred = True  # a disk that is full or gone: try again soon
-        return
-    port = _port(engine, ports) if len(ranks) > 1 else 0
+        ranks += [(cluster.nodes[node].id, gpu - int(cluster.first_gpu[node]))] * processes_per_gpu(job.request)
+    port = _port(ctx, ports) if len(ranks) > 1 else 0
     ports.add(port)
-    engine.do(
-        {
-            "type": "AttemptBegan", "at_s": now, "job": job.number, "epoch": epoch, "gpus": list(gpus),
-            "ranks": ranks, "port": port,
-        }
-    )  # fmt: skip
-    engine.live.add(job.number)
-    engine.unfenced[job.number] = ""
+    return AttemptBegan(now, job.number, epoch, list(gpus), ranks, port)
 
 
-def _port(engine: Engine, taken: set[int]) -> int:
-    """A master port that no other gang has; one just freed comes last, so that it has time to close.
-
-    Where it begins depends on the home folder: clusters on one machine then seldom take the same ones.
-    """
-    first, count = engine.options.first_port, engine.options.ports
-    begin = zlib.crc32(str(engine.layout.home).encode()) + engine.state.ports_given
+def _port(ctx: Context, taken: set[int]) -> int:
+    """A master port that no other gang has; one just freed comes last, so that it has time to close."""
+    first, count = ctx.options.first_port, ctx.options.ports
+    begin = ctx.port_seed + ctx.state.ports_given
     for i in range(count):
         port = first + (begin + i) % count
         if port not in taken:

@@ -1,7 +1,7 @@
 """Everything the service knows that matters, as a fold over its log.
 
-Each entry of the log is an event of the controller (`plait.control.messages`) or a note of the service's own, a JSON
-object with `type` and `at_s`:
+Each entry of the log is an event of the controller (`plait.control.messages`) or a note of the service's own
+(`plait.live.scheduler.notes`):
 
     Requested      jobs that users asked for, with the numbers they get       PolicySet    which policy decides
     CancelAsked    a job taken back before the controller knew of it          ProjectSet   a project's quota and weight
@@ -40,6 +40,7 @@ from plait.control.messages import (
     ProgressReported,
     ReplanDue,
     from_json,
+    to_json,
 )
 from plait.control.snapshot import frozen, restore
 from plait.core.arrays import IntArray
@@ -48,17 +49,36 @@ from plait.core.errors import PlaitError
 from plait.core.jobs import Phase
 from plait.core.policy import Policy
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
+from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.wire import NodeInfo
 from plait.live.scheduler.attempts import ALWAYS, BYSTANDER, ONCE, Attempt, JobRecord, NodeRecord, Rank
 from plait.live.scheduler.explain.track_record import TrackRecord
 from plait.live.scheduler.groups import GroupBook
-from plait.live.scheduler.profiles import processes_per_gpu
+from plait.live.scheduler.notes import (
+    KINDS,
+    AttemptBegan,
+    AttemptOver,
+    CancelAsked,
+    Foreseen,
+    Learnt,
+    NodeDrained,
+    NodeForgotten,
+    NodeLeaving,
+    Note,
+    PolicySet,
+    ProjectSet,
+    RankEnded,
+    Requested,
+    Restarted,
+    StopAsked,
+    note_from_json,
+    note_to_json,
+)
 from plait.live.scheduler.quota import Quotas
 from plait.live.scheduler.submissions import Submissions
 from plait.policies.catalog import make_policy
 
-Note: TypeAlias = dict[str, Any]
-Entry: TypeAlias = "Event | Note"
+Entry: TypeAlias = Event | Note
 
 _VERSION = 1
 #: Profiles kept for later jobs; those go that were learnt longest ago.
@@ -74,7 +94,8 @@ _CHANGES_GROUPS = (ReplanDue, JobFinished, JobFailed, JobCancelled, LaunchFailed
 class State:
     """Jobs, attempts, nodes, projects, the controller and the policy it asks. There is no controller before a node is.
 
-    `touched`: jobs of which something shown has changed; whoever shows them empties it.
+    `live`: jobs with an attempt that is not over. `touched`, `touched_nodes`: jobs and nodes of which something shown
+    has changed; whoever shows them empties these.
     """
 
     def __init__(self) -> None:
@@ -99,13 +120,15 @@ class State:
         self.decision_seq = 0
         self.decision_s = -math.inf
         self.policy_error = ""
+        self.live: set[int] = set()
         self.touched: set[int] = set()
-        self._notes: dict[str, Callable[[Note], None]] = {
-            "Requested": self._requested, "CancelAsked": self._cancel_asked, "PolicySet": self._policy_set,
-            "ProjectSet": self._project_set, "AttemptBegan": self._attempt_began, "StopAsked": self._stop_asked,
-            "RankEnded": self._rank_ended, "AttemptOver": self._attempt_over, "NodeDrained": self._node_drained,
-            "Learnt": self._learnt, "NodeLeaving": self._node_leaving, "NodeForgotten": self._node_forgotten,
-            "Restarted": self._restarted, "Foreseen": self._foreseen,
+        self.touched_nodes: set[str] = set()
+        self._notes: dict[type[Any], Callable[[Any], None]] = {
+            Requested: self._requested, CancelAsked: self._cancel_asked, PolicySet: self._policy_set,
+            ProjectSet: self._project_set, AttemptBegan: self._attempt_began, StopAsked: self._stop_asked,
+            RankEnded: self._rank_ended, AttemptOver: self._attempt_over, NodeDrained: self._node_drained,
+            Learnt: self._learnt, NodeLeaving: self._node_leaving, NodeForgotten: self._node_forgotten,
+            Restarted: self._restarted, Foreseen: self._foreseen,
         }  # fmt: skip
 
     # -- the fold -------------------------------------------------------------------------------------
@@ -113,11 +136,10 @@ class State:
     def apply(self, entry: Entry) -> Sequence[Command]:
         """Take the next entry of the log; returns what the controller commands."""
         self.seq += 1
-        if isinstance(entry, dict):
-            self.now_s = max(self.now_s, float(entry["at_s"]))
-            self._notes[entry["type"]](entry)
-            return ()
         self.now_s = max(self.now_s, entry.at_s)
+        if isinstance(entry, Note):
+            self._notes[type(entry)](entry)
+            return ()
         if isinstance(entry, NodeJoined):
             self._meet(entry)
         assert self.controller is not None, f"{type(entry).__name__} before any node"
@@ -148,8 +170,10 @@ class State:
                 self.jobs[number].admitted = True
         elif isinstance(entry, NodeLost):
             self.nodes[entry.node].lost, self.nodes[entry.node].suspect = True, False
+            self.touch_node(entry.node)
         elif isinstance(entry, NodeSuspected):
             self.nodes[entry.node].suspect = entry.suspect
+            self.touch_node(entry.node)
         elif isinstance(entry, JobFinished):
             for number, end_s in zip(entry.jobs.tolist(), entry.end_s.tolist(), strict=True):
                 self.record.came(number, "end", end_s)
@@ -169,12 +193,21 @@ class State:
         for number in numbers:
             self.controller.books.columns["lost_s"][number] = self.jobs[number].lost_work_s
 
+    def touch_node(self, node: str) -> None:
+        """A node is shown differently from now on, and so are jobs that run there."""
+        self.touched_nodes.add(node)
+        for number in self.live:
+            attempt = self.jobs[number].live
+            if attempt and any(r.node == node for r in attempt.ranks):
+                self.touched.add(number)
+
     def _per_gpu(self, number: int) -> int:
         return processes_per_gpu(self.jobs[number].request)
 
     def _meet(self, event: NodeJoined) -> None:
         node, hardware = self.nodes.setdefault(event.node.id, NodeRecord(event.node.id)), event.node
         node.lost = node.drained = node.leaving = node.suspect = False
+        self.touched_nodes.add(node.id)
         node.info = NodeInfo(
             hardware.id, hardware.gpus, hardware.gpu_kind, float(hardware.gpu_memory_bytes), hardware.cpus,
             hardware.memory_bytes, hardware.rack,
@@ -184,30 +217,30 @@ class State:
 
     # -- notes ----------------------------------------------------------------------------------------
 
-    def _requested(self, note: Note) -> None:
-        first = int(note["first"])
-        for i, request in enumerate(note["requests"]):
-            record = JobRecord(first + i, request, note["owner"], request.get("project") or "default", note["at_s"])
+    def _requested(self, note: Requested) -> None:
+        first = note.first
+        for i, request in enumerate(note.requests):
+            record = JobRecord(first + i, dict(request), note.owner, request.get("project") or "default", note.at_s)
             self.jobs[record.number] = record
             self.pending.append(record.number)
             self.touched.add(record.number)
-        self.numbers = first + len(note["requests"])
+        self.numbers = first + len(note.requests)
         self.submissions.add(note)
 
-    def _cancel_asked(self, note: Note) -> None:
-        self.jobs[note["job"]].cancelled = True
-        self.touched.add(note["job"])
+    def _cancel_asked(self, note: CancelAsked) -> None:
+        self.jobs[note.job].cancelled = True
+        self.touched.add(note.job)
 
-    def _policy_set(self, note: Note) -> None:
-        self.policy_text, self.may_lose_work = note["policy"], bool(note.get("may_lose_work"))
+    def _policy_set(self, note: PolicySet) -> None:
+        self.policy_text, self.may_lose_work = note.policy, note.may_lose_work
         self.policy = make_policy(self.policy_text)
         self._refresh_policy()
 
-    def _project_set(self, note: Note) -> None:
-        if note.get("gone"):
-            self.projects.pop(note["name"], None)
+    def _project_set(self, note: ProjectSet) -> None:
+        if note.gone:
+            self.projects.pop(note.name, None)
         else:
-            self.projects[note["name"]] = {"gpu_quota": note["gpu_quota"], "weight": note["weight"]}
+            self.projects[note.name] = {"gpu_quota": note.gpu_quota, "weight": note.weight}
         self._refresh_policy()
 
     def _refresh_policy(self) -> None:
@@ -234,96 +267,105 @@ class State:
         )
         return Quotas(policy, limits) if limits else policy
 
-    def _attempt_began(self, note: Note) -> None:
-        job = self.jobs[note["job"]]
-        ranks = [Rank(node, gpu) for node, gpu in note["ranks"]]
-        job.epoch = note["epoch"]
+    def _attempt_began(self, note: AttemptBegan) -> None:
+        job = self.jobs[note.job]
+        ranks = [Rank(node, gpu) for node, gpu in note.ranks]
+        job.epoch = note.epoch
         job.first_epoch = job.first_epoch or job.epoch
-        job.attempt = Attempt(job.number, job.epoch, tuple(note["gpus"]), ranks, note["at_s"], note["port"])
+        job.attempt = Attempt(job.number, job.epoch, tuple(note.gpus), ranks, note.at_s, note.port)
         job.attempt.merge = bool(job.request.get("merge")) and not job.unmerged
         if job.unmerged == ONCE:
             job.unmerged = ""
-        if note["port"]:
+        if note.port:
             self.ports_given += 1
-        self.record.came(job.number, "start", note["at_s"])
+        self.record.came(job.number, "start", note.at_s)
+        self.live.add(job.number)
         self.touched.add(job.number)
 
-    def _stop_asked(self, note: Note) -> None:
-        attempt = self.jobs[note["job"]].attempt
+    def _stop_asked(self, note: StopAsked) -> None:
+        attempt = self.jobs[note.job].attempt
         assert attempt is not None
-        attempt.stop, attempt.grace_s, attempt.stop_s = note["why"], note.get("grace_s"), note["at_s"]
-        self.touched.add(note["job"])
+        attempt.stop, attempt.grace_s, attempt.stop_s = note.why, note.grace_s, note.at_s
+        self.touched.add(note.job)
 
-    def _rank_ended(self, note: Note) -> None:
-        job = self.jobs[note["job"]]
+    def _rank_ended(self, note: RankEnded) -> None:
+        job = self.jobs[note.job]
         attempt = job.attempt
         assert attempt is not None
-        attempt.end(note["rank"], note["exit_code"], note["reason"], note["started"])
-        if note.get("merged"):
-            job.unmerged = ALWAYS if job.unmerged == ALWAYS or note["merged"] != BYSTANDER else ONCE
-        self.touched.add(note["job"])
+        attempt.end(note.rank, note.exit_code, note.reason, note.started)
+        if note.merged:
+            job.unmerged = ALWAYS if job.unmerged == ALWAYS or note.merged != BYSTANDER else ONCE
+        self.touched.add(note.job)
 
-    def _attempt_over(self, note: Note) -> None:
-        job = self.jobs[note["job"]]
+    def _attempt_over(self, note: AttemptOver) -> None:
+        job = self.jobs[note.job]
         attempt = job.attempt
         assert attempt is not None
-        attempt.ended_s, attempt.outcome = note["at_s"], note["outcome"]
-        attempt.batch_size = note.get("batch_size")
-        attempt.lost_work_s = float(note.get("lost_work_s") or 0.0)
+        attempt.ended_s, attempt.outcome = note.at_s, note.outcome
+        attempt.batch_size = note.batch_size or None
+        attempt.lost_work_s = note.lost_work_s
         job.lost_work_s += attempt.lost_work_s
-        self.record.lost(note.get("why_lost") or "failed", attempt.lost_work_s * len(attempt.gpus))
+        self.record.lost(note.why_lost or "failed", attempt.lost_work_s * len(attempt.gpus))
         self._note_losses((job.number,))
-        job.held_s += note["held_s"]
-        job.held_gpu_s += note["held_s"] * len(attempt.gpus)
-        if note["steps"] > job.mark:
-            job.mark, job.requeues, job.launch_failures = note["steps"], 0, 0
+        job.held_s += note.held_s
+        job.held_gpu_s += note.held_s * len(attempt.gpus)
+        if note.steps > job.mark:
+            job.mark, job.requeues, job.launch_failures = note.steps, 0, 0
         job.requeues += attempt.outcome == "requeued"
         job.launch_failures += attempt.outcome == "start failed"
         if attempt.cause:
             job.reason = attempt.cause
         self.record.over(note, attempt.began_s, attempt.stop_s)
         job.down_s = None
-        if note["outcome"] == "preempted" and attempt.stop_s is not None:
-            job.down_s = max(0.0, float(note.get("ended_s") or note["at_s"]) - attempt.stop_s)
+        if note.outcome == "preempted" and attempt.stop_s is not None:
+            job.down_s = max(0.0, (note.ended_s or note.at_s) - attempt.stop_s)
+        self.live.discard(job.number)
         self.touched.add(job.number)
 
-    def _restarted(self, note: Note) -> None:
-        job, cost_s = self.jobs[note["job"]], float(note["cost_s"])
+    def _restarted(self, note: Restarted) -> None:
+        job, cost_s = self.jobs[note.job], note.cost_s
         job.restart_s = cost_s if job.restart_s is None else job.restart_s + NEWEST * (cost_s - job.restart_s)
         job.restarts, job.down_s = job.restarts + 1, None
         self.record.restarts_gpu_s += cost_s * (len(job.attempt.gpus) if job.attempt else 1)
         self.touched.add(job.number)
 
-    def _foreseen(self, note: Note) -> None:
+    def _foreseen(self, note: Foreseen) -> None:
         self.record.told(note)
 
-    def _node_drained(self, note: Note) -> None:
-        node = self.nodes[note["node"]]
-        node.drained = note["drained"]
+    def _node_drained(self, note: NodeDrained) -> None:
+        node = self.nodes[note.node]
+        node.drained = note.drained
+        self.touched_nodes.add(node.id)
         if node.drained:  # it is there, only not for work: the controller was told that it is lost
             node.lost = False
 
-    def _node_leaving(self, note: Note) -> None:
-        node = self.nodes[note["node"]]
-        node.leaving = note["leaving"]
+    def _node_leaving(self, note: NodeLeaving) -> None:
+        node = self.nodes[note.node]
+        node.leaving = note.leaving
         node.lost = False  # as with a drained one: it is there, only not for work
+        self.touch_node(node.id)
 
-    def _node_forgotten(self, note: Note) -> None:
+    def _node_forgotten(self, note: NodeForgotten) -> None:
         assert self.controller is not None
-        del self.nodes[note["node"]]
-        self.controller.cluster = self.controller.cluster.forget(note["node"])
+        del self.nodes[note.node]
+        self.touched_nodes.add(note.node)
+        self.controller.cluster = self.controller.cluster.forget(note.node)
 
-    def _learnt(self, note: Note) -> None:
-        if note.get("beside"):
-            self.jobs[note["job"]].measured_beside = True
+    def _learnt(self, note: Learnt) -> None:
+        if note.job is not None:
+            self.touched.add(note.job)
+        if note.beside:
+            assert note.job is not None
+            self.jobs[note.job].measured_beside = True
             return
-        new = {name: note[name] for name in ("stage_s", "iteration_s", "skew") if note.get(name) is not None}
-        for key in (*note.get("like", ()), note["key"]):
+        taught = {"stage_s": note.stage_s, "iteration_s": note.iteration_s, "skew": note.skew}
+        new = {name: value for name, value in taught.items() if value is not None}
+        for key in (*note.like, note.key):
             self.learnt[key] = {**self.learnt.pop(key, {}), **new}  # what was learnt last comes last
         while len(self.learnt) > MOST_LEARNT:
             del self.learnt[next(iter(self.learnt))]
-        if "job" in note:
-            self.jobs[note["job"]].profiled = True
+        if note.job is not None:
+            self.jobs[note.job].profiled = True
 
     # -- looking --------------------------------------------------------------------------------------
 
@@ -417,6 +459,7 @@ class State:
         state.numbers = data["numbers"]
         state.submissions = Submissions(data.get("submissions", ()))
         state.jobs = {job["number"]: JobRecord.from_json(job) for job in data["jobs"]}
+        state.live = {number for number, job in state.jobs.items() if job.live}
         state.pending = deque(data["pending"])
         state.groups = GroupBook.from_json(data["groups"])
         state.learnt, state.ports_given = dict(data["learnt"]), data["ports_given"]
@@ -447,10 +490,11 @@ def jobs_of(message: Event | Command) -> list[int]:
     return [int(job) for job in jobs]
 
 
-#: Types of the log that are the service's notes, not events of the controller.
-NOTES = frozenset(State()._notes)
+def entry_to_json(entry: Entry) -> dict[str, Any]:
+    """The JSON object that stands for an entry in the log."""
+    return note_to_json(entry) if isinstance(entry, Note) else to_json(entry)
 
 
 def entry_from_json(data: Mapping[str, Any]) -> Entry:
-    """An entry of the log as `State.apply` takes it; raises `InputError` for an event that is not of this version."""
-    return dict(data) if data.get("type") in NOTES else from_json(data)  # type: ignore[return-value]
+    """The entry that `entry_to_json` wrote; raises `InputError` for one that is not of this version."""
+    return note_from_json(data) if data.get("type") in KINDS else from_json(data)  # type: ignore[return-value]

@@ -10,18 +10,17 @@ what is stated here.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
+from plait.control.controller import Controller
 from plait.control.messages import StopCostReported
 from plait.core.jobs import Checkpoints, Phase
 from plait.live.scheduler.attempts import Attempt, JobRecord
+from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.explain.track_record import START_UP_S, STOP_S, TrackRecord
-
-if TYPE_CHECKING:
-    from plait.control.controller import Controller
-    from plait.live.scheduler.engine import Engine
 
 #: A cost counts as changed from this share on.
 DRIFT = 0.2
@@ -47,9 +46,9 @@ def _median(values: list[float], unknown: float) -> float:
     return float(np.median(values)) if values else unknown
 
 
-def hear_stop_cost(engine: Engine, job: JobRecord, attempt: Attempt, now: float) -> None:
+def hear_stop_cost(ctx: Context, job: JobRecord, attempt: Attempt, now: float) -> Iterator[Step]:
     """Tell the controller what a stop of the job would lose, if that is news."""
-    state = engine.state
+    state = ctx.state
     if state.controller is None or not job.admitted or state.phase(job) > Phase.RUNNING:
         return
     columns, number = state.controller.books.columns, job.number
@@ -65,8 +64,7 @@ def hear_stop_cost(engine: Engine, job: JobRecord, attempt: Attempt, now: float)
     if now_it is known and (known is Checkpoints.NEVER or not changed):
         return
     unknown = np.array([math.nan])
-    engine.do(StopCostReported(now, np.array([number]), np.array([int(now_it)]), unknown, np.array([cost_s])))
-    state.touched.add(number)
+    yield StopCostReported(now, np.array([number]), np.array([int(now_it)]), unknown, np.array([cost_s]))
 
 
 def lost_work_s(attempt: Attempt, held_s: float, never: bool) -> float:
@@ -97,9 +95,9 @@ def why_lost(attempt: Attempt, outcome: str) -> str:
     return "node lost" if outcome == "lost" or attempt.stop == "lost" else "failed"
 
 
-def never_saved(engine: Engine, job: JobRecord) -> bool:
+def never_saved(ctx: Context, job: JobRecord) -> bool:
     """Whether the job cannot go on from a checkpoint, as far as its processes have said."""
-    controller = engine.state.controller
+    controller = ctx.state.controller
     if controller is None or not job.admitted:
         return False
     return int(controller.books.columns["checkpoints"][job.number]) == int(Checkpoints.NEVER)
@@ -111,9 +109,9 @@ def kept(controller: Controller, number: int) -> bool:
     return never and not controller.rule.may_lose_work
 
 
-def shown(engine: Engine, job: JobRecord) -> dict[str, Any]:
+def shown(ctx: Context, job: JobRecord) -> dict[str, Any]:
     """What is shown of a job that has not ended: whether a policy may stop it, at which cost, what stops have cost."""
-    controller = engine.state.controller
+    controller = ctx.state.controller
     out: dict[str, Any] = {"lost_work_s": job.lost_work_s, "restarts": job.restarts, "restart_s": job.restart_s}
     if controller is None or not job.admitted:
         return out

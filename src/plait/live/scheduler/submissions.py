@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plait.live.scheduler.errors import Conflict
+from plait.live.scheduler.notes import Requested
 
 #: Keys remembered; those of the oldest submissions go.
 MOST = 10_000
@@ -24,11 +25,10 @@ class Submissions:
         """Plain values: owner, key, first number, how many jobs, digest of what was asked for."""
         return [[*who, *what] for who, what in self._known.items()]
 
-    def add(self, note: Mapping[str, Any]) -> None:
-        """An entry `Requested` of the log."""
-        if (key := note.get("key")) is not None:
-            requests = note["requests"]
-            self._known[note["owner"], key] = int(note["first"]), len(requests), _digest(requests)
+    def add(self, note: Requested) -> None:
+        """Remember a submission by its key, if it has one."""
+        if note.key is not None:
+            self._known[note.owner, note.key] = note.first, len(note.requests), _digest(note.requests)
             if len(self._known) > MOST:
                 del self._known[next(iter(self._known))]
 

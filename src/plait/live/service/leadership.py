@@ -29,14 +29,19 @@ class Lead:
 
     def again(self, layout: Layout) -> Engine:
         """A new engine that goes on from the store, after one that could not write."""
+        from plait.live.fencing import Fences
         from plait.live.scheduler.engine import Engine
 
-        return Engine(self.store, layout, now=self.clock(), options=self.engine.options, later=self.later)
+        return Engine(
+            self.store, Fences(layout), now=self.clock(), options=self.engine.options, later=self.later,
+            timer=time.perf_counter,
+        )  # fmt: skip
 
 
 def open_lead(args: argparse.Namespace, layout: Layout, seat: LeaderLease | None) -> Lead:
     """Open the store and go on from it."""
     from plait.live.agent.lease import unpark
+    from plait.live.fencing import Fences
     from plait.live.scheduler.engine import Engine
     from plait.live.scheduler.options import ANY_SIZE, Options
     from plait.live.store import Store
@@ -62,12 +67,13 @@ def open_lead(args: argparse.Namespace, layout: Layout, seat: LeaderLease | None
 
         engine = Engine(
             store,
-            layout,
+            Fences(layout),
             now=now,
             policy=args.policy,
             may_lose_work=args.may_lose_work or None,
             options=options,
             later=beside.submit,
+            timer=time.perf_counter,
         )
         clock.not_before(engine.begin_s)
         store.set_fact(FACT, replace(start, service_s=engine.begin_s).text())

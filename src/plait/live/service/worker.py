@@ -208,9 +208,9 @@ class Worker(threading.Thread):
         self.notice(engine)
         for item in items:
             self._answer(item)
-        looks = engine.assigner.looked()
+        looks, versions_of_all = engine.versions()
         if looks != self._looks:  # a report with nothing new does not look at all nodes
-            self._looks, versions = looks, engine.assigner.versions()
+            self._looks, versions = looks, versions_of_all()
             if versions != self._versions:
                 self._versions = versions
                 self._published(versions)

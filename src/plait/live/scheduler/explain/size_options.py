@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,26 +15,24 @@ from plait.goodput.model.jobs import GoodputJobs
 from plait.goodput.model.speedup import replica_cap
 from plait.live.protocol.requests import limits_of
 from plait.live.scheduler.adaptive import row_of
-
-if TYPE_CHECKING:
-    from plait.live.scheduler.attempts import JobRecord
-    from plait.live.scheduler.engine import Engine
+from plait.live.scheduler.attempts import JobRecord
+from plait.live.scheduler.context import Context
 
 #: Sizes that are shown at most.
 MOST_SIZES = 12
 
 
-def sizes(engine: Engine, job: JobRecord) -> dict[str, Any] | None:
+def sizes(ctx: Context, job: JobRecord) -> dict[str, Any] | None:
     """Goodput and batch on each size of the ladder that the job may have, and how far it may grow now.
 
     `at`: rows of nodes, gpus, batch_size and goodput (examples/s), empty without a fit; `profiled`: the most GPUs it
     has measured itself on; `cap`: the most that it may be given now; `next_s`: when the policy chooses anew, if it
     says so. None for a job that does not adapt.
     """
-    limits, controller = limits_of(job.request), engine.state.controller
+    limits, controller = limits_of(job.request), ctx.state.controller
     if limits is None or controller is None:
         return None
-    row = row_of(engine, job)
+    row = row_of(ctx, job)
     known = row[Estimate.PROFILED_GPUS]
     profiled = 0 if math.isnan(known) else int(known)
     asked = int(job.request.get("gpus") or 1)
@@ -42,10 +40,10 @@ def sizes(engine: Engine, job: JobRecord) -> dict[str, Any] | None:
     cap = max(int(replica_cap(profiled, limits.most, limits.least_local)), least)
     out: dict[str, Any] = {"profiled": profiled, "cap": min(cap, most), "at": []}
     if math.isfinite(controller.plan.valid_until_s):
-        out["next_s"] = max(0.0, controller.plan.valid_until_s - engine.now_s)
+        out["next_s"] = max(0.0, controller.plan.valid_until_s - ctx.now_s)
     if not job.admitted or np.isnan(row[:THETA]).any():
         return out
-    per_node = max((n.info.gpus for n in engine.state.nodes.values() if n.info), default=1)
+    per_node = max((n.info.gpus for n in ctx.state.nodes.values() if n.info), default=1)
     nodes = max(-(-controller.cluster.gpus_up // per_node), 1)
     configs = [(n, k) for n, k in ladder(per_node, nodes, most).tolist() if k >= least][:MOST_SIZES]
     if not configs:

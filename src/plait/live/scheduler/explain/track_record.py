@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from plait.live.scheduler.notes import AttemptOver, Foreseen
+
 #: Scores and costs that are kept: the newest count.
 KEPT = 200
 #: What holds where nothing has been scored yet: quantiles of scores of a forecast that knows less than it thinks, and
@@ -116,9 +118,9 @@ class TrackRecord:
     lost_gpu_s: dict[str, float] = field(default_factory=dict)
     restarts_gpu_s: float = 0.0
 
-    def told(self, note: Mapping[str, Any]) -> None:
+    def told(self, note: Foreseen) -> None:
         """A forecast was made: the first of a job counts."""
-        self.open.setdefault(note["job"], {"at_s": note["at_s"], "start": note["start"], "end": note["end"]})
+        self.open.setdefault(note.job, {"at_s": note.at_s, "start": note.start, "end": note.end})
 
     def came(self, job: int, what: str, at_s: float) -> None:
         """A job starts (`start`) or has ended (`end`)."""
@@ -133,17 +135,17 @@ class TrackRecord:
             if found is not None:
                 self.scores[what].append(found)
 
-    def over(self, note: Mapping[str, Any], began_s: float, stop_s: float | None) -> None:
+    def over(self, note: AttemptOver, began_s: float, stop_s: float | None) -> None:
         """An attempt is over: what its start, its stop or its end cost."""
-        first_s, last_s, held_s = note.get("first_step_s"), note.get("last_step_s"), float(note["held_s"])
-        ended_s = float(note.get("ended_s") or note["at_s"])
-        if note["outcome"] == "finished":
-            self.lags_s.append(max(0.0, note["at_s"] - began_s - held_s))
+        first_s, last_s, held_s = note.first_step_s, note.last_step_s, note.held_s
+        ended_s = note.ended_s or note.at_s
+        if note.outcome == "finished":
+            self.lags_s.append(max(0.0, note.at_s - began_s - held_s))
         if first_s is not None:
-            self.starts_s.append(max(0.0, ended_s - held_s - began_s) + float(first_s))
-        if note["outcome"] == "finished" and last_s is not None:
-            self.tails_s.append(max(0.0, held_s - float(last_s)) + max(0.0, note["at_s"] - ended_s))
-        elif note["outcome"] == "preempted" and stop_s is not None:
+            self.starts_s.append(max(0.0, ended_s - held_s - began_s) + first_s)
+        if note.outcome == "finished" and last_s is not None:
+            self.tails_s.append(max(0.0, held_s - last_s) + max(0.0, note.at_s - ended_s))
+        elif note.outcome == "preempted" and stop_s is not None:
             self.stops_s.append(max(0.0, ended_s - stop_s))
 
     def lost(self, why: str, gpu_s: float) -> None:

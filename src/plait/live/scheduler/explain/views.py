@@ -8,8 +8,9 @@ import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from plait.control.controller import Controller
 from plait.control.job_store import refusal
 from plait.control.snapshot import of_active, snapshot
 from plait.core.jobs import Checkpoints, Phase
@@ -19,25 +20,23 @@ from plait.live.protocol.wire import RUNNING
 from plait.live.scheduler import stop_costs
 from plait.live.scheduler.adaptive import shown, work_of
 from plait.live.scheduler.attempts import NODE_STATES, Attempt, JobRecord, NodeRecord
+from plait.live.scheduler.context import Context
+from plait.live.scheduler.gpu_demand import Wants
 from plait.live.scheduler.profiles import profile_source
 from plait.live.scheduler.state import RECENT, State
 from plait.live.store.schema import Views
-
-if TYPE_CHECKING:
-    from plait.control.controller import Controller
-    from plait.live.scheduler.engine import Engine
 
 #: All states a job is shown in.
 STATES = ("waiting", "starting", "running", "stopping", "unreachable", "finished", "failed", "cancelled")
 FINAL = STATES[-3:]
 
 
-def shown_state(engine: Engine, job: JobRecord) -> str:
+def shown_state(ctx: Context, job: JobRecord) -> str:
     """What users see: the controller's phase, and what the processes are really doing."""
     attempt = job.live
-    phase = engine.state.phase(job)
+    phase = ctx.state.phase(job)
     if attempt is not None:
-        nodes = [engine.state.nodes[r.node] for r in attempt.ranks if not r.ended]
+        nodes = [ctx.state.nodes[r.node] for r in attempt.ranks if not r.ended]
         if any(n.lost or n.suspect for n in nodes):
             return "unreachable"
         if attempt.stop is not None:
@@ -49,33 +48,33 @@ def shown_state(engine: Engine, job: JobRecord) -> str:
     return phase.name.lower()
 
 
-def waiting_reason(engine: Engine, job: JobRecord) -> str:
+def waiting_reason(ctx: Context, job: JobRecord) -> str:
     """Why a waiting job waits: the words of the last decision, or why there was none yet."""
-    controller = engine.state.controller
+    controller = ctx.state.controller
     if controller is None:
         return "no node has joined yet"
     if not job.admitted:
-        return f"does not fit the nodes there are; more may join until {engine.options.settle_s:.0f} s after the last"
-    reason = too_large(engine, controller, job) or controller.plan.reasons.get(job.number)
+        return f"does not fit the nodes there are; more may join until {ctx.options.settle_s:.0f} s after the last"
+    reason = too_large(ctx, controller, job) or controller.plan.reasons.get(job.number)
     if reason:
-        return f"{reason}{_silent(engine)}"
-    if not engine.ready:
+        return f"{reason}{_silent(ctx)}"
+    if not ctx.ready:
         return "what decisions need is being compiled, about 20 s, once after an installation"
     return "the next decision will place it" if controller.changed else "the policy did not choose it"
 
 
-def _silent(engine: Engine) -> str:
+def _silent(ctx: Context) -> str:
     """Which nodes take no work because they are silent, as the end of a reason."""
-    names = sorted(node.id for node in engine.state.nodes.values() if node.state == "suspect")
+    names = sorted(node.id for node in ctx.state.nodes.values() if node.state == "suspect")
     if not names:
         return ""
     has = "has" if len(names) == 1 else "have"
     return f" (nothing new starts on {', '.join(names)}, which {has} not been heard of lately)"
 
 
-def too_large(engine: Engine, controller: Controller, job: JobRecord) -> str | None:
+def too_large(ctx: Context, controller: Controller, job: JobRecord) -> str | None:
     """That a waiting job needs more than the nodes have that are there now, if so."""
-    columns, most = controller.books.columns, engine.room(job.request)
+    columns, most = controller.books.columns, ctx.room(job.request)
     needs, up = int(columns["min_gpus"][job.number]), controller.cluster.gpus_up
     if needs > up:
         why = f"needs {counted(needs, 'GPU')}; the nodes that are there have {up}"
@@ -90,9 +89,9 @@ def _number(value: Any) -> float | None:
     return None if value is None or math.isnan(value) else float(value)
 
 
-def job_row(engine: Engine, job: JobRecord) -> dict[str, Any]:
+def job_row(ctx: Context, job: JobRecord) -> dict[str, Any]:
     """A job as the table `jobs` has it."""
-    request, attempt, state = job.request, job.attempt, shown_state(engine, job)
+    request, attempt, state = job.request, job.attempt, shown_state(ctx, job)
     last = attempt if attempt is not None and (not attempt.over or state in FINAL) else None
     row: dict[str, Any] = {
         "number": job.number,
@@ -122,10 +121,10 @@ def job_row(engine: Engine, job: JobRecord) -> dict[str, Any]:
     }
     if attempt is not None and attempt.over:
         row["exit_code"] = next((r.exit_code for r in attempt.ranks if r.exit_code), attempt.ranks[0].exit_code)
-    if job.admitted and engine.state.controller is not None:
-        columns, n = engine.state.controller.books.columns, job.number
+    if job.admitted and ctx.state.controller is not None:
+        columns, n = ctx.state.controller.books.columns, job.number
         row["started_s"], row["ended_s"] = _number(columns["first_start_s"][n]), _number(columns["end_s"][n])
-        row["steps"] = 0.0 if _begins_anew(engine, job, state) else float(columns["iterations_done"][n])
+        row["steps"] = 0.0 if _begins_anew(ctx, job, state) else float(columns["iterations_done"][n])
         if request.get("batch"):
             row.update(_adaptive_work(job, row["steps"], ended=state in FINAL))
         row["run_s"] = max(job.held_s, float(columns["run_s"][n]))
@@ -139,9 +138,9 @@ def job_row(engine: Engine, job: JobRecord) -> dict[str, Any]:
     return row
 
 
-def _begins_anew(engine: Engine, job: JobRecord, state: str) -> bool:
+def _begins_anew(ctx: Context, job: JobRecord, state: str) -> bool:
     """Whether what a job had done is lost: it starts again, and has no checkpoint to go on from."""
-    controller = engine.state.controller
+    controller = ctx.state.controller
     assert controller is not None
     never = int(controller.books.columns["checkpoints"][job.number]) == int(Checkpoints.NEVER)
     return never and state in ("waiting", "starting") and job.epoch > 0
@@ -173,19 +172,19 @@ def attempt_row(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def changed(engine: Engine, nodes: Iterable[str], projects: Mapping[str, dict[str, Any] | None]) -> Views:
-    """Rows of everything that looks different since the last commit."""
-    state, out = engine.state, Views(projects=dict(projects))
-    tries = {(a.job, a.epoch): a for a in engine.over}
+def changed(ctx: Context, over: Iterable[Attempt], projects: Mapping[str, dict[str, Any] | None]) -> Views:
+    """Rows of everything that looks different since the last commit; `over`: attempts that have ended since."""
+    state, out = ctx.state, Views(projects=dict(projects))
+    tries = {(a.job, a.epoch): a for a in over}
     for number in sorted(state.touched):
         job = state.jobs.get(number)
         if job is None:
             continue
-        out.jobs.append(job_row(engine, job))
+        out.jobs.append(job_row(ctx, job))
         if job.attempt is not None:
             tries[job.number, job.attempt.epoch] = job.attempt
     out.attempts += [attempt_row(attempt) for _, attempt in sorted(tries.items())]
-    for name in sorted(nodes):
+    for name in sorted(state.touched_nodes):
         record = state.nodes.get(name)
         if record is None:
             out.forgotten.append(name)
@@ -198,19 +197,19 @@ def _info(record: NodeRecord) -> dict[str, Any]:
     return asdict(record.info) if record.info is not None else {}
 
 
-def live_fields(engine: Engine, number: int) -> dict[str, Any]:
+def live_fields(ctx: Context, number: int) -> dict[str, Any]:
     """What only memory knows of an unfinished job: state, steps, pace, place; empty for others."""
-    job = engine.state.jobs.get(number)
+    job = ctx.state.jobs.get(number)
     if job is None:
         return {}
-    out: dict[str, Any] = {"state": shown_state(engine, job)}
+    out: dict[str, Any] = {"state": shown_state(ctx, job)}
     if out["state"] == "waiting":
-        out["reason"] = waiting_reason(engine, job)
+        out["reason"] = waiting_reason(ctx, job)
     attempt = job.live
-    if adaptive := shown(engine, job):
+    if adaptive := shown(ctx, job):
         out["adaptive"] = adaptive
-    out["stops"] = stop_costs.shown(engine, job)
-    if source := profile_source(engine, job):
+    out["stops"] = stop_costs.shown(ctx, job)
+    if source := profile_source(ctx, job):
         out["profile_source"] = source
     if attempt is None:
         return out
@@ -230,25 +229,25 @@ def live_fields(engine: Engine, number: int) -> dict[str, Any]:
         }
         for i, r in enumerate(attempt.ranks)
     ]  # fmt: skip
-    group = engine.state.groups.by_gpus.get(attempt.gpus)
+    group = ctx.state.groups.by_gpus.get(attempt.gpus)
     if group is not None and attempt.stop is None:
         out["group"] = {"id": group.id, "gate": group.gate, "members": [job_name(m.job) for m in group.members]}
     return out
 
 
-def nodes(engine: Engine, now: float) -> list[dict[str, Any]]:
+def nodes(ctx: Context, now: float) -> list[dict[str, Any]]:
     """Nodes with usage and who holds each GPU; `job_states` has those of the jobs that do not simply run."""
     holders: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     states: dict[str, str] = {}
-    for number in sorted(engine.live):
-        attempt = engine.state.jobs[number].live
-        if (state := shown_state(engine, engine.state.jobs[number])) != "running":
+    for number in sorted(ctx.state.live):
+        attempt = ctx.state.jobs[number].live
+        if (state := shown_state(ctx, ctx.state.jobs[number])) != "running":
             states[job_name(number)] = state
         for rank in attempt.ranks if attempt else ():
             if not rank.ended:
                 holders[rank.node][rank.gpu].append(job_name(number))
     out = []
-    for record in engine.state.nodes.values():
+    for record in ctx.state.nodes.values():
         info = _info(record)
         held = holders[record.id]
         jobs = sorted({job for some in held.values() for job in some}, key=lambda j: (len(j), j))
@@ -270,27 +269,27 @@ def nodes(engine: Engine, now: float) -> list[dict[str, Any]]:
     return out
 
 
-def status(engine: Engine, now: float) -> dict[str, Any]:
+def status(ctx: Context, wants: Wants, now: float) -> dict[str, Any]:
     """The cluster in a few numbers."""
-    state = engine.state
+    state = ctx.state
     counts, open_jobs = dict.fromkeys(STATES, 0), []
     for job in state.jobs.values():
-        shown = shown_state(engine, job)
+        shown = shown_state(ctx, job)
         counts[shown] += 1
         if shown not in FINAL:
             open_jobs.append(job)
-    wanted = engine.wants.of(engine, open_jobs)
+    wanted = wants.of(ctx, open_jobs)
     alive = [n for n in state.nodes.values() if not n.lost]
     total = sum(n.info.gpus for n in alive if n.info)
-    held = {(r.node, r.gpu) for n in engine.live if (a := state.jobs[n].live) for r in a.ranks if not r.ended}
+    held = {(r.node, r.gpu) for n in ctx.state.live if (a := state.jobs[n].live) for r in a.ranks if not r.ended}
     return {
         "now_s": now,
         "policy": state.policy_text,
         "may_lose_work": state.may_lose_work,
         "policy_error": state.policy_error or None,
-        "round_s": engine.options.round_s,
+        "round_s": ctx.options.round_s,
         "lost": {"work_gpu_s": dict(state.record.lost_gpu_s), "restarts_gpu_s": state.record.restarts_gpu_s},
-        "term": engine.term,
+        "term": ctx.term,
         "log_seq": state.seq,
         "decision": {"seq": state.decision_seq, "at_s": _number(_finite(state.decision_s))},
         "nodes": {s: sum(n.state == s for n in state.nodes.values()) for s in NODE_STATES},
@@ -304,18 +303,18 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def forecast(engine: Engine, now: float) -> Callable[[], dict[str, Any]]:
+def forecast(ctx: Context, now: float) -> Callable[[], dict[str, Any]]:
     """What a forward simulation needs: jobs that have not ended, and a few that ended last, renumbered.
 
     Taken down now; the function returned makes JSON values of it, in any thread. What jobs run, with which environment,
     and why they failed, which quotes their logs, is not in it: every user may ask. `job_numbers` has the jobs' own
     numbers.
     """
-    state = engine.state
+    state = ctx.state
     facts: dict[str, Any] = {
         **State().to_json(), "seq": state.seq, "now_s": state.now_s, "policy": state.policy_text,
         "policy_error": state.policy_error, "projects": dict(state.projects), "nodes": state.node_rows(),
-        "asked_s": now, "round_s": engine.options.round_s, "paces": {}, "job_numbers": [],
+        "asked_s": now, "round_s": ctx.options.round_s, "paces": {}, "job_numbers": [],
         "record": state.record.facts(),
     }  # fmt: skip
     if state.controller is None:
@@ -327,10 +326,10 @@ def forecast(engine: Engine, now: float) -> Callable[[], dict[str, Any]]:
             small.cluster = small.cluster.with_node(node)
     facts["job_numbers"] = numbers.tolist()
     new = {number: i for i, number in enumerate(facts["job_numbers"])}
-    for number in engine.live:
+    for number in ctx.state.live:
         attempt = state.jobs[number].live
         if attempt is not None and number in new:
-            work = work_of(engine, state.jobs[number], attempt)
+            work = work_of(ctx, state.jobs[number], attempt)
             pace = {"step_s": work.each_s, "steps": work.done, "total_steps": work.total}
             pace["starting"] = attempt.lead is None or attempt.lead.first_step_s is None
             facts["paces"][str(new[number])] = pace

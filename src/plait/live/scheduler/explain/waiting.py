@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from plait.control.controller import Controller
 from plait.core.jobs import Phase
 from plait.core.resources import Resource
 from plait.live.layout import job_name
@@ -17,47 +18,44 @@ from plait.live.protocol.requests import limits_of
 from plait.live.scheduler import stop_costs
 from plait.live.scheduler.adaptive import shown, work_of
 from plait.live.scheduler.attempts import Attempt, JobRecord
+from plait.live.scheduler.context import Context
 from plait.live.scheduler.explain import views
 from plait.live.scheduler.explain.size_options import sizes
-
-if TYPE_CHECKING:
-    from plait.control.controller import Controller
-    from plait.live.scheduler.engine import Engine
 
 #: Blockers that are named at most.
 BLOCKERS = 8
 
 
-def explain(engine: Engine, number: int, now: float) -> dict[str, Any]:
+def explain(ctx: Context, number: int, now: float) -> dict[str, Any]:
     """Everything known about why an unfinished job is where it is; `LookupError` for one that has ended.
 
     `would_start` is empty: what to put there is asked by a `plait.live.scheduler.explain.what_if.Question`.
     """
-    job = engine.state.jobs.get(number)
+    job = ctx.state.jobs.get(number)
     if job is None:
         raise LookupError(f"job {job_name(number)} has ended; `plait show {job_name(number)}` says how")
-    state = views.shown_state(engine, job)
-    out: dict[str, Any] = {"id": job_name(number), "number": number, "state": state, "policy": engine.state.policy_text}
+    state = views.shown_state(ctx, job)
+    out: dict[str, Any] = {"id": job_name(number), "number": number, "state": state, "policy": ctx.state.policy_text}
     attempt = job.live
     if attempt is not None:
-        out.update(_running(engine, job, attempt))
+        out.update(_running(ctx, job, attempt))
         if attempt.stop is not None:
             out["summary"] = f"told to stop: {attempt.cause or attempt.stop}"
-    if attempt is None or engine.state.phase(job) is Phase.WAITING:
-        out.update(_waiting(engine, job, now))
+    if attempt is None or ctx.state.phase(job) is Phase.WAITING:
+        out.update(_waiting(ctx, job, now))
     if job.reason:
         out["last_trouble"] = job.reason
-    out["stops"] = stop_costs.shown(engine, job)
+    out["stops"] = stop_costs.shown(ctx, job)
     return out
 
 
 # -- waiting ------------------------------------------------------------------------------------------
 
 
-def _waiting(engine: Engine, job: JobRecord, now: float) -> dict[str, Any]:
-    state, controller = engine.state, engine.state.controller
+def _waiting(ctx: Context, job: JobRecord, now: float) -> dict[str, Any]:
+    state, controller = ctx.state, ctx.state.controller
     out: dict[str, Any] = {
-        "summary": views.waiting_reason(engine, job),
+        "summary": views.waiting_reason(ctx, job),
         "decision": {"seq": state.decision_seq, "at_s": state.decision_s if math.isfinite(state.decision_s) else None},
         "blockers": [],
         "would_start": [],
@@ -66,7 +64,7 @@ def _waiting(engine: Engine, job: JobRecord, now: float) -> dict[str, Any]:
         return out
     columns = controller.books.columns
     if columns["phase"][job.number] == int(Phase.RUNNING):
-        out["summary"] = _starting(engine, job)
+        out["summary"] = _starting(ctx, job)
         return out
     active, rank = controller.active, columns["rank"][job.number]
     waiting = active[columns["phase"][active] == int(Phase.WAITING)]
@@ -74,38 +72,38 @@ def _waiting(engine: Engine, job: JobRecord, now: float) -> dict[str, Any]:
     out["position"] = 1 + int(((ranks < rank) | ((ranks == rank) & (waiting < job.number))).sum())
     out["waiting"] = len(waiting)
     out["waited_s"] = now - float(columns["pending_since_s"][job.number])
-    if views.too_large(engine, controller, job) is None:  # else it would wait if nobody were ahead of it, too
-        out["blockers"] = _blockers(engine, controller, job)
+    if views.too_large(ctx, controller, job) is None:  # else it would wait if nobody were ahead of it, too
+        out["blockers"] = _blockers(ctx, controller, job)
     return out
 
 
-def _starting(engine: Engine, job: JobRecord) -> str:
-    wanted = engine.state.wanted(job)
+def _starting(ctx: Context, job: JobRecord) -> str:
+    wanted = ctx.state.wanted(job)
     if job.live is not None:
         return "its last attempt has to end first"
-    controller = engine.state.controller
+    controller = ctx.state.controller
     if wanted and controller is not None:
         names = {controller.cluster.nodes[int(n)].id for n in controller.cluster.gpu_node[list(wanted)]}
-        silent = sorted(n for n in names if engine.state.nodes[n].suspect or engine.state.nodes[n].lost)
+        silent = sorted(n for n in names if ctx.state.nodes[n].suspect or ctx.state.nodes[n].lost)
         if silent:
             return f"has GPUs, but node {', '.join(silent)} has not been heard of lately"
     return "has GPUs and starts"
 
 
-def _blockers(engine: Engine, controller: Controller, job: JobRecord) -> list[dict[str, Any]]:
+def _blockers(ctx: Context, controller: Controller, job: JobRecord) -> list[dict[str, Any]]:
     """Jobs ahead that hold GPUs, or that no policy may stop, last in the order first: the first to yield."""
     columns = controller.books.columns
     rank = int(columns["rank"][job.number])
     found = []
-    for number, gpus in engine.state.groups.of_job.items():
+    for number, gpus in ctx.state.groups.of_job.items():
         ahead = int(columns["rank"][number]) <= rank or rank >= 1 << 60
         if columns["slot"][number] >= 0 and (ahead or stop_costs.kept(controller, number)):
             found.append((int(columns["rank"][number]), number, gpus))
     out = []
     for _, number, gpus in sorted(found, reverse=True)[:BLOCKERS]:
-        other = engine.state.jobs[number]
-        left = _seconds_left(engine, other)
-        shares = [job_name(m.job) for m in engine.state.groups.by_gpus[gpus].members if m.job != number]
+        other = ctx.state.jobs[number]
+        left = _seconds_left(ctx, other)
+        shares = [job_name(m.job) for m in ctx.state.groups.by_gpus[gpus].members if m.job != number]
         text = f"{job_name(number)} of {other.owner} has {len(gpus)} GPU{'s' * (len(gpus) > 1)}"
         text += f", shared with {', '.join(shares)}" if shares else ""
         text += f", and {left:.0f} s to go" if left is not None else ""
@@ -117,11 +115,11 @@ def _blockers(engine: Engine, controller: Controller, job: JobRecord) -> list[di
     return out
 
 
-def _seconds_left(engine: Engine, job: JobRecord) -> float | None:
+def _seconds_left(ctx: Context, job: JobRecord) -> float | None:
     attempt = job.live
     if attempt is None:
         return None
-    work = work_of(engine, job, attempt)
+    work = work_of(ctx, job, attempt)
     total = job.request.get("iterations") or work.total
     if not total or not work.each_s:
         return None
@@ -131,11 +129,11 @@ def _seconds_left(engine: Engine, job: JobRecord) -> float | None:
 # -- running ------------------------------------------------------------------------------------------
 
 
-def _running(engine: Engine, job: JobRecord, attempt: Attempt) -> dict[str, Any]:
-    controller = engine.state.controller
+def _running(ctx: Context, job: JobRecord, attempt: Attempt) -> dict[str, Any]:
+    controller = ctx.state.controller
     assert controller is not None
     columns, lead = controller.books.columns, attempt.lead
-    group = engine.state.groups.by_gpus.get(attempt.gpus) if attempt.stop is None else None
+    group = ctx.state.groups.by_gpus.get(attempt.gpus) if attempt.stop is None else None
     shares = [] if group is None else [m.job for m in group.members if m.job != job.number]
     out: dict[str, Any] = {
         "epoch": attempt.epoch,
@@ -160,15 +158,15 @@ def _running(engine: Engine, job: JobRecord, attempt: Attempt) -> dict[str, Any]
         out["slowdown"] = lead.step_s / solo_s
         out["contended"] = _contended(stages, bool(shares))
     unseen = [f"rank {i} on {r.node}" for i, r in enumerate(attempt.ranks) if r.seen is None and not r.ended]
-    if why := engine.unfenced.get(job.number):
+    if why := ctx.unfenced.get(job.number):
         out["summary"] = f"waits until its folder can be written: {why}"
     elif unseen and attempt.stop is None:
         out["summary"] = f"assigned; the agent has not reported {', '.join(unseen)} yet"
     elif any(r.seen and r.seen.state == "starting" for r in attempt.ranks):
         out["summary"] = "starts as soon as its GPUs are free"
-    if adaptive := shown(engine, job):
-        out["adaptive"], out["sizes"] = adaptive, sizes(engine, job)
-    left = _seconds_left(engine, job)
+    if adaptive := shown(ctx, job):
+        out["adaptive"], out["sizes"] = adaptive, sizes(ctx, job)
+    left = _seconds_left(ctx, job)
     if left is not None:
         out["left_s"] = left
     return out

@@ -2,17 +2,14 @@
 
 Another size of the job, or somebody gone who holds GPUs: nothing of that is decided or written down. A question over a
 thousand jobs takes a policy up to a third of a second, and there may be a dozen of them: so they are asked of a copy of
-the active jobs, in a thread of their own, one after the other, and answered once for each decision.
+the active jobs, which may be done in another thread (`plait.live.service.what_if`).
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Collection
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,14 +19,10 @@ from plait.core.arrays import IntArray
 from plait.core.jobs import JobTable
 from plait.core.policy import View
 from plait.live.layout import job_name
+from plait.live.scheduler.state import State
 
-if TYPE_CHECKING:
-    from plait.live.scheduler.engine import Engine
-
-#: Changes that the policy is asked about at most, and seconds after which no more are.
-QUESTIONS, BUDGET_S = 8, 2.0
-#: Jobs that may be asked about at a time; others are told to come again.
-MOST_WAITING = 16
+#: Changes that the policy is asked about at most.
+QUESTIONS = 8
 
 
 @dataclass(frozen=True)
@@ -41,9 +34,8 @@ class Copy:
     numbers: IntArray
 
     @classmethod
-    def of(cls, engine: Engine) -> Copy | None:
+    def of(cls, state: State) -> Copy | None:
         """Made in the engine's thread; None before any node has joined."""
-        state = engine.state
         if state.controller is None:
             return None
         small, numbers = of_active(state.controller)
@@ -56,15 +48,20 @@ class Copy:
         return at if at < len(self.numbers) and self.numbers[at] == number else None
 
 
-def would_start(copy: Copy, number: int, blockers: list[int], now: float) -> list[dict[str, Any]]:
-    """Changes after which the policy would start a job at once; `blockers` hold GPUs, most likely to yield first."""
+def would_start(
+    copy: Copy, number: int, blockers: list[int], now: float, in_time: Callable[[], bool]
+) -> list[dict[str, Any]]:
+    """Changes after which the policy would start a job at once; `blockers` hold GPUs, most likely to yield first.
+
+    The policy is not asked again once it is not `in_time` any more.
+    """
     out: list[dict[str, Any]] = []
     job = copy.index(number)
     if job is None:
         return out
-    asked, until = 0, time.monotonic() + BUDGET_S
+    asked = 0
     size = int(copy.controller.books.columns["gpus"][job])
-    while size > 1 and asked < QUESTIONS // 2 and time.monotonic() < until:
+    while size > 1 and asked < QUESTIONS // 2 and in_time():
         size, asked = size // 2, asked + 1
         if _starts(copy.controller, job, now, gpus=size):
             text = f"with {size} GPU{'s' * (size > 1)} it would start now"
@@ -72,7 +69,7 @@ def would_start(copy: Copy, number: int, blockers: list[int], now: float) -> lis
             break
     gone: list[int] = []
     for other in [at for b in blockers if (at := copy.index(b)) is not None]:
-        if asked == QUESTIONS or time.monotonic() >= until:
+        if asked == QUESTIONS or not in_time():
             break
         gone.append(other)
         asked += 1
@@ -112,42 +109,6 @@ class Question:
     blockers: list[int]
     now: float
 
-    def answer(self) -> list[dict[str, Any]]:
-        """Ask the policy."""
-        return would_start(self.copy, self.number, self.blockers, self.now)
-
-
-class Asker:
-    """Asks one question after the other, each once a decision."""
-
-    def __init__(self) -> None:
-        """Nothing was asked."""
-        self._copy: Copy | None = None
-        self._answers: dict[tuple[int, int], Future[list[dict[str, Any]]]] = {}
-        self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="asker")
-
-    def explain(self, engine: Engine, number: int, now: float) -> tuple[dict[str, Any], Question | None]:
-        """In the engine's thread: what is known of a job, and the question that is left; `LookupError` if it ended."""
-        found = engine.explain(number, now)
-        if "position" not in found:
-            return found, None
-        copy = self._copy
-        if copy is None or copy.decision != engine.state.decision_seq or copy.index(number) is None:
-            copy = self._copy = Copy.of(engine)
-        assert copy is not None, "a job with a position in the queue, and no controller"
-        return found, Question(copy, number, [b["number"] for b in found["blockers"]], now)
-
-    def ask(self, question: Question) -> Future[list[dict[str, Any]]] | None:
-        """The answer to come; None if too many are waiting for theirs."""
-        decision = question.copy.decision
-        with self._lock:
-            self._answers = {k: a for k, a in self._answers.items() if k[0] == decision or not a.done()}
-            answer = self._answers.get((decision, question.number))
-            if answer is None and sum(not a.done() for a in self._answers.values()) < MOST_WAITING:
-                answer = self._answers[decision, question.number] = self._pool.submit(question.answer)
-            return answer
-
-    def close(self) -> None:
-        """Answer nothing more."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+    def answer(self, in_time: Callable[[], bool]) -> list[dict[str, Any]]:
+        """Ask the policy, while `in_time`."""
+        return would_start(self.copy, self.number, self.blockers, self.now, in_time)

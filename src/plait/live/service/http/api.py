@@ -12,12 +12,11 @@ from pydantic_core import PydanticSerializationError
 from pydantic_core import to_json as to_json_bytes
 
 from plait.live.layout import job_number
-from plait.live.scheduler.explain import views
-from plait.live.scheduler.explain.what_if import Asker
 from plait.live.service.http.auth import Tokens, need
 from plait.live.service.http.metrics import Metrics
 from plait.live.service.http.models import Invalid
 from plait.live.service.logs import Mailbox
+from plait.live.service.what_if import Asker
 from plait.live.service.worker import Worker
 from plait.live.store import Store, Token
 
@@ -68,8 +67,8 @@ class Api:
 
     async def live(self, number: int) -> dict[str, Any]:
         """What memory knows of a job."""
-        found: dict[str, Any] = await self.worker.look(lambda engine, now: views.live_fields(engine, number))
-        return found
+        found: dict[int, dict[str, Any]] = await self.worker.look(lambda engine, now: engine.fields([number]))
+        return found.get(number, {})
 
 
 def api_of(request: Request) -> Api:

@@ -51,18 +51,19 @@ class Metrics:
 
     def notice(self, engine: Engine) -> None:
         """Count what an engine has done since the last time; in its own thread."""
-        for how, seconds in engine.left:
+        counts = engine.counts
+        for how, seconds in counts.left:
             self._ended.labels(how).observe(seconds)
-        for outcome, count in engine.outcomes.items():
+        for outcome, count in counts.outcomes.items():
             self._attempts.labels(outcome).inc(count)
-        for seconds in engine.commits_s:
+        for seconds in counts.commits_s:
             self._committed.observe(seconds)
-        for seconds in engine.rounds.taken_s:
+        for seconds in counts.decisions_s:
             self._decided.observe(seconds)
-        engine.left.clear()
-        engine.outcomes.clear()
-        engine.commits_s.clear()
-        engine.rounds.taken_s.clear()
+        counts.left.clear()
+        counts.outcomes.clear()
+        counts.commits_s.clear()
+        counts.decisions_s.clear()
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """The cluster's figures."""

@@ -95,7 +95,7 @@ async def backup(request: Request) -> Response:
 
 def _projects(engine: Engine, now: float) -> list[dict[str, Any]]:
     held: dict[str, int] = {}
-    for number in engine.live:
+    for number in engine.state.live:
         job = engine.state.jobs[number]
         held[job.project] = held.get(job.project, 0) + len(job.attempt.gpus if job.attempt else ())
     names = dict.fromkeys([*engine.state.projects, "default", *held])

@@ -13,9 +13,9 @@ from fastapi.responses import Response, StreamingResponse
 
 from plait.live.agent.logs import MOST_BYTES, read_part
 from plait.live.layout import job_name
+from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.requests import most_gpus
 from plait.live.protocol.wire import Reply
-from plait.live.scheduler.profiles import processes_per_gpu
 from plait.live.service.http import serializers
 from plait.live.service.http.api import Api, Json, api_of
 from plait.live.service.http.auth import Denied, owns

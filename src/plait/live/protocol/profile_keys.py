@@ -1,0 +1,56 @@
+"""What jobs have in common by their requests, so that one can use the profile that another measured."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from plait.core.errors import InputError
+from plait.runtime.command_line import parse_script
+
+#: measured once, used for later jobs: key -> {"stage_s", "iteration_s", "skew"}
+Learnt = Mapping[str, Mapping[str, Any]]
+
+
+def profile_key(request: Mapping[str, Any], kind: str) -> str:
+    """What jobs must have in common to share a profile: model (or command and folder), processes, GPU kind."""
+    model = request.get("model")
+    if not model:
+        model = "command-" + _hash(request.get("workdir"), request["command"])
+    per_gpu = processes_per_gpu(request)
+    return f"{model}|{request.get('gpus', 1)}{f'x{per_gpu}' if per_gpu > 1 else ''}|{kind}"
+
+
+def processes_per_gpu(request: Mapping[str, Any]) -> int:
+    """Processes of the job on each of its GPUs."""
+    return int(request.get("processes_per_gpu") or 1)
+
+
+def like_keys(request: Mapping[str, Any]) -> list[str]:
+    """What a job has in common with jobs like it, the best first: its model at any size, its script with any arguments.
+
+    >>> like_keys({"command": ["python", "a.py", "--lr", "1"], "model": "vgg"})[0]
+    'like|model|vgg'
+    """
+    try:
+        script = parse_script(request["command"])
+        start = ["-m", script.target] if script.module else [script.target]
+    except InputError:
+        start = list(request["command"][:2])
+    keys = ["like|script|" + _hash(request.get("workdir"), start)]
+    return [f"like|model|{request['model']}", *keys] if request.get("model") else keys
+
+
+def _hash(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def known_profile(request: Mapping[str, Any], kinds: Iterable[str], learnt: Learnt) -> Mapping[str, Any]:
+    """What earlier jobs of this kind taught, else what jobs like it did; empty if nothing."""
+    for key in (*(profile_key(request, kind) for kind in kinds), *like_keys(request)):
+        found = learnt.get(key)
+        if found is not None:
+            return found
+    return {}

@@ -1,0 +1,49 @@
+"""Whether a submission can be taken in, and the note of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from plait.control.job_store import refusal
+from plait.core.errors import InputError, suggest
+from plait.core.jobs import JobSpec
+from plait.core.words import counted
+from plait.live.scheduler.context import Context
+from plait.live.scheduler.notes import Requested
+
+
+def take_in(ctx: Context, requests: Sequence[Mapping[str, Any]], owner: str, key: str | None, now: float) -> Requested:
+    """The note of new jobs; raises `InputError` for one that cannot be. `key`: see `Submissions`."""
+    first = ctx.state.numbers
+    for i, request in enumerate(requests):
+        if not request.get("command"):
+            raise InputError("command is empty; give the program and its arguments")
+        project = project_of(request)
+        spec = ctx.spec(first + i, request, owner, project, now)
+        _check_room(ctx, spec, request, now)
+        quota = ctx.state.projects.get(project, {}).get("gpu_quota")
+        if quota is not None and spec.gpus > quota:
+            raise InputError(f"needs {counted(spec.gpus, 'GPU')}; the quota of project {project} is {quota}")
+    return Requested(now, first, owner, [dict(r) for r in requests], key)
+
+
+def project_of(request: Mapping[str, Any]) -> str:
+    """The project that a job belongs to."""
+    return request.get("project") or "default"
+
+
+def check_project(ctx: Context, name: str) -> None:
+    """Raise `InputError` for a project that nobody made."""
+    if name not in (known := {"default": None, **ctx.state.projects}):
+        raise InputError(f"no project {name!r}; {suggest(name, known)}, or make it with: plait project set {name}")
+
+
+def _check_room(ctx: Context, spec: JobSpec, request: Mapping[str, Any], now: float) -> None:
+    """Refuse a job that no node has room for, nor any that may come; while nodes join nobody knows."""
+    controller = ctx.state.controller
+    if controller is None or now < ctx.timers.settle_s:
+        return
+    why = refusal(spec, controller.cluster, ctx.room(request))
+    if why is not None:
+        raise InputError(f"{why}; ask for less, or wait for nodes that are not there yet with --wait-for-nodes")

@@ -1,0 +1,79 @@
+"""Observations taken into the state: what is known of nodes and processes beyond the log."""
+
+from __future__ import annotations
+
+from plait.live.scheduler.attempts import Attempt
+from plait.live.scheduler.observations import (
+    AgentHeard,
+    AgentStarted,
+    AttemptKnown,
+    EstimateTaken,
+    LookDue,
+    MeasurementTaken,
+    NodeGone,
+    NodeReplaced,
+    NodeSilent,
+    NoticeHeard,
+    Observation,
+    ProcessSeen,
+    SilenceExcused,
+    TotalSaid,
+)
+from plait.live.scheduler.state import State
+
+
+def remember(state: State, what: Observation) -> None:
+    """Take an observation into the state; nodes and jobs that look different from now on are touched."""
+    match what:
+        case ProcessSeen(job, rank, seen):
+            process = _attempt(state, job).ranks[rank]
+            if seen is not None and (process.seen is None or process.seen.state != seen.state):
+                state.touched.add(job)
+            process.seen = seen
+        case MeasurementTaken(job, rank, kind, at):
+            taken = _attempt(state, job).ranks[rank].learnt_s
+            taken.pop(kind, None)
+            if at is not None:
+                taken[kind] = at
+        case TotalSaid(job, total):
+            state.jobs[job].total = total
+        case EstimateTaken(at_s, job):
+            state.jobs[job].estimated_s = at_s
+        case SilenceExcused(at_s, late_s):
+            for node in state.nodes.values():
+                node.heard_s = min(at_s, node.heard_s + late_s)
+        case AttemptKnown() | LookDue():
+            pass  # the state does not have it
+        case _:
+            _remember_node(state, what)
+
+
+def _remember_node(
+    state: State, what: AgentStarted | AgentHeard | NodeReplaced | NoticeHeard | NodeSilent | NodeGone
+) -> None:
+    node = state.nodes[what.node]
+    match what:
+        case AgentHeard():
+            node.heard_s, node.address, node.usage = what.at_s, what.address, what.usage
+            node.gone, node.dead, node.term = "", False, max(node.term, what.term)
+            if what.reached is not None:
+                node.reached = max(node.reached, what.reached)
+        case AgentStarted(_, agent, term):
+            node.agents.add(agent)
+            node.agent, node.reached, node.term = agent, 0, term
+        case NodeReplaced(_, agents):
+            node.agents = set(agents)
+        case NoticeHeard(name, leaving_s):
+            node.leaving_s = leaving_s
+            state.touch_node(name)
+        case NodeSilent(name, silent):
+            node.suspect = silent
+            state.touch_node(name)
+        case NodeGone(_, why, dead):
+            node.gone, node.dead = why, dead
+
+
+def _attempt(state: State, job: int) -> Attempt:
+    attempt = state.jobs[job].attempt
+    assert attempt is not None, "a process without an attempt"
+    return attempt

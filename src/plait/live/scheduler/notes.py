@@ -1,0 +1,229 @@
+"""What the service itself writes into the log, beside the events of the controller; each note goes to JSON and back.
+
+A field with a default is left out of the JSON where it has that value. Jobs are named by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, TypeAlias, get_args
+
+from plait.core.errors import InputError
+
+Request: TypeAlias = Mapping[str, Any]
+#: A forecast: early end, middle and late end, seconds from now; None for never.
+Forecast: TypeAlias = Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """Jobs that a user asked for; they get the numbers `first`, `first + 1`, ... `key`: of the submission, if any."""
+
+    at_s: float
+    first: int
+    owner: str
+    requests: Sequence[Request]
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    """A job was cancelled before the controller knew of it."""
+
+    at_s: float
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySet:
+    """Which policy decides from now on, and whether it may stop jobs that cannot resume from a checkpoint."""
+
+    at_s: float
+    policy: str
+    may_lose_work: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectSet:
+    """A project's GPU quota (None: no limit) and its weight in fair policies; `gone`: it has none any more."""
+
+    at_s: float
+    name: str
+    gone: bool = False
+    gpu_quota: int | None = None
+    weight: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptBegan:
+    """A job starts under a new epoch: on these GPUs of the cluster, a process on each (node, GPU of the node)."""
+
+    at_s: float
+    job: int
+    epoch: int
+    gpus: Sequence[int]
+    ranks: Sequence[tuple[str, int]]
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """An attempt is told to stop. `grace_s`: seconds for its checkpoint if its node is about to go."""
+
+    at_s: float
+    job: int
+    epoch: int
+    why: str
+    grace_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnded:
+    """A process ended. `started`: it had run; `merged`: what ended it, if it shared a process with other jobs."""
+
+    at_s: float
+    job: int
+    epoch: int
+    rank: int
+    exit_code: int | None
+    reason: str | None
+    started: bool
+    merged: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptOver:
+    """Nothing of an attempt is left.
+
+    `held_s`: seconds it had its GPUs; `steps`: iterations since the beginning of the job; `first_step_s`,
+    `last_step_s`: seconds from its start to these iterations; `batch_size`: the last one of an adaptive job,
+    None if it never said one, 0 of other jobs; `lost_work_s`: seconds of work that nobody resumes from, and why.
+    """
+
+    at_s: float
+    job: int
+    epoch: int
+    outcome: str
+    held_s: float
+    steps: float
+    ended_s: float
+    first_step_s: float | None
+    last_step_s: float | None
+    batch_size: float | None = 0.0
+    lost_work_s: float = 0.0
+    why_lost: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """The first step after a stop that was asked for: for `cost_s` seconds the job was kept from training."""
+
+    at_s: float
+    job: int
+    epoch: int
+    cost_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """A profile for later jobs: stage times and iteration time, seconds, or the skew, kept under `key` and `like`.
+
+    `job`: whose own it is. `beside`: that job measured its profile behind the gate of a group, and nothing is kept.
+    """
+
+    at_s: float
+    job: int | None = None
+    key: str = ""
+    stage_s: Sequence[float] | None = None
+    iteration_s: float | None = None
+    like: Sequence[str] = ()
+    skew: float | None = None
+    beside: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """A client forecast the start (None: it runs) and the end of a job, seconds from `at_s`."""
+
+    at_s: float
+    job: int
+    start: Forecast | None
+    end: Forecast
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDrained:
+    """A node takes no work (`drained`), or does again."""
+
+    at_s: float
+    node: str
+    drained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLeaving:
+    """A node gave notice that it goes in `leaving_s` seconds, or (not `leaving`) is back."""
+
+    at_s: float
+    node: str
+    leaving: bool
+    leaving_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeForgotten:
+    """A node will not come back."""
+
+    at_s: float
+    node: str
+
+
+Note: TypeAlias = (
+    Requested
+    | CancelAsked
+    | PolicySet
+    | ProjectSet
+    | AttemptBegan
+    | StopAsked
+    | RankEnded
+    | AttemptOver
+    | Restarted
+    | Learnt
+    | Foreseen
+    | NodeDrained
+    | NodeLeaving
+    | NodeForgotten
+)
+KINDS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in get_args(Note)}
+#: Fields that are written by another rule than that they differ from their default.
+_WRITTEN: Mapping[str, Callable[[Any], bool]] = {
+    "gpu_quota": lambda note: not note.gone,
+    "weight": lambda note: not note.gone,
+    "grace_s": lambda note: note.why == "leaving",
+}
+
+
+def note_to_json(note: Note) -> dict[str, Any]:
+    """A JSON object with a `type` and the fields.
+
+    >>> note_to_json(CancelAsked(60.0, 3))
+    {'type': 'CancelAsked', 'at_s': 60.0, 'job': 3}
+    """
+    out: dict[str, Any] = {"type": type(note).__name__}
+    for f in fields(note):
+        value = getattr(note, f.name)
+        rule = _WRITTEN.get(f.name)
+        if f.default is MISSING or (value != f.default if rule is None else rule(note)):
+            out[f.name] = value
+    return out
+
+
+def note_from_json(data: Mapping[str, Any]) -> Note:
+    """The note that `note_to_json` wrote; `InputError` for anything else."""
+    values = {name: value for name, value in data.items() if name != "type"}
+    try:
+        note: Note = KINDS[data["type"]](**values)
+    except (KeyError, TypeError) as error:
+        raise InputError(f"not a note of this version: {str(data)[:200]} ({error!r})") from error
+    return note

@@ -1,0 +1,137 @@
+"""What is known of nodes and processes beyond the log: agents say it again after a restart, so it is not written down.
+
+The functions of this package give these out beside log entries; `memory.remember` takes them into the state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from plait.live.protocol.wire import Seen, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class AgentStarted:
+    """An agent process that was not known before speaks for a node, in this term."""
+
+    node: str
+    agent: str
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgentHeard:
+    """A node's agent reported: where it is reached, and the last assignment it has if it is one of this term."""
+
+    at_s: float
+    node: str
+    address: str
+    usage: Usage
+    term: int
+    reached: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReplaced:
+    """A node took the name of one with other GPUs: agents of that one are known."""
+
+    node: str
+    agents: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeHeard:
+    """Seconds until a node goes, by its own word; None: it stays."""
+
+    node: str
+    leaving_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSilent:
+    """A node on which no work is due is silent, or is heard of again: the controller need not know."""
+
+    node: str
+    silent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    """A backend says that a node is dead, and why; `dead`: nothing can run there any more."""
+
+    node: str
+    why: str
+    dead: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LookDue:
+    """Nodes are to be looked at next time, however short a time ago they were."""
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceExcused:
+    """The service itself stood still for `late_s` seconds: nobody could be heard meanwhile."""
+
+    at_s: float
+    late_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptKnown:
+    """An agent has this job's attempt, so older ones were fenced before it was assigned."""
+
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSeen:
+    """What an agent said last of a process of the job's attempt; None: that it was waiting, and is no more."""
+
+    job: int
+    rank: int
+    seen: Seen | None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementTaken:
+    """When (seconds), or at which step, a measurement of this kind was last taken from a process; None: never."""
+
+    job: int
+    rank: int
+    kind: str
+    at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TotalSaid:
+    """How much progress an adaptive job says it will make in all; None: it does not know."""
+
+    job: int
+    total: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateTaken:
+    """When an adaptive job was last believed what it estimates of itself."""
+
+    at_s: float
+    job: int
+
+
+Observation: TypeAlias = (
+    AgentStarted
+    | AgentHeard
+    | NodeReplaced
+    | NoticeHeard
+    | NodeSilent
+    | NodeGone
+    | LookDue
+    | SilenceExcused
+    | AttemptKnown
+    | ProcessSeen
+    | MeasurementTaken
+    | TotalSaid
+    | EstimateTaken
+)

@@ -1,0 +1,115 @@
+"""What users and operators ask for beside new jobs: each is checked, and becomes steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from plait.control.messages import JobCancelled, NodeJoined, NodeLost
+from plait.core.errors import InputError
+from plait.core.jobs import Phase
+from plait.live.layout import job_name
+from plait.live.scheduler.attempts import NodeRecord
+from plait.live.scheduler.context import Context, Step
+from plait.live.scheduler.errors import Conflict
+from plait.live.scheduler.ingest import hardware
+from plait.live.scheduler.notes import CancelAsked, Foreseen, NodeDrained, NodeForgotten, PolicySet, ProjectSet
+from plait.live.scheduler.observations import LookDue, NodeGone
+from plait.policies.catalog import make_policy
+
+
+def cancel(ctx: Context, number: int, now: float) -> Iterator[Step]:
+    """Take a job back. `Conflict` if it has ended, `LookupError` if it never was."""
+    if not 0 <= number < ctx.state.numbers:
+        raise LookupError(f"no job {job_name(number)}")
+    job = ctx.state.jobs.get(number)
+    if job is None or ctx.state.phase(job) > Phase.RUNNING:
+        raise Conflict(f"job {job_name(number)} has already ended")
+    yield JobCancelled(now, np.array([number])) if job.admitted else CancelAsked(now, number)
+
+
+def foreseen(
+    ctx: Context, number: int, start: Sequence[float | None] | None, end: Sequence[float | None], now: float
+) -> Iterator[Step]:
+    """Keep the first forecast of a job; `LookupError` for one that has ended."""
+    job = ctx.state.jobs.get(number)
+    if job is None or ctx.state.phase(job) > Phase.RUNNING:
+        raise LookupError(f"job {job_name(number)} has ended")
+    if number not in ctx.state.record.open:
+        yield Foreseen(now, number, None if start is None or job.live is not None else list(start), list(end))
+
+
+def set_policy(ctx: Context, text: str, may_lose_work: bool, now: float) -> Iterator[Step]:
+    """Decide by another policy; `InputError` if there is none of that name."""
+    make_policy(text)
+    yield PolicySet(now, text, may_lose_work)
+
+
+def set_project(ctx: Context, name: str, gpu_quota: int | None, weight: float, now: float) -> Iterator[Step]:
+    """Make or change a project; `InputError` for a quota or a weight that cannot be."""
+    if gpu_quota is not None and gpu_quota < 0:
+        raise InputError(f"gpu_quota is {gpu_quota}, needs a whole number >= 0, or null for no limit")
+    if not (math.isfinite(weight) and weight > 0):
+        raise InputError(f"weight is {weight}, needs a number > 0")
+    yield ProjectSet(now, name, gpu_quota=gpu_quota, weight=weight)
+
+
+def drop_project(ctx: Context, name: str, now: float) -> Iterator[Step]:
+    """Forget a project's quota and weight; `LookupError` if it has none."""
+    if name not in ctx.state.projects:
+        raise LookupError(f"no project {name!r}")
+    yield ProjectSet(now, name, gone=True)
+
+
+def drain(ctx: Context, node: str, now: float) -> Iterator[Step]:
+    """Take a node out; `LookupError` for an unknown one."""
+    record = _node(ctx, node)
+    if not record.drained:
+        if not record.lost:
+            yield NodeLost(now, node)
+        yield NodeDrained(now, node, drained=True)
+
+
+def resume(ctx: Context, node: str, now: float) -> Iterator[Step]:
+    """Let a drained node work again; `LookupError` for an unknown one."""
+    record = _node(ctx, node)
+    if record.drained:
+        yield NodeDrained(now, node, drained=False)
+        if not record.lost and not record.leaving:
+            assert record.info is not None
+            yield NodeJoined(now, hardware(record.info))
+            yield LookDue()  # it may be silent
+
+
+def node_gone(ctx: Context, node: str, why: str, certain: bool) -> Iterator[Step]:
+    """Its backend says that a node is dead; `LookupError` for an unknown one."""
+    record = _node(ctx, node)
+    if not record.gone or (certain and not record.dead):
+        yield NodeGone(node, why or "its backend says so", certain)
+        yield LookDue()
+
+
+def forget_node(ctx: Context, node: str, now: float) -> Iterator[Step]:
+    """Take a node out of the lists; `Conflict` while it may still run something, `LookupError` for an unknown one."""
+    record, jobs = _node(ctx, node), ctx.state.jobs
+    here = [n for n in sorted(ctx.state.live) if (a := jobs[n].live) and any(r.node == node for r in a.ranks)]
+    if here:
+        names = ", ".join(job_name(n) for n in here[:5])
+        raise Conflict(f"node {node!r} may still run {names}; it can be forgotten once they go on elsewhere")
+    silent = now - record.heard_s >= ctx.options.suspect_s
+    if not record.lost and not (silent and (record.drained or record.leaving)):
+        raise Conflict(
+            f"node {node!r} is {record.state} and its agent still reports; end its agent first, with SIGTERM, and "
+            "forget it when `plait nodes` shows it as left or lost"
+        )
+    yield NodeForgotten(now, node)
+
+
+def _node(ctx: Context, node: str) -> NodeRecord:
+    record = ctx.state.nodes.get(node)
+    if record is None:
+        known = ", ".join(ctx.state.nodes) or "none yet"
+        raise LookupError(f"no node {node!r}; there are: {known}")
+    return record

@@ -1,0 +1,119 @@
+"""What a report says of each process: that it starts, goes on or ends, what it measured, and which ones are gone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+from plait.live.protocol.validation import NONSENSE, check_entry, sane_seen, sane_text
+from plait.live.protocol.wire import ENDED, STARTING, STATES, Observed, Seen
+from plait.live.scheduler.adaptive import hear_estimate, hear_restart
+from plait.live.scheduler.attempts import NOT_STARTED, NodeRecord
+from plait.live.scheduler.context import Context, Step
+from plait.live.scheduler.notes import Note, RankEnded, note_to_json
+from plait.live.scheduler.observations import AttemptKnown, ProcessSeen
+from plait.live.scheduler.profiles import learn, learn_beside, protect
+from plait.live.scheduler.reconcile import Key, ask_stop
+from plait.live.scheduler.stop_costs import hear_stop_cost
+
+_LOG = logging.getLogger("plait.service")
+
+
+def see_each(ctx: Context, node: NodeRecord, seen: Observed, now: float) -> Iterator[Step]:
+    """Take what is said of each process; what cannot be taken is the trouble of its job alone."""
+    for one in seen.attempts:
+        try:
+            for step in _see(ctx, node, one, now):
+                if isinstance(step, Note):
+                    check_entry(note_to_json(step))
+                yield step
+        except Exception as error:
+            yield from _refuse(ctx, one, error, now)
+
+
+def end_unlisted(ctx: Context, seen: Observed, told_to_stop: Collection[Key], now: float) -> Iterator[Step]:
+    """Processes that were to stop and that the agent does not have: they have not been running."""
+    listed = {(s.job, s.epoch, s.rank) for s in seen.attempts}
+    for number, epoch, rank in told_to_stop:
+        job = ctx.state.jobs.get(number)
+        attempt = job.live if job else None
+        if attempt is None or attempt.epoch != epoch or attempt.ranks[rank].ended:
+            continue
+        if (number, epoch, rank) not in listed:
+            yield RankEnded(now, number, epoch, rank, None, "it was not running", started=False)
+
+
+def end_untracked(ctx: Context, node: NodeRecord, seen: Observed, now: float) -> Iterator[Step]:
+    """A new agent process took over from a journal; what it does not know of has not survived."""
+    listed = {(s.job, s.epoch, s.rank) for s in seen.attempts}
+    for number in sorted(ctx.state.live):
+        attempt = ctx.state.jobs[number].live
+        for i, rank in enumerate(attempt.ranks if attempt else ()):
+            if not attempt or rank.node != node.id or rank.seen is None or rank.ended:
+                continue
+            if rank.seen.state == STARTING:  # it waited for its GPUs and had no process: nothing is lost
+                yield ProcessSeen(number, i, None)
+            elif (number, attempt.epoch, i) not in listed:
+                why = "the agent has lost track of it"
+                yield RankEnded(now, number, attempt.epoch, i, None, why, started=True)
+
+
+def end_all(ctx: Context, node: str, why: str, now: float) -> Iterator[Step]:
+    """Nothing runs on a node any more."""
+    for number in sorted(ctx.state.live):
+        attempt = ctx.state.jobs[number].live
+        for i, rank in enumerate(attempt.ranks if attempt else ()):
+            if attempt and rank.node == node and not rank.ended:
+                yield RankEnded(now, number, attempt.epoch, i, None, why, started=True)
+
+
+def _refuse(ctx: Context, seen: Seen, error: Exception, now: float) -> Iterator[Step]:
+    """What is said of one process cannot be taken: that job fails with the reason, and nothing else happens."""
+    _LOG.warning("a report was refused", exc_info=error, extra={"facts": {"job": seen.job, "epoch": seen.epoch}})
+    job = ctx.state.jobs.get(seen.job)
+    attempt = job.live if job else None
+    if attempt is not None and attempt.epoch == seen.epoch and not attempt.ranks[seen.rank].ended:
+        why = sane_text(f"what its agent says of it cannot be taken: {error}")
+        yield RankEnded(now, seen.job, seen.epoch, seen.rank, NONSENSE, why, started=True)
+
+
+def _see(ctx: Context, node: NodeRecord, seen: Seen, now: float) -> Iterator[Step]:
+    job = ctx.state.jobs.get(seen.job)
+    attempt = job.live if job else None
+    if job is None or attempt is None or attempt.epoch != seen.epoch or not 0 <= seen.rank < len(attempt.ranks):
+        return  # of an attempt that is over or was replaced: it is not assigned, so the agent stops it
+    rank = attempt.ranks[seen.rank]
+    if rank.node != node.id or rank.ended or seen.state not in STATES:
+        return
+    if seen.job in ctx.unfenced:  # an agent has it, so it was fenced before a restart, whatever the disk says now
+        yield AttemptKnown(seen.job)
+    seen = sane_seen(seen)
+    if rank.seen is not None:
+        if STATES.index(seen.state) < STATES.index(rank.seen.state):
+            return  # an old message
+        seen = _never_less(seen, rank.seen)
+    yield ProcessSeen(seen.job, seen.rank, seen)
+    if seen.rank == 0:
+        yield from learn(ctx, job, attempt.ranks[0], seen, now)
+        yield from learn_beside(ctx, job, attempt.ranks[0], seen, now)
+        yield from protect(ctx, job, attempt, seen, now)
+        yield from hear_restart(ctx, job, seen, now)
+        yield from hear_estimate(ctx, job, seen, now)
+    yield from hear_stop_cost(ctx, job, attempt, now)
+    if seen.state == ENDED:
+        if node.leaving and attempt.stop is None:  # its agent did not wait to be told
+            yield ask_stop(ctx, attempt, "leaving", now)
+        started = seen.pid != 0 or seen.exit_code not in NOT_STARTED
+        yield RankEnded(
+            now, seen.job, seen.epoch, seen.rank, seen.exit_code, seen.reason, started=started, merged=seen.merged
+        )
+
+
+def _never_less(seen: Seen, before: Seen) -> Seen:
+    """The same, with no less done than was said before."""
+    seen = replace(seen, held_s=max(seen.held_s, before.held_s), steps=max(seen.steps, before.steps))
+    if seen.adaptive is not None and before.adaptive is not None:
+        done = max(seen.adaptive.progress, before.adaptive.progress)
+        seen = replace(seen, adaptive=replace(seen.adaptive, progress=done))
+    return seen
