@@ -15,7 +15,7 @@ import numpy as np
 from plait.control.controller import Controller
 from plait.core.arrays import FloatArray
 from plait.core.jobs import JobBatch, Phase
-from plait.live.scheduler.explain.track_record import START_UP_S, STOP_S, TrackRecord
+from plait.live.scheduler.records.track_record import START_UP_S, STOP_S, TrackRecord
 from plait.sim.overheads import CHECKPOINT, FIELDS, LAUNCH, RESTORE
 
 #: Standard deviation of the logarithm of an iteration's time: of each job, and of all jobs of the cluster together.

@@ -25,7 +25,7 @@ from plait.core.jobs import Phase
 from plait.core.words import counted
 from plait.forecast.drawn import PACE_NOISE, Drawn, draw
 from plait.forecast.resume import Continued
-from plait.live.scheduler.explain.track_record import ENOUGH, START_UP_S, Calibration, Said, TrackRecord
+from plait.live.scheduler.records.track_record import ENOUGH, START_UP_S, Calibration, Said, TrackRecord
 from plait.sim.physics import StandardPhysics
 from plait.sim.settings import SimulationSettings
 

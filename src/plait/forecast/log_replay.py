@@ -20,7 +20,7 @@ from plait.control.metrics import RunResult, measure
 from plait.control.outcomes import Isolated
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch
-from plait.live.scheduler.notes import Note
+from plait.live.scheduler.records.notes import Note
 from plait.live.scheduler.state import Entry, State, entry_from_json
 from plait.live.store import Store
 from plait.sim.isolated import isolated_s

@@ -25,7 +25,7 @@ from plait.control.messages import (
 )
 from plait.core.policy import Policy
 from plait.forecast.log_replay import LoggedEntry
-from plait.live.scheduler.notes import AttemptBegan, AttemptOver, Note, Requested, StopAsked
+from plait.live.scheduler.records.notes import AttemptBegan, AttemptOver, Note, Requested, StopAsked
 from plait.live.scheduler.state import State
 from plait.sim.training import Report
 

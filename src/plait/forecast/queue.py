@@ -11,7 +11,7 @@ from plait.control.controller import Controller
 from plait.control.snapshot import restore
 from plait.core.errors import InputError
 from plait.forecast.eta import Forecast, calibrated, forecast
-from plait.live.scheduler.explain.track_record import TrackRecord
+from plait.live.scheduler.records.track_record import TrackRecord
 from plait.live.scheduler.state import State
 
 

@@ -17,7 +17,7 @@ from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch
 from plait.core.plan import TURN, Gate, Group, Groups, Member
 from plait.core.resources import Resource
-from plait.live.scheduler.groups import choose
+from plait.live.scheduler.records.groups import choose
 from plait.runtime.gate_choice import paces
 from plait.sim.physics import StandardPhysics, resized
 

@@ -22,7 +22,7 @@ from plait.forecast.eta import Eta, Forecast, Interval
 from plait.live.client import transport as calling
 from plait.live.client.client import Client, NotRunning, Refused, ServiceError
 from plait.live.protocol.job_file import check, parse_bytes, read_jobs, schema
-from plait.live.scheduler.notes import PolicySet, Requested
+from plait.live.scheduler.records.notes import PolicySet, Requested
 from plait.live.scheduler.state import State
 
 JOB = {

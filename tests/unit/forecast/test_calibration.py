@@ -12,9 +12,9 @@ import pytest
 
 from plait.forecast.queue import foresee
 from plait.live.protocol.wire import NodeInfo
-from plait.live.scheduler.explain.track_record import ENOUGH, PRIOR, Calibration, Said, TrackRecord, score
-from plait.live.scheduler.notes import Foreseen
 from plait.live.scheduler.options import Options
+from plait.live.scheduler.records.notes import Foreseen
+from plait.live.scheduler.records.track_record import ENOUGH, PRIOR, Calibration, Said, TrackRecord, score
 from plait.testing.agents import Fleet, SimulatedAgent
 from plait.testing.programs import Program
 

@@ -14,7 +14,7 @@ from plait.core.jobs import JobBatch, JobSpec
 from plait.forecast import drawn
 from plait.forecast.eta import Eta, Interval, _least, forecast, pace_s
 from plait.forecast.resume import Continued, running_now
-from plait.live.scheduler.explain.track_record import TrackRecord
+from plait.live.scheduler.records.track_record import TrackRecord
 from plait.policies.catalog import make_policy
 from plait.sim.settings import SimulationSettings
 

@@ -12,7 +12,7 @@ from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec
 from plait.forecast.eta import Interval, forecast
 from plait.forecast.queue import controller_of
-from plait.live.scheduler.notes import PolicySet, ProjectSet, Requested
+from plait.live.scheduler.records.notes import PolicySet, ProjectSet, Requested
 from plait.live.scheduler.state import State
 
 

@@ -17,7 +17,7 @@ from plait.forecast.live_replay import numbered
 from plait.forecast.log_replay import read_rows, replay
 from plait.forecast.measured_costs import Observed
 from plait.forecast.turns import TurnsPhysics
-from plait.live.scheduler.notes import AttemptBegan, AttemptOver, PolicySet, Requested, StopAsked
+from plait.live.scheduler.records.notes import AttemptBegan, AttemptOver, PolicySet, Requested, StopAsked
 from plait.runtime.gate_choice import choose_gate, paces
 
 

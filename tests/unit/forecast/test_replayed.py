@@ -22,7 +22,7 @@ from plait.core.resources import StageProfile
 from plait.forecast.fidelity import fidelity
 from plait.forecast.log_replay import read_rows, replay
 from plait.forecast.sharing import Watch
-from plait.live.scheduler.notes import PolicySet, Requested
+from plait.live.scheduler.records.notes import PolicySet, Requested
 from plait.live.scheduler.state import State, entry_to_json
 
 COMMAND = {"command": ["true"]}

@@ -20,9 +20,9 @@ from plait.live.scheduler import engine as engine_module
 from plait.live.scheduler import state as state_module
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.engine import Engine
-from plait.live.scheduler.notes import Learnt
 from plait.live.scheduler.options import Options
 from plait.live.scheduler.reconcile import NextEpoch, reconcile
+from plait.live.scheduler.records.notes import Learnt
 from plait.live.scheduler.state import State
 from plait.live.service.what_if import Asker
 from plait.live.store import pack

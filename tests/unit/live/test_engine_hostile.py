@@ -14,7 +14,7 @@ from plait.core.errors import InputError
 from plait.live.protocol.validation import LONGEST_REASON
 from plait.live.protocol.wire import NodeInfo, Observed, Profile
 from plait.live.scheduler.engine import Engine
-from plait.live.scheduler.notes import Learnt
+from plait.live.scheduler.records.notes import Learnt
 
 Make = Callable[..., Cluster]
 

@@ -854,7 +854,7 @@ def test_a_private_folder_is_private_with_what_it_is_in(tmp_path: Path) -> None:
 def test_a_submission_is_known_by_its_key_after_a_restart_from_the_log_and_from_a_snapshot(
     cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from plait.live.scheduler import submissions
+    from plait.live.scheduler.records import submissions
 
     for weight in (1e9, 0.0):  # no snapshot but at the start, one at each commit
         c = cluster(snapshot_weight=weight)

@@ -11,7 +11,7 @@ from live_cases import Cluster
 
 from plait.live.fencing import Fences
 from plait.live.layout import Layout, make_private
-from plait.live.scheduler.attempts import JobRecord
+from plait.live.scheduler.records.attempts import JobRecord
 from plait.live.store import Replaced, Store
 
 Make = Callable[..., Cluster]

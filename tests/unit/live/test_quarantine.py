@@ -39,7 +39,7 @@ from plait.live.protocol.wire import (
     report_from_json,
     to_json,
 )  # fmt: skip
-from plait.live.scheduler.notes import AttemptOver, RankEnded
+from plait.live.scheduler.records.notes import AttemptOver, RankEnded
 
 DEEP = "[" * 100_000 + "]" * 100_000
 NONSENSE: dict[str, bytes] = {
@@ -254,7 +254,7 @@ def test_a_node_of_another_size_joins_whatever_a_process_of_the_old_one_says(
             raise ZeroDivisionError("odd")
         return seen
 
-    monkeypatch.setattr("plait.live.scheduler.processes.sane_seen", sane_seen)
+    monkeypatch.setattr("plait.live.scheduler.ingest.processes.sane_seen", sane_seen)
     c.nodes[0].end(odd)
     c.nodes[0].end(other)
     c.engine.observe(Observed(NodeInfo("n0", 3), "new", attempts=list(c.nodes[0].seen.values())), c.now)

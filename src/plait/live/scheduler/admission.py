@@ -10,7 +10,7 @@ from plait.core.errors import InputError, suggest
 from plait.core.jobs import JobSpec
 from plait.core.words import counted
 from plait.live.scheduler.context import Context
-from plait.live.scheduler.notes import Requested
+from plait.live.scheduler.records.notes import Requested
 
 
 def take_in(ctx: Context, requests: Sequence[Mapping[str, Any]], owner: str, key: str | None, now: float) -> Requested:

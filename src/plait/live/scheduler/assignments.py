@@ -10,9 +10,9 @@ from typing import Any
 
 from plait.live.protocol.requests import command_of, limits_of, merge_key
 from plait.live.protocol.wire import Assignment, GroupInfo, Mate, Run
-from plait.live.scheduler.attempts import Attempt, JobRecord, Rank
 from plait.live.scheduler.context import Context
-from plait.live.scheduler.reconcile import GRACEFUL, Key
+from plait.live.scheduler.records.attempts import Attempt, JobRecord, Key, Rank
+from plait.live.scheduler.stops import GRACEFUL
 
 #: Where a job finds the bounds of its batch that were given when it was submitted: `BatchLimits` as JSON.
 BATCH_VARIABLE = "PLAIT_BATCH"

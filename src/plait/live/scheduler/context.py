@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 from plait.core.jobs import JobSpec
 from plait.live.protocol.requests import spec_of
-from plait.live.scheduler.observations import Observation
 from plait.live.scheduler.options import ANY_SIZE, Options
+from plait.live.scheduler.records.observations import Observation
 from plait.live.scheduler.state import Entry, State
 
 #: What a function of this package gives out: an entry for the log, or an observation. Each one is taken into the state

@@ -24,14 +24,14 @@ from plait.live.scheduler import admission, operations
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.decide import LATE_S, WATCH_S, admit, decision_s, may_start, settled_s, wake_s
 from plait.live.scheduler.explain import views, waiting
-from plait.live.scheduler.gpu_demand import Wants
-from plait.live.scheduler.ingest import ingest
+from plait.live.scheduler.explain.gpu_demand import Wants
+from plait.live.scheduler.ingest.progress import report_progress
+from plait.live.scheduler.ingest.report import ingest
 from plait.live.scheduler.ledger import Counts, Fencing, Ledger, restore
-from plait.live.scheduler.notes import PolicySet
-from plait.live.scheduler.observations import SilenceExcused
 from plait.live.scheduler.options import Options
-from plait.live.scheduler.progress import report_progress
 from plait.live.scheduler.reconcile import reconcile
+from plait.live.scheduler.records.notes import PolicySet
+from plait.live.scheduler.records.observations import SilenceExcused
 from plait.live.scheduler.snapshots import Later, Snapshots, at_once
 from plait.live.scheduler.state import State
 from plait.live.scheduler.watch import silence_s, watch

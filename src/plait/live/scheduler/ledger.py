@@ -30,13 +30,13 @@ from plait.live.layout import Layout
 from plait.live.protocol.validation import check_entry
 from plait.live.scheduler.admission import project_of
 from plait.live.scheduler.assignments import Assigner
-from plait.live.scheduler.attempts import Attempt, JobRecord
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.decide import settled_s
 from plait.live.scheduler.explain import views
 from plait.live.scheduler.job_limits import OpenJobs
 from plait.live.scheduler.memory import remember
-from plait.live.scheduler.notes import (
+from plait.live.scheduler.records.attempts import Attempt, JobRecord
+from plait.live.scheduler.records.notes import (
     AttemptBegan,
     AttemptOver,
     CancelAsked,
@@ -49,7 +49,7 @@ from plait.live.scheduler.notes import (
     Requested,
     Restarted,
 )
-from plait.live.scheduler.observations import AttemptKnown, LookDue, NodeGone, NodeSilent, Observation
+from plait.live.scheduler.records.observations import AttemptKnown, LookDue, NodeGone, NodeSilent, Observation
 from plait.live.scheduler.snapshots import Snapshots
 from plait.live.scheduler.state import Entry, State, entry_from_json, entry_to_json, jobs_of
 from plait.live.store import Entry as Row

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from plait.live.scheduler.attempts import Attempt
-from plait.live.scheduler.observations import (
+from plait.live.scheduler.records.attempts import Attempt
+from plait.live.scheduler.records.observations import (
     AgentHeard,
     AgentStarted,
     AttemptKnown,

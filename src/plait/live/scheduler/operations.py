@@ -11,12 +11,12 @@ from plait.control.messages import JobCancelled, NodeJoined, NodeLost
 from plait.core.errors import InputError
 from plait.core.jobs import Phase
 from plait.live.layout import job_name
-from plait.live.scheduler.attempts import NodeRecord
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.errors import Conflict
-from plait.live.scheduler.ingest import hardware
-from plait.live.scheduler.notes import CancelAsked, Foreseen, NodeDrained, NodeForgotten, PolicySet, ProjectSet
-from plait.live.scheduler.observations import LookDue, NodeGone
+from plait.live.scheduler.ingest.report import hardware
+from plait.live.scheduler.records.attempts import NodeRecord
+from plait.live.scheduler.records.notes import CancelAsked, Foreseen, NodeDrained, NodeForgotten, PolicySet, ProjectSet
+from plait.live.scheduler.records.observations import LookDue, NodeGone
 from plait.policies.catalog import make_policy
 
 

@@ -16,18 +16,15 @@ from plait.control.messages import JobFailed, JobFinished, LaunchFailed
 from plait.core.jobs import Phase
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.wire import RUNNING
-from plait.live.scheduler.attempts import FAILED, REQUEUE, START, Attempt, JobRecord
 from plait.live.scheduler.context import Context, Step
-from plait.live.scheduler.notes import AttemptBegan, AttemptOver, StopAsked
-from plait.live.scheduler.progress import report_progress
-from plait.live.scheduler.stop_costs import lost_work_s, never_saved, why_lost
+from plait.live.scheduler.ingest.progress import report_progress
+from plait.live.scheduler.ingest.stop_costs import lost_work_s, never_saved, why_lost
+from plait.live.scheduler.records.attempts import FAILED, REQUEUE, START, Attempt, JobRecord
+from plait.live.scheduler.records.notes import AttemptBegan, AttemptOver
+from plait.live.scheduler.stops import ask_stop
 
-#: A process: job, epoch, rank.
-Key: TypeAlias = tuple[int, int, int]
 #: See `reconcile`.
 NextEpoch: TypeAlias = Callable[[int, int], int]
-#: Why an attempt was told to stop although it could have gone on with a checkpoint.
-GRACEFUL = frozenset({"preempted", "moved", "drained", "leaving"})
 #: Signals by which programs crash of themselves.
 CRASHES = tuple(-number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGBUS))
 #: Those that can wait until the attempt has got something out of its start.
@@ -84,16 +81,6 @@ def _why_stop(ctx: Context, job: JobRecord, attempt: Attempt, wanted: tuple[int,
     if any(n.leaving for n in nodes):
         return "leaving"
     return "drained" if any(n.drained for n in nodes) else "preempted"
-
-
-def ask_stop(ctx: Context, attempt: Attempt, why: str, now: float) -> StopAsked:
-    """Tell an attempt to stop; one whose node is about to go has no longer for its checkpoint than the node has."""
-    grace_s = None
-    if why == "leaving":
-        nodes = [ctx.state.nodes[r.node] for r in attempt.ranks if not r.ended]
-        left_s = [n.leaving_s for n in nodes if n.leaving and n.leaving_s is not None]
-        grace_s = min(left_s, default=None)  # None after a restart, until the node has said it again
-    return StopAsked(now, attempt.job, attempt.epoch, why, grace_s)
 
 
 def _begins(ctx: Context, attempt: Attempt) -> bool:

@@ -1,7 +1,7 @@
 """Everything the service knows that matters, as a fold over its log.
 
 Each entry of the log is an event of the controller (`plait.control.messages`) or a note of the service's own
-(`plait.live.scheduler.notes`):
+(`plait.live.scheduler.records.notes`):
 
     Requested      jobs that users asked for, with the numbers they get       PolicySet    which policy decides
     CancelAsked    a job taken back before the controller knew of it          ProjectSet   a project's quota and weight
@@ -51,10 +51,10 @@ from plait.core.policy import Policy
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.wire import NodeInfo
-from plait.live.scheduler.attempts import ALWAYS, BYSTANDER, ONCE, Attempt, JobRecord, NodeRecord, Rank
-from plait.live.scheduler.explain.track_record import TrackRecord
-from plait.live.scheduler.groups import GroupBook
-from plait.live.scheduler.notes import (
+from plait.live.scheduler.quota import Quotas
+from plait.live.scheduler.records.attempts import ALWAYS, BYSTANDER, ONCE, Attempt, JobRecord, NodeRecord, Rank
+from plait.live.scheduler.records.groups import GroupBook
+from plait.live.scheduler.records.notes import (
     KINDS,
     AttemptBegan,
     AttemptOver,
@@ -74,8 +74,8 @@ from plait.live.scheduler.notes import (
     note_from_json,
     note_to_json,
 )
-from plait.live.scheduler.quota import Quotas
-from plait.live.scheduler.submissions import Submissions
+from plait.live.scheduler.records.submissions import Submissions
+from plait.live.scheduler.records.track_record import TrackRecord
 from plait.policies.catalog import make_policy
 
 Entry: TypeAlias = Event | Note

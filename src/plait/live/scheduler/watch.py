@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from plait.control.messages import LaunchFailed, NodeLost, NodeSuspected
-from plait.live.scheduler.attempts import NodeRecord
 from plait.live.scheduler.context import Context, Step
-from plait.live.scheduler.observations import NodeSilent
+from plait.live.scheduler.records.attempts import NodeRecord
+from plait.live.scheduler.records.observations import NodeSilent
 
 #: A silent node on which nothing runs is lost after so many seconds: there is nobody to wait for.
 IDLE_LOST_S = 15.0

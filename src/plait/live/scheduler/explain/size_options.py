@@ -14,9 +14,9 @@ from plait.goodput.model.batch import best_batch
 from plait.goodput.model.jobs import GoodputJobs
 from plait.goodput.model.speedup import replica_cap
 from plait.live.protocol.requests import limits_of
-from plait.live.scheduler.adaptive import row_of
-from plait.live.scheduler.attempts import JobRecord
 from plait.live.scheduler.context import Context
+from plait.live.scheduler.ingest.adaptive import row_of
+from plait.live.scheduler.records.attempts import JobRecord
 
 #: Sizes that are shown at most.
 MOST_SIZES = 12

@@ -17,12 +17,12 @@ from plait.core.jobs import Checkpoints, Phase
 from plait.core.words import counted
 from plait.live.layout import job_name
 from plait.live.protocol.wire import RUNNING
-from plait.live.scheduler import stop_costs
-from plait.live.scheduler.adaptive import shown, work_of
-from plait.live.scheduler.attempts import NODE_STATES, Attempt, JobRecord, NodeRecord
 from plait.live.scheduler.context import Context
-from plait.live.scheduler.gpu_demand import Wants
-from plait.live.scheduler.profiles import profile_source
+from plait.live.scheduler.explain.gpu_demand import Wants
+from plait.live.scheduler.ingest import stop_costs
+from plait.live.scheduler.ingest.adaptive import shown, work_of
+from plait.live.scheduler.ingest.profiles import profile_source
+from plait.live.scheduler.records.attempts import NODE_STATES, Attempt, JobRecord, NodeRecord
 from plait.live.scheduler.state import RECENT, State
 from plait.live.store.schema import Views
 

@@ -15,12 +15,12 @@ from plait.core.jobs import Phase
 from plait.core.resources import Resource
 from plait.live.layout import job_name
 from plait.live.protocol.requests import limits_of
-from plait.live.scheduler import stop_costs
-from plait.live.scheduler.adaptive import shown, work_of
-from plait.live.scheduler.attempts import Attempt, JobRecord
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.explain import views
 from plait.live.scheduler.explain.size_options import sizes
+from plait.live.scheduler.ingest import stop_costs
+from plait.live.scheduler.ingest.adaptive import shown, work_of
+from plait.live.scheduler.records.attempts import Attempt, JobRecord
 
 #: Blockers that are named at most.
 BLOCKERS = 8

@@ -9,7 +9,7 @@ import math
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from plait.live.protocol.wire import PREEMPTED, NodeInfo, Seen, Usage
 
@@ -27,6 +27,10 @@ BYSTANDER = "bystander"
 ONCE, ALWAYS = "once", "always"
 #: What a node may be; `left`: it gave notice and went.
 NODE_STATES = ("ready", "suspect", "lost", "drained", "leaving", "left")
+
+
+#: A process: job, epoch, rank.
+Key: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(slots=True)

@@ -13,10 +13,10 @@ import numpy as np
 from plait.control.job_store import usable_gpus
 from plait.core.jobs import JobTable, Phase
 from plait.core.policy import Autoscaling, Wanted
-from plait.live.scheduler.attempts import JobRecord
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.options import ANY_SIZE
 from plait.live.scheduler.quota import Quotas
+from plait.live.scheduler.records.attempts import JobRecord
 
 _LOG = logging.getLogger("plait.service")
 

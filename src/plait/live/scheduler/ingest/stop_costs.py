@@ -18,9 +18,9 @@ import numpy as np
 from plait.control.controller import Controller
 from plait.control.messages import StopCostReported
 from plait.core.jobs import Checkpoints, Phase
-from plait.live.scheduler.attempts import Attempt, JobRecord
 from plait.live.scheduler.context import Context, Step
-from plait.live.scheduler.explain.track_record import START_UP_S, STOP_S, TrackRecord
+from plait.live.scheduler.records.attempts import Attempt, JobRecord
+from plait.live.scheduler.records.track_record import START_UP_S, STOP_S, TrackRecord
 
 #: A cost counts as changed from this share on.
 DRIFT = 0.2

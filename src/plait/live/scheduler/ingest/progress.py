@@ -9,8 +9,8 @@ import numpy as np
 
 from plait.control.messages import ProgressReported
 from plait.core.jobs import Phase
-from plait.live.scheduler.adaptive import work_of
 from plait.live.scheduler.context import Context, Step
+from plait.live.scheduler.ingest.adaptive import work_of
 
 
 def report_progress(ctx: Context, jobs: Iterable[int], now: float) -> Iterator[Step]:

@@ -19,10 +19,10 @@ from plait.core.resources import Resource
 from plait.live.protocol.profile_keys import known_profile, like_keys, profile_key
 from plait.live.protocol.validation import sane_profile
 from plait.live.protocol.wire import RUNNING, Profile, Seen
-from plait.live.scheduler.attempts import Attempt, JobRecord, Rank
 from plait.live.scheduler.context import Context, Step
-from plait.live.scheduler.notes import Learnt
-from plait.live.scheduler.observations import MeasurementTaken
+from plait.live.scheduler.records.attempts import Attempt, JobRecord, Rank
+from plait.live.scheduler.records.notes import Learnt
+from plait.live.scheduler.records.observations import MeasurementTaken
 
 #: A profile in the making is waited for at most so long, seconds; it takes so many iterations at least and at most.
 PROFILE_S, FEWEST_ITERATIONS, MOST_ITERATIONS = 120.0, 25, 60

@@ -22,10 +22,10 @@ from plait.core.jobs import Phase
 from plait.goodput.model.efficiency import efficiency, gain
 from plait.live.protocol.requests import limits_of
 from plait.live.protocol.wire import Adaptive, Seen
-from plait.live.scheduler.attempts import Attempt, JobRecord
 from plait.live.scheduler.context import Context, Step
-from plait.live.scheduler.notes import Restarted
-from plait.live.scheduler.observations import EstimateTaken, TotalSaid
+from plait.live.scheduler.records.attempts import Attempt, JobRecord
+from plait.live.scheduler.records.notes import Restarted
+from plait.live.scheduler.records.observations import EstimateTaken, TotalSaid
 
 #: An estimate counts as changed from this share on; numbers below `SMALL` are alike (parameters that are not used).
 DRIFT, SMALL = 0.05, 1e-6

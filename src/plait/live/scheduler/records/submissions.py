@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plait.live.scheduler.errors import Conflict
-from plait.live.scheduler.notes import Requested
+from plait.live.scheduler.records.notes import Requested
 
 #: Keys remembered; those of the oldest submissions go.
 MOST = 10_000

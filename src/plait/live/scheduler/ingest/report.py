@@ -16,13 +16,12 @@ from plait.core.words import counted
 from plait.live.layout import NODE_NAME, job_name
 from plait.live.protocol.validation import check_node, sane_notice
 from plait.live.protocol.wire import ENDED, NodeInfo, Observed
-from plait.live.scheduler.attempts import NodeRecord
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.errors import Conflict
-from plait.live.scheduler.notes import NodeDrained, NodeForgotten, NodeLeaving
-from plait.live.scheduler.observations import AgentHeard, AgentStarted, NodeReplaced, NodeSilent, NoticeHeard
-from plait.live.scheduler.processes import end_all, end_unlisted, end_untracked, see_each
-from plait.live.scheduler.reconcile import Key
+from plait.live.scheduler.ingest.processes import end_all, end_unlisted, end_untracked, see_each
+from plait.live.scheduler.records.attempts import Key, NodeRecord
+from plait.live.scheduler.records.notes import NodeDrained, NodeForgotten, NodeLeaving
+from plait.live.scheduler.records.observations import AgentHeard, AgentStarted, NodeReplaced, NodeSilent, NoticeHeard
 
 
 def ingest(ctx: Context, seen: Observed, told_to_stop: Collection[Key], now: float, address: str) -> Iterator[Step]:

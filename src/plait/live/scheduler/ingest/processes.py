@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from plait.live.protocol.validation import NONSENSE, check_entry, sane_seen, sane_text
 from plait.live.protocol.wire import ENDED, STARTING, STATES, Observed, Seen
-from plait.live.scheduler.adaptive import hear_estimate, hear_restart
-from plait.live.scheduler.attempts import NOT_STARTED, NodeRecord
 from plait.live.scheduler.context import Context, Step
-from plait.live.scheduler.notes import Note, RankEnded, note_to_json
-from plait.live.scheduler.observations import AttemptKnown, ProcessSeen
-from plait.live.scheduler.profiles import learn, learn_beside, protect
-from plait.live.scheduler.reconcile import Key, ask_stop
-from plait.live.scheduler.stop_costs import hear_stop_cost
+from plait.live.scheduler.ingest.adaptive import hear_estimate, hear_restart
+from plait.live.scheduler.ingest.profiles import learn, learn_beside, protect
+from plait.live.scheduler.ingest.stop_costs import hear_stop_cost
+from plait.live.scheduler.records.attempts import NOT_STARTED, Key, NodeRecord
+from plait.live.scheduler.records.notes import Note, RankEnded, note_to_json
+from plait.live.scheduler.records.observations import AttemptKnown, ProcessSeen
+from plait.live.scheduler.stops import ask_stop
 
 _LOG = logging.getLogger("plait.service")
 

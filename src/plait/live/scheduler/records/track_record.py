@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from plait.live.scheduler.notes import AttemptOver, Foreseen
+from plait.live.scheduler.records.notes import AttemptOver, Foreseen
 
 #: Scores and costs that are kept: the newest count.
 KEPT = 200

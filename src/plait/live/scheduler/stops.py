@@ -1,0 +1,20 @@
+"""Telling an attempt to stop."""
+
+from __future__ import annotations
+
+from plait.live.scheduler.context import Context
+from plait.live.scheduler.records.attempts import Attempt
+from plait.live.scheduler.records.notes import StopAsked
+
+#: Why an attempt was told to stop although it could have gone on with a checkpoint.
+GRACEFUL = frozenset({"preempted", "moved", "drained", "leaving"})
+
+
+def ask_stop(ctx: Context, attempt: Attempt, why: str, now: float) -> StopAsked:
+    """Tell an attempt to stop; one whose node is about to go has no longer for its checkpoint than the node has."""
+    grace_s = None
+    if why == "leaving":
+        nodes = [ctx.state.nodes[r.node] for r in attempt.ranks if not r.ended]
+        left_s = [n.leaving_s for n in nodes if n.leaving and n.leaving_s is not None]
+        grace_s = min(left_s, default=None)  # None after a restart, until the node has said it again
+    return StopAsked(now, attempt.job, attempt.epoch, why, grace_s)

@@ -1,0 +1,136 @@
+"""Notes of the log and the steps of the scheduler: the codec, and that functions change nothing themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_cases import Cluster
+
+from plait.core.errors import InputError
+from plait.live.protocol.wire import RUNNING, Observed
+from plait.live.scheduler import decide, operations, watch
+from plait.live.scheduler.context import Context
+from plait.live.scheduler.ingest.report import ingest
+from plait.live.scheduler.reconcile import reconcile
+from plait.live.scheduler.records.notes import (
+    KINDS,
+    AttemptBegan,
+    AttemptOver,
+    CancelAsked,
+    Foreseen,
+    Learnt,
+    NodeDrained,
+    NodeForgotten,
+    NodeLeaving,
+    Note,
+    PolicySet,
+    ProjectSet,
+    RankEnded,
+    Requested,
+    Restarted,
+    StopAsked,
+    note_from_json,
+    note_to_json,
+)
+
+#: Each kind of note, and what the log has beside its type and time.
+WRITTEN: list[tuple[Note, dict[str, Any]]] = [
+    (Requested(1.0, 3, "ann", [{"gpus": 2}]), {"first": 3, "owner": "ann", "requests": [{"gpus": 2}]}),
+    (Requested(1.0, 3, "ann", [], "k"), {"first": 3, "owner": "ann", "requests": [], "key": "k"}),
+    (CancelAsked(1.0, 2), {"job": 2}),
+    (PolicySet(1.0, "fifo", may_lose_work=False), {"policy": "fifo", "may_lose_work": False}),
+    (ProjectSet(1.0, "p", gpu_quota=None, weight=2.0), {"name": "p", "gpu_quota": None, "weight": 2.0}),
+    (ProjectSet(1.0, "p", gone=True), {"name": "p", "gone": True}),
+    (
+        AttemptBegan(1.0, 2, 1, [0], [["n0", 0]], 0),  # type: ignore[list-item]
+        {"job": 2, "epoch": 1, "gpus": [0], "ranks": [["n0", 0]], "port": 0},
+    ),
+    (StopAsked(1.0, 2, 1, "preempted"), {"job": 2, "epoch": 1, "why": "preempted"}),
+    (StopAsked(1.0, 2, 1, "leaving", None), {"job": 2, "epoch": 1, "why": "leaving", "grace_s": None}),
+    (
+        RankEnded(1.0, 2, 1, 0, 3, None, started=True),
+        {"job": 2, "epoch": 1, "rank": 0, "exit_code": 3, "reason": None, "started": True},
+    ),
+    (
+        AttemptOver(1.0, 2, 1, "failed", 5.0, 3.0, 1.0, None, None, None, 2.0, "failed"),
+        {
+            "job": 2, "epoch": 1, "outcome": "failed", "held_s": 5.0, "steps": 3.0, "ended_s": 1.0,
+            "first_step_s": None, "last_step_s": None, "batch_size": None, "lost_work_s": 2.0, "why_lost": "failed",
+        },
+    ),
+    (Restarted(1.0, 2, 1, 4.0), {"job": 2, "epoch": 1, "cost_s": 4.0}),
+    (Learnt(1.0, key="k", skew=0.5), {"key": "k", "skew": 0.5}),
+    (Learnt(1.0, job=0, beside=True), {"job": 0, "beside": True}),
+    (Foreseen(1.0, 2, None, [1.0, 2.0, None]), {"job": 2, "start": None, "end": [1.0, 2.0, None]}),
+    (NodeDrained(1.0, "n0", drained=True), {"node": "n0", "drained": True}),
+    (NodeLeaving(1.0, "n0", leaving=False), {"node": "n0", "leaving": False}),
+    (NodeLeaving(1.0, "n0", leaving=True, leaving_s=0.0), {"node": "n0", "leaving": True, "leaving_s": 0.0}),
+    (NodeForgotten(1.0, "n0"), {"node": "n0"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("note", "fields"), WRITTEN, ids=lambda value: type(value).__name__)
+def test_a_note_is_written_with_what_it_says_and_read_back(note: Note, fields: dict[str, Any]) -> None:
+    text = json.dumps(note_to_json(note), allow_nan=False)
+    assert text == json.dumps({"type": type(note).__name__, "at_s": 1.0, **fields})
+    assert note_from_json(json.loads(text)) == note
+
+
+def test_every_kind_of_note_is_tried_above() -> None:
+    assert {type(note).__name__ for note, _ in WRITTEN} == set(KINDS)
+
+
+@pytest.mark.parametrize(
+    "data", [{"type": "Unheard"}, {"type": "CancelAsked", "at_s": 1.0}, {"type": "CancelAsked", "at_s": 1.0, "jobs": 3}]
+)
+def test_what_is_no_note_of_this_version_is_refused(data: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="not a note of this version"):
+        note_from_json(data)
+
+
+def test_functions_of_the_scheduler_change_nothing_themselves(tmp_path: Path) -> None:
+    """The first step of each is asked for and not taken: the state and all that was seen stay as they were."""
+    c = Cluster(tmp_path, (1, 1))
+    running, waiting = c.submit({}, {})[0], c.submit({"gpus": 2})[0]
+    c.pass_s(3.0)
+    ctx, node = c.engine.context, c.nodes[0]
+    node.report(running, steps=5.0, step_s=0.5, first_step_s=1.0)
+    report = replace(node.observed(), agent="another", leaving_s=5.0)
+    late = ctx.now_s + 100.0
+
+    def say(seen: Observed) -> Any:
+        return ingest(ctx, seen, [(running, 1, 0)], late, "10.0.0.1")
+
+    asked: list[Callable[[], Any]] = [
+        lambda: say(node.observed()),
+        lambda: say(report),
+        lambda: say(replace(report, node=replace(report.node, id="new"))),
+        lambda: watch.watch(ctx, late),
+        lambda: decide.admit(ctx, late),
+        lambda: reconcile(ctx, lambda number, epoch: epoch + 1, late),
+        lambda: operations.cancel(ctx, waiting, late),
+        lambda: operations.drain(ctx, "n0", late),
+        lambda: operations.node_gone(ctx, "n0", "dead", certain=True),
+        lambda: operations.set_policy(ctx, "srtf", may_lose_work=True, now=late),
+    ]
+    before, given = all_of(ctx), 0
+    for ask in asked:
+        given += next(ask(), None) is not None
+        assert all_of(ctx) == before
+    assert given >= 7
+    assert ctx.state.jobs[running].live is not None
+    assert ctx.state.jobs[running].live.ranks[0].seen.state == RUNNING  # type: ignore[union-attr]
+    c.store.close()
+
+
+def all_of(ctx: Context) -> str:
+    """Everything the context holds, what agents said included."""
+    state = ctx.state
+    seen = [state.jobs[n].live for n in sorted(state.live)]
+    touched = sorted(state.touched), sorted(state.touched_nodes)
+    return repr((state.to_json(), list(state.nodes.values()), seen, touched, ctx.timers, ctx.unfenced, ctx.now_s))
