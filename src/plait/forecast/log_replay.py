@@ -20,8 +20,10 @@ from plait.control.metrics import RunResult, measure
 from plait.control.outcomes import Isolated
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch
+from plait.live.scheduler.fold import apply
+from plait.live.scheduler.records.entries import Entry, entry_from_json
 from plait.live.scheduler.records.notes import Note
-from plait.live.scheduler.state import Entry, State, entry_from_json
+from plait.live.scheduler.state import State
 from plait.live.store import Store
 from plait.sim.isolated import isolated_s
 from plait.sim.training import Training
@@ -109,7 +111,7 @@ def replay(
     for row in rows:
         if row.seq != count + 1:
             raise InputError(f"the log has entry {row.seq} where {count + 1} was expected; it is not whole")
-        derived = [to_json(command) for command in state.apply(row.entry)]
+        derived = [to_json(command) for command in apply(state, row.entry)]
         count += 1
         if compare and derived != row.commands:
             return Replayed(state, history, count, _difference(row, derived))

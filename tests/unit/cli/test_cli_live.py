@@ -22,7 +22,8 @@ from plait.forecast.eta import Eta, Forecast, Interval
 from plait.live.client import transport as calling
 from plait.live.client.client import Client, NotRunning, Refused, ServiceError
 from plait.live.protocol.job_file import check, parse_bytes, read_jobs, schema
-from plait.live.scheduler.records.notes import PolicySet, Requested
+from plait.live.scheduler.fold import apply
+from plait.live.scheduler.records.notes import KINDS, PolicySet, Requested
 from plait.live.scheduler.state import State
 
 JOB = {
@@ -682,7 +683,7 @@ def test_a_log_of_a_service_that_never_answered_is_an_error(plait, monkeypatch, 
 
 
 def test_every_entry_and_command_has_words():
-    kinds = {kind.__name__ for kind in (*get_args(Event), *get_args(Command))} | set(State()._notes)
+    kinds = {kind.__name__ for kind in (*get_args(Event), *get_args(Command))} | set(KINDS)
     assert kinds - set(_WORDS) == set()
     assert in_words({"type": "Later", "jobs": [3]}) == "Later j-3"
 
@@ -695,13 +696,13 @@ def test_explain_says_why_what_would_help_and_when(plait, fake):
         "would_start": [{"change": "gpus", "gpus": 1, "text": "with 1 GPU it would start now"}],
     }  # fmt: skip
     state = State()
-    state.apply(PolicySet(0.0, "fifo", may_lose_work=False))
-    state.apply(NodeJoined(0.0, Node("n0", 2)))
+    apply(state, PolicySet(0.0, "fifo", may_lose_work=False))
+    apply(state, NodeJoined(0.0, Node("n0", 2)))
     requests = [{"command": ["true"]}] * 2
-    state.apply(Requested(0.0, 0, "ada", requests))
+    apply(state, Requested(0.0, 0, "ada", requests))
     specs = [JobSpec(id=f"j-{i}", gpus=2, iterations=100, iteration_s=1.0) for i in range(2)]
-    state.apply(JobSubmitted(0.0, 0, JobBatch.of(specs)))
-    state.apply(ReplanDue(0.0))
+    apply(state, JobSubmitted(0.0, 0, JobBatch.of(specs)))
+    apply(state, ReplanDue(0.0))
     fake.answers["GET", "/v1/state"] = {**state.to_json(), "asked_s": 4.0, "round_s": 0.0, "paces": {}}
     out = plait("explain", "j-1").out
     assert out.startswith("j-1 is waiting, place 1 of 3 in the queue: 2 GPUs are held\n")
@@ -745,8 +746,8 @@ def test_explain_works_where_the_policy_of_the_service_cannot_be_imported(plait,
         "position": 1, "waiting": 3, "would_start": [{"change": "gpus", "text": "with 1 GPU it would start now"}],
     }  # fmt: skip
     state = State()
-    state.apply(PolicySet(0.0, "fifo", may_lose_work=False))
-    state.apply(NodeJoined(0.0, Node("n0", 2)))
+    apply(state, PolicySet(0.0, "fifo", may_lose_work=False))
+    apply(state, NodeJoined(0.0, Node("n0", 2)))
     fake.answers["GET", "/v1/state"] = {
         **state.to_json(), "policy": "nowhere:Mine", "asked_s": 4.0, "round_s": 0.0, "paces": {},
     }  # fmt: skip

@@ -12,6 +12,7 @@ from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec
 from plait.forecast.eta import Interval, forecast
 from plait.forecast.queue import controller_of
+from plait.live.scheduler.fold import apply
 from plait.live.scheduler.records.notes import PolicySet, ProjectSet, Requested
 from plait.live.scheduler.state import State
 
@@ -19,16 +20,16 @@ from plait.live.scheduler.state import State
 def state(*specs, quota=None):
     """Jobs of 100 s submitted at 0 to a node of two GPUs; job 0 has done 50 s of its work."""
     found = State()
-    found.apply(PolicySet(0.0, "fifo", may_lose_work=False))
+    apply(found, PolicySet(0.0, "fifo", may_lose_work=False))
     if quota is not None:
-        found.apply(ProjectSet(0.0, "p", gpu_quota=quota, weight=1.0))
-    found.apply(NodeJoined(0.0, Node("n0", 2)))
+        apply(found, ProjectSet(0.0, "p", gpu_quota=quota, weight=1.0))
+    apply(found, NodeJoined(0.0, Node("n0", 2)))
     requests = [{"command": ["true"]}] * len(specs)
-    found.apply(Requested(0.0, 0, "ada", requests))
-    found.apply(JobSubmitted(0.0, 0, JobBatch.of(specs)))
-    found.apply(ReplanDue(0.0))
+    apply(found, Requested(0.0, 0, "ada", requests))
+    apply(found, JobSubmitted(0.0, 0, JobBatch.of(specs)))
+    apply(found, ReplanDue(0.0))
     figures = (np.array([v]) for v in (50.0, 100.0, 50.0, 1.0))
-    found.apply(ProgressReported(50.0, np.array([0]), *figures))
+    apply(found, ProgressReported(50.0, np.array([0]), *figures))
     return found
 
 
@@ -64,9 +65,9 @@ def test_quotas_hold_jobs_back():
 
 def test_a_lost_node_has_no_room_and_no_node_no_forecast():
     lost = state(spec("a"))
-    lost.apply(NodeLost(55.0, "n0"))
+    apply(lost, NodeLost(55.0, "n0"))
     assert forecast(controller_of(answer(lost)), runs=2).etas[0].end.to_json() == [None, None]
     nothing = State()
-    nothing.apply(PolicySet(0.0, "fifo", may_lose_work=False))
+    apply(nothing, PolicySet(0.0, "fifo", may_lose_work=False))
     with pytest.raises(InputError, match="no node has joined yet"):
         controller_of(answer(nothing))

@@ -22,8 +22,10 @@ from plait.core.resources import StageProfile
 from plait.forecast.fidelity import fidelity
 from plait.forecast.log_replay import read_rows, replay
 from plait.forecast.sharing import Watch
+from plait.live.scheduler.fold import apply
+from plait.live.scheduler.records.entries import entry_to_json
 from plait.live.scheduler.records.notes import PolicySet, Requested
-from plait.live.scheduler.state import State, entry_to_json
+from plait.live.scheduler.state import State
 
 COMMAND = {"command": ["true"]}
 
@@ -37,7 +39,7 @@ class Log:
         self(NodeJoined(0.0, Node("n0", gpus)))
 
     def __call__(self, entry):
-        commands = [to_json(c) for c in self.state.apply(entry)]
+        commands = [to_json(c) for c in apply(self.state, entry)]
         self.rows.append(
             json.loads(json.dumps({"seq": len(self.rows) + 1, "event": entry_to_json(entry), "commands": commands}))
         )

@@ -17,9 +17,11 @@ from plait.live.layout import Layout
 from plait.live.protocol.wire import NodeInfo
 from plait.live.scheduler import decide as rounds_module
 from plait.live.scheduler import engine as engine_module
+from plait.live.scheduler import fold as fold_module
 from plait.live.scheduler import state as state_module
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.engine import Engine
+from plait.live.scheduler.fold import apply
 from plait.live.scheduler.options import Options
 from plait.live.scheduler.reconcile import NextEpoch, reconcile
 from plait.live.scheduler.records.notes import Learnt
@@ -119,10 +121,10 @@ def test_what_is_packed_in_parts_is_the_same_json() -> None:
 
 
 def test_profiles_for_later_jobs_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_module, "MOST_LEARNT", 3)
+    monkeypatch.setattr(fold_module, "MOST_LEARNT", 3)
     state = State()
     for i in [0, 1, 2, 0, 3]:
-        state.apply(Learnt(1.0, key=f"k{i}", skew=0.5))
+        apply(state, Learnt(1.0, key=f"k{i}", skew=0.5))
     assert list(state.learnt) == ["k2", "k0", "k3"]
 
 

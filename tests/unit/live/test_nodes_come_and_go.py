@@ -18,7 +18,9 @@ from plait.core.cluster import Node as Machine
 from plait.forecast.log_replay import replay, stored_rows
 from plait.live.protocol.wire import PREEMPTED, RUNNING, Assignment, Observed
 from plait.live.scheduler.errors import Conflict
-from plait.live.scheduler.state import State, entry_from_json
+from plait.live.scheduler.fold import apply
+from plait.live.scheduler.records.entries import entry_from_json
+from plait.live.scheduler.state import State
 
 
 class Leaver(Node):
@@ -234,7 +236,7 @@ def test_a_dead_node_is_forgotten_everywhere_and_for_good(cluster: Cluster) -> N
     assert snapshot.to_json() == cluster.engine.state.to_json()
     again = State()
     for row in cluster.store.entries():
-        again.apply(entry_from_json(json.loads(row.entry)))
+        apply(again, entry_from_json(json.loads(row.entry)))
     assert list(again.nodes) == ["n1"]
 
 

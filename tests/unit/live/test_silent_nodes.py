@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from live_cases import Cluster
 
-from plait.live.scheduler.state import State, entry_from_json
+from plait.live.scheduler.fold import apply
+from plait.live.scheduler.records.entries import entry_from_json
+from plait.live.scheduler.state import State
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def folded(cluster: Cluster) -> State:
     """What the log says."""
     state = State()
     for row in cluster.store.entries():
-        state.apply(entry_from_json(json.loads(row.entry)))
+        apply(state, entry_from_json(json.loads(row.entry)))
     return state
 
 

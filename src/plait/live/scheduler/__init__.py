@@ -11,7 +11,7 @@ An agent's report walks down once:
     ingest.report         the node: it joins, comes back, gives notice
     ingest.processes      each process: it starts, goes on, ends; what it measured goes to `profiles`, `adaptive` and
                           `stop_costs`
-    ledger.take           every step of these, into the state and the log
+    ledger.take           every step of these: `fold.apply` and `memory.remember` take it into the state
     engine.step           what follows from all reports of the batch:
       watch, decide       silent nodes; new jobs for the controller; whether the policy is asked
       reconcile           attempts begin, are told to stop, and end

@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 from plait.core.jobs import JobSpec
 from plait.live.protocol.requests import spec_of
 from plait.live.scheduler.options import ANY_SIZE, Options
+from plait.live.scheduler.records.entries import Entry
 from plait.live.scheduler.records.observations import Observation
-from plait.live.scheduler.state import Entry, State
+from plait.live.scheduler.state import State
 
 #: What a function of this package gives out: an entry for the log, or an observation. Each one is taken into the state
 #: before the next one is asked for, so that what comes later in a function sees it.

@@ -33,9 +33,11 @@ from plait.live.scheduler.assignments import Assigner
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.decide import settled_s
 from plait.live.scheduler.explain import views
+from plait.live.scheduler.fold import apply
 from plait.live.scheduler.job_limits import OpenJobs
 from plait.live.scheduler.memory import remember
 from plait.live.scheduler.records.attempts import Attempt, JobRecord
+from plait.live.scheduler.records.entries import Entry, entry_from_json, entry_to_json, jobs_of
 from plait.live.scheduler.records.notes import (
     AttemptBegan,
     AttemptOver,
@@ -51,7 +53,7 @@ from plait.live.scheduler.records.notes import (
 )
 from plait.live.scheduler.records.observations import AttemptKnown, LookDue, NodeGone, NodeSilent, Observation
 from plait.live.scheduler.snapshots import Snapshots
-from plait.live.scheduler.state import Entry, State, entry_from_json, entry_to_json, jobs_of
+from plait.live.scheduler.state import State
 from plait.live.store import Entry as Row
 from plait.live.store import Store
 
@@ -94,7 +96,7 @@ def restore(store: Store) -> tuple[State, int]:
     for row in tail:
         if row.seq != state.seq + 1:
             raise PlaitError(f"the log has entry {row.seq} where {state.seq + 1} was expected; restore a backup")
-        state.apply(entry_from_json(json.loads(row.entry)))
+        apply(state, entry_from_json(json.loads(row.entry)))
     state.touched.clear()
     state.jobs = {number: job for number, job in state.jobs.items() if not _is_over(state, job)}
     state.touched_nodes = set(state.nodes)
@@ -149,7 +151,7 @@ class Ledger:
             check_entry(data)
         try:
             fresh = isinstance(entry, NodeJoined) and entry.node.id not in self.ctx.state.nodes
-            commands = self.ctx.state.apply(entry)
+            commands = apply(self.ctx.state, entry)
             self._write_down(entry, data, commands)
             self._follow(entry, fresh)
         except BaseException:

@@ -1,0 +1,282 @@
+"""The state as a fold over the log.
+
+`apply` is the only thing that takes an entry into a `State`: live, after a restart and in `replay --verify`, so all
+three agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from plait.control.controller import Controller
+from plait.control.messages import (
+    Command,
+    Event,
+    JobCancelled,
+    JobFailed,
+    JobFinished,
+    JobSubmitted,
+    LaunchFailed,
+    NodeJoined,
+    NodeLost,
+    NodeSuspected,
+    ProgressReported,
+    ReplanDue,
+)
+from plait.core.cluster import Cluster
+from plait.core.errors import PlaitError
+from plait.live.protocol.profile_keys import processes_per_gpu
+from plait.live.protocol.wire import NodeInfo
+from plait.live.scheduler.records.attempts import ALWAYS, BYSTANDER, ONCE, Attempt, JobRecord, NodeRecord, Rank
+from plait.live.scheduler.records.entries import Entry, jobs_of
+from plait.live.scheduler.records.notes import (
+    AttemptBegan,
+    AttemptOver,
+    CancelAsked,
+    Foreseen,
+    Learnt,
+    NodeDrained,
+    NodeForgotten,
+    NodeLeaving,
+    Note,
+    PolicySet,
+    ProjectSet,
+    RankEnded,
+    Requested,
+    Restarted,
+    StopAsked,
+)
+from plait.live.scheduler.state import State
+from plait.policies.catalog import make_policy
+
+#: Profiles kept for later jobs; those go that were learnt longest ago.
+MOST_LEARNT = 10_000
+#: How much the last restart counts in the average of what restarts cost a job.
+NEWEST = 0.5
+#: Events after which other jobs may run, or the same ones in other groups.
+_CHANGES_GROUPS = (ReplanDue, JobFinished, JobFailed, JobCancelled, LaunchFailed, NodeLost)
+
+
+def apply(state: State, entry: Entry) -> Sequence[Command]:
+    """Take the next entry of the log; returns what the controller commands."""
+    state.seq += 1
+    state.now_s = max(state.now_s, entry.at_s)
+    if isinstance(entry, Note):
+        _NOTES[type(entry)](state, entry)
+        return ()
+    if isinstance(entry, NodeJoined):
+        _meet(state, entry)
+    assert state.controller is not None, f"{type(entry).__name__} before any node"
+    commands: Sequence[Command]
+    try:
+        commands = state.controller.handle(entry)
+    except Exception as error:
+        if not isinstance(entry, ReplanDue):
+            raise
+        # A policy that fails must not take the cluster with it: what runs goes on, and the status says why.
+        text = str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
+        state.policy_error, commands = text, ()
+    else:
+        if isinstance(entry, ReplanDue):
+            state.policy_error = ""
+    _after(state, entry, commands)
+    return commands
+
+
+def _after(state: State, entry: Event, commands: Sequence[Command]) -> None:
+    assert state.controller is not None
+    if isinstance(entry, ReplanDue):
+        state.decision_s, state.decision_seq = entry.at_s, state.seq
+    if isinstance(entry, _CHANGES_GROUPS):
+        state.groups.update(state.controller, lambda number: processes_per_gpu(state.jobs[number].request))
+    if isinstance(entry, JobSubmitted):
+        for number in range(entry.first, entry.first + len(entry.jobs)):
+            state.pending.popleft()
+            state.jobs[number].admitted = True
+    elif isinstance(entry, NodeLost):
+        state.nodes[entry.node].lost, state.nodes[entry.node].suspect = True, False
+        state.touch_node(entry.node)
+    elif isinstance(entry, NodeSuspected):
+        state.nodes[entry.node].suspect = entry.suspect
+        state.touch_node(entry.node)
+    elif isinstance(entry, JobFinished):
+        for number, end_s in zip(entry.jobs.tolist(), entry.end_s.tolist(), strict=True):
+            state.record.came(number, "end", end_s)
+    elif isinstance(entry, (JobFailed, JobCancelled)):
+        for number in entry.jobs.tolist():
+            state.record.forget(number)
+    elif isinstance(entry, ProgressReported):
+        _note_losses(state, entry.jobs.tolist())
+    if not isinstance(entry, (ProgressReported, ReplanDue)):
+        state.touched.update(jobs_of(entry))
+    for command in commands:
+        state.touched.update(jobs_of(command))
+
+
+def _note_losses(state: State, numbers: Iterable[int]) -> None:
+    """Work that jobs lost, in the books: as their agents measured it, not as the controller makes it out."""
+    assert state.controller is not None
+    for number in numbers:
+        state.controller.books.columns["lost_s"][number] = state.jobs[number].lost_work_s
+
+
+def _meet(state: State, event: NodeJoined) -> None:
+    node, hardware = state.nodes.setdefault(event.node.id, NodeRecord(event.node.id)), event.node
+    node.lost = node.drained = node.leaving = node.suspect = False
+    state.touched_nodes.add(node.id)
+    node.info = NodeInfo(
+        hardware.id, hardware.gpus, hardware.gpu_kind, float(hardware.gpu_memory_bytes), hardware.cpus,
+        hardware.memory_bytes, hardware.rack,
+    )  # fmt: skip
+    if state.controller is None:
+        state.controller = Controller(state.limited_policy(), Cluster((hardware,)), state.preemption_rule())
+
+
+def _requested(state: State, note: Requested) -> None:
+    first = note.first
+    for i, request in enumerate(note.requests):
+        record = JobRecord(first + i, dict(request), note.owner, request.get("project") or "default", note.at_s)
+        state.jobs[record.number] = record
+        state.pending.append(record.number)
+        state.touched.add(record.number)
+    state.numbers = first + len(note.requests)
+    state.submissions.add(note)
+
+
+def _cancel_asked(state: State, note: CancelAsked) -> None:
+    state.jobs[note.job].cancelled = True
+    state.touched.add(note.job)
+
+
+def _policy_set(state: State, note: PolicySet) -> None:
+    state.policy_text, state.may_lose_work = note.policy, note.may_lose_work
+    state.policy = make_policy(state.policy_text)
+    state.refresh_policy()
+
+
+def _project_set(state: State, note: ProjectSet) -> None:
+    if note.gone:
+        state.projects.pop(note.name, None)
+    else:
+        state.projects[note.name] = {"gpu_quota": note.gpu_quota, "weight": note.weight}
+    state.refresh_policy()
+
+
+def _attempt_began(state: State, note: AttemptBegan) -> None:
+    job = state.jobs[note.job]
+    ranks = [Rank(node, gpu) for node, gpu in note.ranks]
+    job.epoch = note.epoch
+    job.first_epoch = job.first_epoch or job.epoch
+    job.attempt = Attempt(job.number, job.epoch, tuple(note.gpus), ranks, note.at_s, note.port)
+    job.attempt.merge = bool(job.request.get("merge")) and not job.unmerged
+    if job.unmerged == ONCE:
+        job.unmerged = ""
+    if note.port:
+        state.ports_given += 1
+    state.record.came(job.number, "start", note.at_s)
+    state.live.add(job.number)
+    state.touched.add(job.number)
+
+
+def _stop_asked(state: State, note: StopAsked) -> None:
+    attempt = state.jobs[note.job].attempt
+    assert attempt is not None
+    attempt.stop, attempt.grace_s, attempt.stop_s = note.why, note.grace_s, note.at_s
+    state.touched.add(note.job)
+
+
+def _rank_ended(state: State, note: RankEnded) -> None:
+    job = state.jobs[note.job]
+    attempt = job.attempt
+    assert attempt is not None
+    attempt.end(note.rank, note.exit_code, note.reason, note.started)
+    if note.merged:
+        job.unmerged = ALWAYS if job.unmerged == ALWAYS or note.merged != BYSTANDER else ONCE
+    state.touched.add(note.job)
+
+
+def _attempt_over(state: State, note: AttemptOver) -> None:
+    job = state.jobs[note.job]
+    attempt = job.attempt
+    assert attempt is not None
+    attempt.ended_s, attempt.outcome = note.at_s, note.outcome
+    attempt.batch_size = note.batch_size or None
+    attempt.lost_work_s = note.lost_work_s
+    job.lost_work_s += attempt.lost_work_s
+    state.record.lost(note.why_lost or "failed", attempt.lost_work_s * len(attempt.gpus))
+    _note_losses(state, (job.number,))
+    job.held_s += note.held_s
+    job.held_gpu_s += note.held_s * len(attempt.gpus)
+    if note.steps > job.mark:
+        job.mark, job.requeues, job.launch_failures = note.steps, 0, 0
+    job.requeues += attempt.outcome == "requeued"
+    job.launch_failures += attempt.outcome == "start failed"
+    if attempt.cause:
+        job.reason = attempt.cause
+    state.record.over(note, attempt.began_s, attempt.stop_s)
+    job.down_s = None
+    if note.outcome == "preempted" and attempt.stop_s is not None:
+        job.down_s = max(0.0, (note.ended_s or note.at_s) - attempt.stop_s)
+    state.live.discard(job.number)
+    state.touched.add(job.number)
+
+
+def _restarted(state: State, note: Restarted) -> None:
+    job, cost_s = state.jobs[note.job], note.cost_s
+    job.restart_s = cost_s if job.restart_s is None else job.restart_s + NEWEST * (cost_s - job.restart_s)
+    job.restarts, job.down_s = job.restarts + 1, None
+    state.record.restarts_gpu_s += cost_s * (len(job.attempt.gpus) if job.attempt else 1)
+    state.touched.add(job.number)
+
+
+def _foreseen(state: State, note: Foreseen) -> None:
+    state.record.told(note)
+
+
+def _node_drained(state: State, note: NodeDrained) -> None:
+    node = state.nodes[note.node]
+    node.drained = note.drained
+    state.touched_nodes.add(node.id)
+    if node.drained:  # it is there, only not for work: the controller was told that it is lost
+        node.lost = False
+
+
+def _node_leaving(state: State, note: NodeLeaving) -> None:
+    node = state.nodes[note.node]
+    node.leaving = note.leaving
+    node.lost = False  # as with a drained one: it is there, only not for work
+    state.touch_node(node.id)
+
+
+def _node_forgotten(state: State, note: NodeForgotten) -> None:
+    assert state.controller is not None
+    del state.nodes[note.node]
+    state.touched_nodes.add(note.node)
+    state.controller.cluster = state.controller.cluster.forget(note.node)
+
+
+def _learnt(state: State, note: Learnt) -> None:
+    if note.job is not None:
+        state.touched.add(note.job)
+    if note.beside:
+        assert note.job is not None
+        state.jobs[note.job].measured_beside = True
+        return
+    taught = {"stage_s": note.stage_s, "iteration_s": note.iteration_s, "skew": note.skew}
+    new = {name: value for name, value in taught.items() if value is not None}
+    for key in (*note.like, note.key):
+        state.learnt[key] = {**state.learnt.pop(key, {}), **new}  # what was learnt last comes last
+    while len(state.learnt) > MOST_LEARNT:
+        del state.learnt[next(iter(state.learnt))]
+    if note.job is not None:
+        state.jobs[note.job].profiled = True
+
+
+_NOTES: dict[type[Any], Callable[[State, Any], None]] = {
+    Requested: _requested, CancelAsked: _cancel_asked, PolicySet: _policy_set,
+    ProjectSet: _project_set, AttemptBegan: _attempt_began, StopAsked: _stop_asked,
+    RankEnded: _rank_ended, AttemptOver: _attempt_over, NodeDrained: _node_drained,
+    Learnt: _learnt, NodeLeaving: _node_leaving, NodeForgotten: _node_forgotten,
+    Restarted: _restarted, Foreseen: _foreseen,
+}  # fmt: skip
