@@ -13,7 +13,7 @@ from live_cases import Cluster
 
 from plait.core.errors import InputError
 from plait.live.protocol.wire import RUNNING, Observed
-from plait.live.scheduler import decide, operations, watch
+from plait.live.scheduler import decide, watch
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.ingest.report import ingest
 from plait.live.scheduler.reconcile import reconcile
@@ -37,6 +37,7 @@ from plait.live.scheduler.records.notes import (
     note_from_json,
     note_to_json,
 )
+from plait.live.scheduler.requests import operations
 
 #: Each kind of note, and what the log has beside its type and time.
 WRITTEN: list[tuple[Note, dict[str, Any]]] = [

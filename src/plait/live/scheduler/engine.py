@@ -20,7 +20,6 @@ from typing import Any
 from plait.control.messages import ReplanDue
 from plait.live.layout import Layout
 from plait.live.protocol.wire import Assignment, Observed
-from plait.live.scheduler import admission, operations
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.decide import LATE_S, WATCH_S, admit, decision_s, may_start, settled_s, wake_s
 from plait.live.scheduler.explain import views, waiting
@@ -32,6 +31,7 @@ from plait.live.scheduler.options import Options
 from plait.live.scheduler.reconcile import reconcile
 from plait.live.scheduler.records.notes import PolicySet
 from plait.live.scheduler.records.observations import SilenceExcused
+from plait.live.scheduler.requests import admission, operations
 from plait.live.scheduler.snapshots import Later, Snapshots, at_once
 from plait.live.scheduler.state import State
 from plait.live.scheduler.watch import silence_s, watch

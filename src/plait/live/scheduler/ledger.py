@@ -28,13 +28,11 @@ from plait.core.errors import PlaitError
 from plait.core.jobs import Phase
 from plait.live.layout import Layout
 from plait.live.protocol.validation import check_entry
-from plait.live.scheduler.admission import project_of
 from plait.live.scheduler.assignments import Assigner
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.decide import settled_s
 from plait.live.scheduler.explain import views
 from plait.live.scheduler.fold import apply
-from plait.live.scheduler.job_limits import OpenJobs
 from plait.live.scheduler.memory import remember
 from plait.live.scheduler.records.attempts import Attempt, JobRecord
 from plait.live.scheduler.records.entries import Entry, entry_from_json, entry_to_json, jobs_of
@@ -52,6 +50,8 @@ from plait.live.scheduler.records.notes import (
     Restarted,
 )
 from plait.live.scheduler.records.observations import AttemptKnown, LookDue, NodeGone, NodeSilent, Observation
+from plait.live.scheduler.requests.admission import project_of
+from plait.live.scheduler.requests.job_limits import OpenJobs
 from plait.live.scheduler.snapshots import Snapshots
 from plait.live.scheduler.state import State
 from plait.live.store import Entry as Row
