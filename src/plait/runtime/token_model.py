@@ -1,6 +1,6 @@
 """Paces at tokens: every resource is a queue that serves whole stages, first come first served.
 
-The bound of `choice` says how much a resource can do; it does not see that a job which needs the GPU for a moment waits
+The bound of `gate_choice` says how much a resource can do, not that a job which needs the GPU for a moment waits
 behind one that holds it for long, once in each of its iterations. Here the jobs' stages are played through the queues
 until the paces have settled. Jobs with yield points wait less than this: at most a quantum.
 """

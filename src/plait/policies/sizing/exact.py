@@ -1,7 +1,7 @@
 """The best of all sizes on real nodes: an integer program over sizes, its placement, and another one where that costs.
 
-The first program (`goodput.programs`) does not name nodes and counts a size that stays as unmoved. Mostly a placement
-is worth what that promised, and nothing is better. Else the second (`goodput.positions`) decides who moves.
+The first program (`allocate.ilp`) does not name nodes and counts a size that stays as unmoved. Mostly a placement
+is worth what that promised, and nothing is better. Else the second (`allocate.exact_placement`) decides who moves.
 """
 
 from __future__ import annotations

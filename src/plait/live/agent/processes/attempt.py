@@ -34,7 +34,7 @@ class LocalAttempt:
     """A process and what is known of it. `folder` is that of its rank.
 
     `claimed`: its runner has said that the job is its own. `shares`: it is a thread of a process that other jobs share
-    (see `hosting`); `merged`: what its end had to do with that.
+    (see `merged_runner`); `merged`: what its end had to do with that.
     """
 
     run: Run
