@@ -26,7 +26,7 @@ from paced import UNIT_S, one_after_the_other, play
 
 from plait.core.resources import Resource
 from plait.runtime.gate_choice import best_turns, choose_gate
-from plait.runtime.gates import BarrierGate, Group, Member, NullGate, StageGate, TokenGate, make_group
+from plait.runtime.gates import BarrierGate, Group, GroupMember, NullGate, StageGate, TokenGate, make_group
 
 MIXES = {
     "M4": [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)],
@@ -130,7 +130,7 @@ def cost_figures(count: int) -> list[Figure]:
     """What a stage mark costs, free and contended."""
     folder = Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     try:
-        members = [Member(0, 0), Member(1, 1)]
+        members = [GroupMember(0, 0), GroupMember(1, 1)]
         tokens = make_group(folder / "t", "tokens", members, version=1)
         barrier = make_group(folder / "b", "barrier", members, version=1)
         nothing = statistics.median(_pass_on(NullGate(), count))

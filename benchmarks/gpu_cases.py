@@ -30,7 +30,7 @@ from torch import nn
 
 from plait.core.resources import Resource
 from plait.runtime.gate_choice import barrier_round_s, best_turns
-from plait.runtime.gates import Group, Member, NullGate, make_group, open_gate
+from plait.runtime.gates import Group, GroupMember, NullGate, make_group, open_gate
 from plait.runtime.page import Page
 from plait.training.merged.jobs import InterleavePlan, run_merged
 from plait.training.noop_job import Job
@@ -162,7 +162,7 @@ def by_processes(device: str, shape: Shape, jobs: int, gate: str, *, one_by_one:
     spawn = multiprocessing.get_context("spawn")
     folder = Path(tempfile.mkdtemp(prefix="plait-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     try:
-        group = make_group(folder / "g", gate, [Member(i, i % 4) for i in range(jobs)], version=1)
+        group = make_group(folder / "g", gate, [GroupMember(i, i % 4) for i in range(jobs)], version=1)
         pipes = [spawn.Pipe() for _ in range(jobs)]
         workers = [
             spawn.Process(target=_worker, args=(there, _control(group, gate, i), device, shape, i))

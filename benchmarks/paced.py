@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from plait.core.resources import Resource
-from plait.runtime.gates import Group, Member, NullGate, StageGate, make_group, open_gate
+from plait.runtime.gates import Group, GroupMember, NullGate, StageGate, make_group, open_gate
 
 SLOT_S = 0.005
 UNIT_S = 0.05
@@ -81,7 +81,7 @@ def play(
     """Run the jobs at once, stage times in units; `for_s` ends each job then instead of after `iterations`."""
     root = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     try:
-        members = [Member(i, t) for i, t in enumerate(turns or range(len(mix)))]
+        members = [GroupMember(i, t) for i, t in enumerate(turns or range(len(mix)))]
         group = make_group(root / "group", gate, members, version=1, quantum_s=quantum_s, capacities=(1,) * 4)
         devices = [Device() for _ in Resource]
         pipes = [_fork.Pipe() for _ in mix]

@@ -16,7 +16,7 @@ from adaptive_world import LIMITS, Outcome, Paced, losses_of_fixed, samples_of, 
 
 from plait.core.goodput import THETA, Estimate  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
-from plait.testing import leak_check  # noqa: E402
+from plait.testing import leaks  # noqa: E402
 
 SAMPLES = 512
 
@@ -30,7 +30,7 @@ def run(home: Path, jobs: list[Paced], slots: int, interval_s: float) -> tuple[O
     policy = f"pollux:interval_s={2 * interval_s:g},restart_s={interval_s:g}"
     result = serve(home, jobs, policy, slots=slots, interval_s=interval_s)
     assert [job["state"] for job in result.jobs] == ["finished"] * len(jobs)
-    assert leak_check(Layout(home.resolve())) == []
+    assert leaks(Layout(home.resolve())) == []
     assert result.difference is None, str(result.difference)
     for i, job in enumerate(jobs):
         epochs = samples_of(home.parent / "home-out", i)

@@ -32,7 +32,7 @@ from plait.live.store import Store  # noqa: E402
 from plait.testing import (  # noqa: E402
     Chaos,
     Cluster,
-    leak_check,
+    leaks,
     plan_faults,
 )
 
@@ -127,7 +127,7 @@ class Trial:
             print(
                 f"chaos: {len(chaos.done)} faults: {kinds}; the service was started {cluster.starts} times", flush=True
             )
-            assert leak_check(cluster.layout) == []
+            assert leaks(cluster.layout) == []
             assert len(chaos.done) == self.faults
             self._check_log(cluster)
             for i, (world, seed) in enumerate(shapes):

@@ -29,7 +29,7 @@ from plait.live.protocol.wire import NodeInfo, Observed, to_json  # noqa: E402
 from plait.live.service.discovery import records  # noqa: E402
 from plait.live.store import Store  # noqa: E402
 from plait.live.supervisor.services import process_of, processes  # noqa: E402
-from plait.testing import leak_check  # noqa: E402
+from plait.testing import leaks  # noqa: E402
 
 #: Nothing here takes so long on any machine.
 PATIENCE_S = 60.0
@@ -192,7 +192,7 @@ def kill_often(home: Path, url: str, jobs: int, kills: int, length_s: float) -> 
         with Client.at(str(pair.layout.home)) as client:
             until(lambda: all(job["state"] == "finished" for job in client.jobs(limit=1000)), "all have finished")
     check_log(url, jobs)
-    assert leak_check(pair.layout) == []
+    assert leaks(pair.layout) == []
     return took
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ag
 from plait.forecast.log_replay import replay, stored_rows  # noqa: E402
 from plait.live.agent import procs  # noqa: E402
 from plait.live.store import Store  # noqa: E402
-from plait.testing import Cluster, leak_check  # noqa: E402
+from plait.testing import Cluster, leaks  # noqa: E402
 
 SCRIPT = Path(__file__).parent / "scripts" / "chaos_job.py"
 PROFILES = [{"storage": 0.01, "cpu": 0.03, "gpu": 0.01}, {"cpu": 0.01, "gpu": 0.03, "network": 0.01}]
@@ -73,7 +73,7 @@ def test_two_trainings_share_a_process_and_survive_its_death(tmp_path: Path) -> 
         assert "merged" not in one
         with cluster.client() as client:
             until(lambda: {j["state"] for j in client.jobs()} == {"finished"}, "both to finish", cluster)
-    assert leak_check(layout) == []
+    assert leaks(layout) == []
     for seed in (1, 2):
         (right,) = (alone / str(seed)).glob("*.bin")
         assert [p.read_bytes() == right.read_bytes() for p in out.glob(f"j-{seed - 1}-e*.bin")] == [True]

@@ -7,14 +7,14 @@ with Cluster(home, nodes=2, slots=4) as cluster:
         chaos.step()
         time.sleep(0.05)
     chaos.end()
-assert remains(cluster.layout) == []
+assert leaks(cluster.layout) == []
 """
 
 from __future__ import annotations
 
 from plait.testing.chaos import Chaos, Done
 from plait.testing.cluster import Cluster
-from plait.testing.leak_check import remains
+from plait.testing.leak_check import leaks
 from plait.testing.schedule import Fault, Kind, plan_faults
 
-__all__ = ["Chaos", "Cluster", "Done", "Fault", "Kind", "plan_faults", "remains"]
+__all__ = ["Chaos", "Cluster", "Done", "Fault", "Kind", "leaks", "plan_faults"]

@@ -10,7 +10,7 @@ from plait.live.agent import procs
 from plait.live.layout import Layout
 
 
-def remains(layout: Layout) -> list[str]:
+def leaks(layout: Layout) -> list[str]:
     """Processes, gates and sockets of a home folder, and files that say that something runs; in words.
 
     Processes are known by the mark of their attempt or by the folder in their command line; a port is left only with a

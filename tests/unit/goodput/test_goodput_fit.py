@@ -268,14 +268,14 @@ import subprocess
 import sys
 sys.modules["numba"] = sys.modules["scipy"] = None
 import numpy as np
-from plait.goodput import rules
+from plait.goodput.model import lr_scaling
 from plait.goodput.model.batch import best_batch
 from plait.goodput.model.fit import Measurements, fit
 from plait.goodput.model.jobs import GoodputJobs
 assert "plait.core.jit" not in sys.modules, "the compiler is asked for before it is needed"
 theta = fit(Measurements([1, 1, 2], [1, 4, 4], [16, 8, 8], [0.3, 0.2, 0.2], [0.3, 0.3, 0.4]))
 jobs = GoodputJobs(theta[None], [1], [4], [16], [256], [4], [32], [True])
-print(best_batch(jobs, 1, 4).goodput[0, 0] > 0, rules.linear(2, [1], [1])[0])
+print(best_batch(jobs, 1, 4).goodput[0, 0] > 0, lr_scaling.linear(2, [1], [1])[0])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["True", "2.0"], done.stderr
