@@ -18,7 +18,7 @@ from common import Figure
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.goodput.model.batch import best_batch
-from plait.goodput.model.fit import START, Profile, bounds, fit_many, loss, minimised
+from plait.goodput.model.fit import START, Measurements, bounds, fit_many, loss, minimised
 from plait.goodput.model.jobs import GoodputJobs
 from plait.goodput.model.objective import observations
 from plait.goodput.model.table import goodput_table
@@ -63,7 +63,7 @@ def configurations(nodes: int, each: int = 4) -> IntArray:
     return np.array(inside + [(count, count * each) for count in range(2, nodes + 1)])
 
 
-def profiles(count: int) -> list[Profile]:
+def profiles(count: int) -> list[Measurements]:
     """What jobs have measured after 1 to 40 different configurations."""
     rng = np.random.default_rng(count)
     made = []
@@ -74,12 +74,14 @@ def profiles(count: int) -> list[Profile]:
         local = rng.integers(4, 65, keys)
         spread = np.exp(0.05 * rng.standard_normal((2, keys)))
         made.append(
-            Profile(nodes, gpus, local, grad_s(theta, local) * spread[0], step_s(theta, nodes, gpus, local) * spread[1])
+            Measurements(
+                nodes, gpus, local, grad_s(theta, local) * spread[0], step_s(theta, nodes, gpus, local) * spread[1]
+            )
         )
     return made
 
 
-def by_scipy(measured: list[Profile], gradient: bool) -> FloatArray:
+def by_scipy(measured: list[Measurements], gradient: bool) -> FloatArray:
     """L-BFGS-B from the published start, one job after the other."""
     ends = [minimised(observations(p), START, *bounds(p), gradient=gradient)[1] for p in measured]
     return np.array(ends)
