@@ -45,8 +45,9 @@ def run(home: Path, jobs: list[Paced], slots: int, interval_s: float) -> tuple[O
         expected = losses_of_fixed(job.epochs, SAMPLES, job.spread)
         assert abs(result.losses[i] - expected.mean()) < 5 * expected.std(), (i, result.losses[i])
     grown = [i for i in range(len(jobs)) if max(result.sizes[i]) > 1]
+    # Where other processes take the cores a fit may say of one job that larger batches take as much longer: not of all.
+    assert not grown or max(max(result.batches[i]) for i in grown) > LIMITS.initial
     for i in grown:
-        assert max(result.batches[i]) > LIMITS.initial
         known = result.estimates[i]
         assert (known[:THETA] >= 0).all()
         assert known[Estimate.RESTART_S] > 0.5
@@ -69,6 +70,7 @@ def test_three_adaptive_and_two_fixed_trainings_share_a_cluster(tmp_path: Path) 
     ]  # fmt: skip
     result, grown = run(tmp_path / "home", jobs, slots=8, interval_s=3.0)
     assert grown == [0, 2, 4]
+    assert all(max(result.batches[i]) > LIMITS.initial for i in grown)
     assert max(max(sizes) for sizes in result.sizes) >= 4
     assert result.foretold is not None
     predicted, measured = (
