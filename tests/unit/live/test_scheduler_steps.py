@@ -135,3 +135,8 @@ def all_of(ctx: Context) -> str:
     seen = [state.jobs[n].live for n in sorted(state.live)]
     touched = sorted(state.touched), sorted(state.touched_nodes)
     return repr((state.to_json(), list(state.nodes.values()), seen, touched, ctx.timers, ctx.unfenced, ctx.now_s))
+
+
+def test_a_log_from_before_lost_work_was_a_question_is_read() -> None:
+    old = {"type": "PolicySet", "at_s": 1.0, "policy": "fifo"}
+    assert note_from_json(old) == PolicySet(1.0, "fifo", may_lose_work=False)

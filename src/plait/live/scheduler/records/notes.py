@@ -203,6 +203,9 @@ _WRITTEN: Mapping[str, Callable[[Any], bool]] = {
     "grace_s": lambda note: note.why == "leaving",
 }
 
+#: Fields that logs of before they existed lack, and what they mean there.
+_OLDER: Mapping[str, Mapping[str, Any]] = {"PolicySet": {"may_lose_work": False}}
+
 
 def note_to_json(note: Note) -> dict[str, Any]:
     """A JSON object with a `type` and the fields.
@@ -223,7 +226,7 @@ def note_from_json(data: Mapping[str, Any]) -> Note:
     """The note that `note_to_json` wrote; `InputError` for anything else."""
     values = {name: value for name, value in data.items() if name != "type"}
     try:
-        note: Note = KINDS[data["type"]](**values)
+        note: Note = KINDS[data["type"]](**{**_OLDER.get(data["type"], {}), **values})
     except (KeyError, TypeError) as error:
         raise InputError(f"not a note of this version: {str(data)[:200]} ({error!r})") from error
     return note
