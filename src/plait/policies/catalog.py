@@ -363,7 +363,7 @@ def make_policy(text: str) -> Policy:
     Raises `InputError` with the nearest name for an unknown policy or option.
 
     >>> make_policy("tiresias-l:thresholds=3250/7200,within=running_first").order.thresholds
-    (3250.0, 7200.0)
+    (3250, 7200)
     """
     name, _, rest = text.partition(":")
     known = rows()
