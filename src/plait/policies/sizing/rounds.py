@@ -92,7 +92,7 @@ class InRounds:
     start (twice `restart_s` in all).
 
     Rounds in which nothing changes are not asked for: a plan is valid until the first round in which time alone may
-    change it (`plait.policies.sizing.quiet_rounds`), where the policy can tell (`again`).
+    change it (`plait.policies.sizing.quiet_rounds`), where the policy can tell (`would_repeat`).
 
     In which round a plan was made, and for which ones it stands, is kept in the level of its jobs, and that a job is
     due in its promotions, so the policy is a function of the view. Raises `InputError` for times that make no rounds.
@@ -123,7 +123,7 @@ class InRounds:
     def allocate(self, pool: Pool, view: View) -> Sizes:
         """The allocation of a pool for this round; jobs it leaves out may still find free GPUs.
 
-        A policy defines this, or `anew` where it looks at all pools at once.
+        A policy defines this, or `choose_all` where it looks at all pools at once.
         """
         raise NotImplementedError(f"policy {self.name} has to define allocate(pool, view)")
 
