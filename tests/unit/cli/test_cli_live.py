@@ -13,7 +13,7 @@ import pytest
 from fake_service import TOKEN, Fake, serve
 
 from plait.cli.commands.explain import eta_lines
-from plait.cli.render.event_words import _WORDS, in_words
+from plait.cli.render.event_words import _WORDS, in_words, step_in_words
 from plait.control.messages import Command, Event, JobSubmitted, NodeJoined, ReplanDue
 from plait.core.cluster import Node
 from plait.core.errors import InputError
@@ -606,6 +606,16 @@ def test_events_in_words(plait, fake):
     assert lines[1].endswith("  ->  start j-0 with j-1 on GPU 0, taking turns by tokens")
     assert len(plait("events", "--all").out.splitlines()) == 3
     assert json.loads(plait("events", "--last", 1, "--json").out)["seq"] == 3
+
+
+def test_events_say_an_exit_code_and_a_reason_once():
+    ended = {"type": "RankEnded", "job": 3, "rank": 0, "epoch": 1, "exit_code": 1}
+    assert in_words({**ended, "reason": "exit code 1"}) == "process 0 of j-3 ended with exit code 1"
+    said = in_words({**ended, "reason": "exit code 1; last lines of the log: bad luck"})
+    assert said == "process 0 of j-3 ended with exit code 1: last lines of the log: bad luck"
+    failed = {"type": "JobFailed", "jobs": [3], "reason": "it failed at once"}
+    refused = {"type": "Refuse", "jobs": [3], "reasons": ["it failed at once"]}
+    assert step_in_words(failed, [refused]) == "j-3 failed: it failed at once  ->  refuse j-3"
 
 
 def test_events_of_a_job_in_words(plait, fake):

@@ -10,7 +10,7 @@ import typer
 
 from plait.cli.commands.jobs import JOB_COLUMNS, job_row, print_jobs, stop_text
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, seconds
-from plait.cli.render.event_words import in_words
+from plait.cli.render.event_words import step_in_words
 from plait.cli.render.tables import plain
 from plait.core.words import duration, number
 from plait.live.notes import note
@@ -333,6 +333,5 @@ def _print_steps(steps: list[dict[str, Any]], as_json: bool) -> None:
             typer.echo(json.dumps(step, ensure_ascii=False))
             continue
         event, commands = step["event"], step.get("commands") or []
-        caused = "; ".join(in_words(c) for c in commands)
-        said = plain(in_words(event) + (f"  ->  {caused}" if caused else ""))
+        said = plain(step_in_words(event, commands))
         typer.echo(f"{step['seq']:>6}  {step['at_s']:>10.2f} s  {said}")

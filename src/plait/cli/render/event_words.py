@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from plait.core.words import duration
@@ -19,6 +19,12 @@ def in_words(message: Message) -> str:
     kind = str(message.get("type"))
     words = _WORDS.get(kind)
     return f"{kind} {_jobs(message)}".strip() if words is None else words(message)
+
+
+def step_in_words(event: Message, commands: Sequence[Message]) -> str:
+    """An event and what was decided on it; a reason that both have is said once."""
+    caused = "; ".join(in_words(command).removesuffix(_because(event)) for command in commands)
+    return in_words(event) + (f"  ->  {caused}" if caused else "")
 
 
 def _jobs(message: Message) -> str:
@@ -78,7 +84,8 @@ def _began(message: Message) -> str:
 def _rank_ended(message: Message) -> str:
     code = message.get("exit_code")
     how = "" if code is None else f" with exit code {code}"
-    return f"process {message['rank']} of {_jobs(message)} ended{how}{_because(message)}{_attempt(message)}"
+    because = _because(message).replace(f": exit code {code}; ", ": ", 1).removesuffix(f": exit code {code}")
+    return f"process {message['rank']} of {_jobs(message)} ended{how}{because}{_attempt(message)}"
 
 
 def _over(message: Message) -> str:
