@@ -76,11 +76,12 @@ def test_a_gang_goes_on_with_a_node_that_joined_for_one_that_went(cluster: HandC
         cluster.start_agent(node, *SPOT)
     out = tmp_path / "out"
     out.mkdir()
-    job = cluster.train(out, 5, 0.25, gpus=2)
+    job = cluster.train(out, 5, 1.0, gpus=2)
     before = cluster.has_made(job, 4)
     cluster.start_agent("n2", *SPOT)
     assert cluster.job(job)["epoch"] == 1  # nobody is moved because there is more room
     assert cluster.end_agent("n1") == 0
+    (out / "hurry").touch()
     found = cluster.finishes(job)
     assert sorted(found["nodes"]) == ["n0", "n2"]
     assert [a["state"] for a in found["attempts"]] == ["preempted", "finished"]
