@@ -18,7 +18,6 @@ from plait.control.messages import (
     JobKept,
     JobProfiled,
     LaunchFailed,
-    NodeLost,
     ProgressReported,
     ReplanDue,
     StopCostReported,
@@ -63,7 +62,7 @@ class Observed:
         self.reports: dict[int, list[Report]] = {}  # of each job that adapts its batch
         self.silent_s: dict[int, float] = {}  # seconds that it held its GPUs until the first report
         self.first_decision_s = math.nan
-        self.failures = self.lost_nodes = 0
+        self.failures = 0
         self.worlds: dict[int, int] = {}
         self._attempts: dict[int, _Attempt] = {}
         self._began: dict[int, float] = {}
@@ -85,8 +84,6 @@ class Observed:
             self.stop_costs.append(event)
         elif isinstance(event, (JobFailed, LaunchFailed)):
             self.failures += len(event.jobs)
-        elif isinstance(event, NodeLost):
-            self.lost_nodes += 1
         elif isinstance(event, ProgressReported):
             self._progress(event)
 

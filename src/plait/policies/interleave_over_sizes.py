@@ -20,8 +20,6 @@ from plait.policies.sizing.rounds import Seated, Sizes
 from plait.policies.sizing.seating import Seats
 from plait.policies.sizing.steps import Ladder
 
-Mates = Mapping[int, tuple[int, ...]]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PolluxInterleaved(Pollux):

@@ -187,12 +187,6 @@ class SimulatedAgent:
             elif held.state == STARTING:
                 held.reason = f"attempt {key[1]} of job {key[0]} waits until others have left its GPUs"
 
-    def process_ends(self, job: int, exit_code: int, now: float, rank: int | None = None) -> None:
-        """Kill processes of a job from outside, or let them exit."""
-        for key, held in self.held.items():
-            if key[0] == job and rank in (None, key[2]) and held.process is not None:
-                held.process.end(now, exit_code, None)
-
     def running(self) -> list[Key]:
         """Processes on the machine, whoever knows of them."""
         return [key for key, held in self.held.items() if held.process is not None and held.process.ended_s is None]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from plait.control.controller import Controller, describe
+from plait.control.controller import Controller
 from plait.control.snapshot import frozen, restore
 from plait.core.arrays import IntArray
 from plait.core.errors import PlaitError
@@ -116,11 +116,6 @@ class State:
         if columns["phase"][job.number] != _RUNNING or columns["slot"][job.number] < 0:
             return None
         return self.groups.of_job.get(job.number)
-
-    @property
-    def policy_name(self) -> str:
-        """The name of the policy that decides."""
-        return "" if self.policy is None else describe(self.policy)
 
     # -- keeping --------------------------------------------------------------------------------------
 

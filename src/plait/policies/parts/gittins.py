@@ -249,15 +249,3 @@ class CensoredSizes:
         """The same with all its knots."""
         knots = np.unique(self.sizes)
         return Distribution(knots, self(knots)[0])
-
-
-def gittins_of_survival(now: float, then: float, area: float) -> float:
-    """G from F(a), F(a + D) and the integral of F over [a, a + D].
-
-    >>> import math
-    >>> rate, a, D = 0.5, 3.0, 2.0
-    >>> F = lambda x: math.exp(-rate * x)
-    >>> round(gittins_of_survival(F(a), F(a + D), (F(a) - F(a + D)) / rate), 12)
-    0.5
-    """
-    return (now - then) / area if now > 0 and area > 0 else 0.0

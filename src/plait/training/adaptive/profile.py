@@ -173,11 +173,6 @@ class Timings:
             step_s=step_s,
         )
 
-    def step_seconds(self) -> float:
-        """Mean seconds of all passes with a step, over all keys; 0 without any."""
-        steps = sum(t.steps for t in self._keys.values())
-        return sum(t.step_s for t in self._keys.values()) / steps if steps else 0.0
-
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""
         return {"keys": [[*key, t.grad_s, t.grads, t.step_s, t.sync_s, t.steps] for key, t in self._keys.items()]}

@@ -163,7 +163,6 @@ class StagedLoader(DataLoader[Any]):
                 super().__init__(marked, batch_sampler=order, **options)  # type: ignore[arg-type]
             else:
                 super().__init__(marked, sampler=order, batch_size=None, **options)  # type: ignore[arg-type]
-        self._given_sampler = inner.sampler
 
     @property
     def done(self) -> int:
@@ -174,11 +173,6 @@ class StagedLoader(DataLoader[Any]):
     def next_pass(self) -> int:
         """Number, from 0, of the pass that `iter` begins or goes on with; known after `job.resume()`."""
         return self._order.number - (self._resume is not None) if self._order is not None else 0
-
-    @property
-    def given_sampler(self) -> Any:
-        """The sampler of the loader that was wrapped: for `set_epoch`."""
-        return self._given_sampler
 
     def __iter__(self) -> Any:
         """The batches, from where the checkpoint was if this is the first pass after it."""

@@ -70,19 +70,18 @@ class JobResult:
 class InterleavePlan:
     """How jobs of one process take turns: a gate (none, tokens, barrier), turns 0..3 by job (0, 1, ... if not said).
 
-    `quantum_s` of tokens; `predicted_iteration_s` is for people; `epoch` fences checkpoints of earlier attempts.
+    `quantum_s` of tokens; `epoch` fences checkpoints of earlier attempts.
     """
 
     gate: str = "tokens"
     turns: tuple[int, ...] | None = None
     quantum_s: float = 0.01
-    predicted_iteration_s: float | None = None
     epoch: int = 1
 
     @classmethod
     def of(cls, choice: Choice) -> InterleavePlan:
         """What `choose_gate` chose."""
-        return cls(choice.gate, choice.turns, predicted_iteration_s=max(choice.iteration_s))
+        return cls(choice.gate, choice.turns)
 
 
 @dataclass(frozen=True)
