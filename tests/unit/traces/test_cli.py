@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from plait.cli.commands.trace import app
 from plait.core.errors import InputError, TraceError
+from plait.core.jobs import JobClass
 from plait.traces.canonical import read_canonical
+from plait.traces.load import load_jobs
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -32,6 +35,35 @@ def test_convert_show_generate_formats(tmp_path):
     assert "50" in run("show", tmp_path / "g.csv.gz")
     run("convert", FIXTURES / "tiresias.csv", out, "--assign-models", "uniform")
     assert "philly" in run("formats")
+
+
+def test_deadlines_and_classes_are_drawn_for_any_trace(tmp_path):
+    made, again, converted = tmp_path / "made.csv", tmp_path / "again.csv", tmp_path / "converted.csv"
+    draws = ("--deadlines", "1.5,3", "--opportunistic-share", 0.5, "--seed", 3)
+    run("generate", made, "--jobs", 200, *draws)
+    table = read_canonical(made)
+    assert set(np.round(table["deadline_s"] / table["duration_s"], 3)) == {1.5, 3.0}
+    jobs = load_jobs(table).jobs
+    assert np.array_equal(jobs.column("deadline_s"), table["deadline_s"])
+    assert 60 < (jobs.column("job_class") == JobClass.OPPORTUNISTIC).sum() < 140
+    run("generate", again, "--jobs", 200, "--seed", 3)
+    run("convert", again, converted, *draws)
+    assert np.array_equal(read_canonical(converted)["deadline_s"], table["deadline_s"])
+    assert read_canonical(converted)["job_class"].tolist() == table["job_class"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--deadlines", "soon", "--deadlines is 'soon', needs factors such as 1.2,2,10"),
+        ("--deadlines", "0,2", "finite and above 0"),
+        ("--opportunistic-share", 1.5, r"must lie in \[0, 1\] \(got 1.5\)"),
+    ],
+)
+def test_wrong_draws_are_refused_and_write_nothing(tmp_path, option, value, message):
+    with pytest.raises(InputError, match=message):
+        run("generate", tmp_path / "made.csv", "--jobs", 5, option, value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_errors_propagate_and_write_nothing(tmp_path):

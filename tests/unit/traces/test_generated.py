@@ -150,6 +150,11 @@ def test_deadlines_and_draws():
     table = generate("gavel", 300, 64, 0.9, seed=5)
     ratio = assign_deadlines(table, seed=2)["deadline_s"] / table["duration_s"]
     assert set(np.round(ratio, 6)) == {1.2, 2.0, 10.0}
+    for factors in ([], [0.0], [-1.0, 2.0], [float("inf")], [float("nan")]):
+        with pytest.raises(InputError, match="finite and above 0"):
+            assign_deadlines(table, seed=2, factors=factors)
+    with pytest.raises(InputError, match="no job of this trace has a duration"):
+        assign_deadlines(generate("pollux", 5, 64), seed=2)
     draws = uniforms(3, "key", [str(i) for i in range(2000)])
     assert 0 <= draws.min() < draws.max() < 1
     assert draws.mean() == pytest.approx(0.5, abs=0.02)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from plait.traces.canonical import read_canonical, write_canonical
-from plait.traces.formats import tiresias
 from plait.traces.formats.registry import read_trace
 from plait.traces.statistics import size_counts
 
@@ -79,7 +78,6 @@ def test_gavel_and_pollux():
     shares = dict(zip(models.tolist(), counts.tolist(), strict=True))
     assert shares == {"bert": 15, "cifar10": 67, "deepspeech2": 16, "imagenet": 3, "ncf": 54, "yolov3": 5}
     assert (workload["submit_s"].min(), workload["submit_s"].max()) == (53, 28_189)
-    assert len(tiresias.read_size_sample(DATA / "tiresias/yarn-gput1000.csv")) == 1001
 
 
 def test_openb():

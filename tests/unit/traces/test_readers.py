@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError, TraceError
-from plait.traces.formats import gavel, openb2023, spot2026, tiresias
+from plait.traces.formats import gavel, openb2023, spot2026
 from plait.traces.formats.registry import FORMATS, read_trace, sniff
-from plait.traces.load import load_jobs
+from plait.traces.load import cluster_of, load_jobs
 from plait.traces.table import TraceTable
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -221,8 +221,6 @@ def test_gavel_field_counts_and_throughputs(tmp_path):
     path.write_text("\t".join("123456789") + "\n")
     with pytest.raises(TraceError, match="expected 7, 10 or 12 tab-separated fields, found 9"):
         read_trace(path, "gavel")
-    pairs = gavel.read_pair_throughputs(FIXTURES / "throughputs.json")
-    assert pairs["v100"] == {(("ResNet-18 (batch size 32)", 2), ("A3C", 1)): (1.0, 2.0)}
     with pytest.raises(InputError, match="did you mean 'v100'"):
         read_trace(FIXTURES / "gavel10.trace", throughputs=FIXTURES / "throughputs.json", kind="v10")
     evil = tmp_path / "evil.json"
@@ -248,15 +246,16 @@ def test_openb_variants_without_times_say_so(tmp_path):
         read_trace(path)
 
 
-def test_tiresias_side_files(tmp_path):
-    sizes = tmp_path / "sizes.csv"
-    sizes.write_text("duration\n5\n7\n")
-    assert tiresias.read_size_sample(sizes).tolist() == [5, 7]
+def test_a_tiresias_trace_brings_its_cluster_file(tmp_path):
     cluster = tmp_path / "cluster.csv"
     cluster.write_text("num_switch,num_node_p_switch,num_gpu_p_node,num_cpu_p_node,mem_p_node\n2,3,8,64,256\n")
-    nodes = tiresias.read_cluster(cluster)
-    assert len(nodes["node_id"]) == 6
-    assert nodes["rack"].tolist() == ["s0"] * 3 + ["s1"] * 3
+    table = read_trace(FIXTURES / "tiresias.csv", nodes=cluster)
+    assert table.nodes is not None
+    assert table.nodes["rack"].tolist() == ["s0"] * 3 + ["s1"] * 3
+    assert [node.gpus for node in cluster_of(table).nodes] == [8] * 6
+    cluster.write_text("num_switch,num_node_p_switch,num_gpu_p_node,num_cpu_p_node,mem_p_node\n")
+    with pytest.raises(TraceError, match="has no cluster row"):
+        read_trace(FIXTURES / "tiresias.csv", nodes=cluster)
 
 
 def test_a_misspelt_application_of_pollux_is_an_error_and_a_foreign_one_a_job_without_duration(tmp_path):

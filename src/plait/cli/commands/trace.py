@@ -16,6 +16,13 @@ FormatOption = Annotated[
     str, typer.Option("--format", "-f", help="Format of the input; `plait trace formats` lists them.")
 ]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")]
+DeadlinesOption = Annotated[
+    str | None,
+    typer.Option("--deadlines", metavar="FACTORS", help="Deadlines of one of these times the duration, e.g. 1.2,2,10."),
+]
+ShareOption = Annotated[
+    float | None, typer.Option("--opportunistic-share", help="Share of jobs made opportunistic, from 0 to 1.")
+]
 
 
 @app.command()
@@ -26,10 +33,12 @@ def convert(
     work: Annotated[str | None, typer.Option(help="muri: duration or iterations, what the work of a job is.")] = None,
     split: Annotated[str | None, typer.Option(help="muri: by_model, storage or cpu, where data time goes.")] = None,
     attempts: Annotated[str | None, typer.Option(help="philly: sum, last or split.")] = None,
-    nodes: Annotated[Path | None, typer.Option(help="openb2023, spot2026: the node list.")] = None,
+    nodes: Annotated[Path | None, typer.Option(help="tiresias, openb2023, spot2026: the list of nodes.")] = None,
     throughputs: Annotated[Path | None, typer.Option(help="gavel: throughput table (JSON).")] = None,
     models: Annotated[str | None, typer.Option("--assign-models", help="Mix: uniform or by_gpu_hours.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the model assignment.")] = 0,
+    deadlines: DeadlinesOption = None,
+    opportunistic_share: ShareOption = None,
+    seed: Annotated[int, typer.Option(help="Of models, deadlines and classes.")] = 0,
     strict: StrictOption = False,
 ) -> None:
     """Convert a trace to the canonical form."""
@@ -43,6 +52,7 @@ def convert(
         from plait.traces.synthetic.assign import assign_models
 
         table = assign_models(table, seed=seed, mix=models)
+    table = _assigned(table, seed, deadlines, opportunistic_share)
     write_canonical(table, target)
     _say_written(table, target)
 
@@ -56,12 +66,15 @@ def generate(
     load: Annotated[float | None, typer.Option(help="Offered load; default: the preset's own rate.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same trace.")] = 0,
     models: Annotated[str | None, typer.Option("--assign-models", help="Mix: uniform or by_gpu_hours.")] = None,
+    deadlines: DeadlinesOption = None,
+    opportunistic_share: ShareOption = None,
 ) -> None:
     """Generate a synthetic trace."""
     from plait.traces.canonical import write_canonical
     from plait.traces.synthetic.generate import generate as make
 
     table = make(preset, jobs, gpus, load, seed, models=models)
+    table = _assigned(table, seed, deadlines, opportunistic_share)
     write_canonical(table, target)
     _say_written(table, target)
 
@@ -102,6 +115,22 @@ def formats() -> None:
     for fmt in FORMATS.values():
         grid.add_row(fmt.name, fmt.units, fmt.source, fmt.licence)
     Console().print(grid)
+
+
+def _assigned(table: TraceTable, seed: int, deadlines: str | None, opportunistic_share: float | None) -> TraceTable:
+    """The trace with the deadlines and classes that the options ask for."""
+    from plait.core.errors import InputError
+    from plait.traces.synthetic.assign import assign_classes, assign_deadlines
+
+    if deadlines is not None:
+        try:
+            factors = [float(text) for text in deadlines.split(",")]
+        except ValueError:
+            raise InputError(f"--deadlines is {deadlines!r}, needs factors such as 1.2,2,10") from None
+        table = assign_deadlines(table, seed=seed, factors=factors)
+    if opportunistic_share is not None:
+        table = assign_classes(table, seed=seed, opportunistic=opportunistic_share)
+    return table
 
 
 def _say_written(table: TraceTable, target: Path) -> None:

@@ -1,5 +1,4 @@
-"""Gavel traces and their relatives: tab-separated, no header, 7, 10 or 12 fields; and Gavel's throughput
-tables.
+"""Gavel traces and their relatives: tab-separated, no header, 7, 10 or 12 fields; and Gavel's throughput tables.
 
 7: derived from Philly (`traces/msr`); 10: Gavel; 12: Shockwave. Arrivals are seconds. Commands hold shell
 text: they are kept as text and never executed.
@@ -130,28 +129,12 @@ def _job(row: TextRow, table: Mapping[tuple[str, int], float] | None) -> dict[st
 def read_throughputs(path: Pathish) -> dict[str, dict[tuple[str, int], float]]:
     """Gavel's `simulation_throughputs.json`: steps per second of each job type alone, by kind of GPU.
 
-    Kinds ending in `_unconsolidated` are spread placements. Pair entries are read by `read_pair_throughputs`.
+    Kinds ending in `_unconsolidated` are spread placements. Entries of pairs that share GPUs are left out.
     """
     return {
         kind: {job: _rate(path, entry.get("null", 0.0)) for job, entry in jobs.items()}
         for kind, jobs in _throughput_entries(path).items()
     }
-
-
-def read_pair_throughputs(
-    path: Pathish,
-) -> dict[str, dict[tuple[tuple[str, int], tuple[str, int]], tuple[float, float]]]:
-    """Steps per second of two jobs sharing GPUs: kind -> (first, second) -> rates; (0, 0) does not fit."""
-    result: dict[str, dict[tuple[tuple[str, int], tuple[str, int]], tuple[float, float]]] = {}
-    for kind, jobs in _throughput_entries(path).items():
-        pairs = result.setdefault(kind, {})
-        for first, entry in jobs.items():
-            for key, rates in entry.items():
-                if key != "null":
-                    if not isinstance(rates, list) or len(rates) != 2:
-                        raise Source(path).error("expected two rates for a pair", column=key, value=rates)
-                    pairs[first, _job_key(path, key)] = (_rate(path, rates[0]), _rate(path, rates[1]))
-    return result
 
 
 def _throughput_entries(path: Pathish) -> dict[str, dict[tuple[str, int], dict[str, Any]]]:

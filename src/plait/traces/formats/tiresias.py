@@ -1,4 +1,4 @@
-"""Tiresias job files (SymbioticLab/Tiresias, NSDI'19): CSV, whole seconds; and its sample of job sizes."""
+"""Tiresias job files (SymbioticLab/Tiresias, NSDI'19): CSV, whole seconds; and its cluster files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from plait.traces.table import TraceTable
 HEADER = ("job_id", "num_gpu", "submit_time", "iterations", "model_name", "duration")
 
 
-def read(path: Pathish, *, strict: bool = False) -> TraceTable:
-    """Reads a Tiresias job file. Model names are kept as they are; iteration times are not in the file."""
+def read(path: Pathish, *, nodes: Pathish | None = None, strict: bool = False) -> TraceTable:
+    """Reads a Tiresias job file; `nodes` is its cluster file.
+
+    Model names are kept as they are; iteration times are not in the file.
+    """
     source = Source(path)
+    cluster = None if nodes is None else read_cluster(nodes)
     builder = TableBuilder(source)
     for row in read_rows(source, required=HEADER, optional=("interval", "model_scale")):
         builder.keep(
@@ -28,24 +32,11 @@ def read(path: Pathish, *, strict: bool = False) -> TraceTable:
             model_source="trace",
             iterations=row.whole("iterations"),
         )
-    return builder.finish(FORMAT, strict=strict)
-
-
-def read_size_sample(path: Pathish) -> Array:
-    """A sample of job sizes (attained service at completion), GPU-seconds, in file order."""
-    source = Source(path)
-    sizes = []
-    for row in read_rows(source, required=("duration",)):
-        sizes.append(row.number("duration"))
-        if sizes[-1] <= 0:
-            raise row.error("must be more than 0", column="duration")
-    return np.array(sizes, dtype=np.float64)
+    return builder.finish(FORMAT, strict=strict, nodes=cluster)
 
 
 def read_cluster(path: Pathish) -> dict[str, Array]:
-    """A cluster file (one row: switches, nodes per switch, GPUs and CPUs per node, memory in GB) as a nodes
-    table.
-    """
+    """A cluster file as a nodes table: one row of switches, nodes per switch, GPUs and CPUs per node, memory in GB."""
     source = Source(path)
     names = ("num_switch", "num_node_p_switch", "num_gpu_p_node", "num_cpu_p_node", "mem_p_node")
     for row in read_rows(source, required=names):

@@ -22,22 +22,13 @@ from plait.traces.validate import checked_table
 GPU_HOURS = (1.0, 10.0, 100.0, float("inf"))
 """Upper ends of the size classes S, M, L, XL of Pollux, GPU-hours (its XL ends at 1000)."""
 
-POLLUX_CLASSES: tuple[dict[str, float], ...] = (
-    {"cifar10": 36.0, "neumf": 36.0},
-    {"bert": 10.0, "deepspeech2": 10.0},
-    {"yolov3": 6.0},
-    {"imagenet": 2.0},
-)
-"""Models of each size class with their overall shares in Pollux (OSDI'21); needs a catalogue that has
-them."""
-
 DEFAULT_CLASSES: tuple[dict[str, float], ...] = (
     {"dqn": 1.0, "a2c": 1.0, "resnet18": 1.0},
     {"shufflenet_v2_x1_0": 1.0, "resnet18": 1.0},
     {"vgg16": 1.0, "vgg19": 1.0, "bert": 1.0},
     {"bert": 1.0, "gpt2": 1.0},
 )
-"""The same idea with the models of the shipped catalogue. Which model is large is our assumption."""
+"""Models of each size class, equally likely; which model belongs to which class is our assumption."""
 
 MIXES = ("uniform", "by_gpu_hours")
 
@@ -169,9 +160,9 @@ def _profiled(table: TraceTable, jobs: Array, picked: Array, profiles: Sequence[
 
 
 def assign_classes(table: TraceTable, *, seed: int, opportunistic: float) -> TraceTable:
-    """Makes each job opportunistic with this probability, else guaranteed."""
+    """Makes each job opportunistic with probability `opportunistic`, else guaranteed."""
     if not 0 <= opportunistic <= 1:
-        raise InputError(f"a probability lies in [0, 1] (got {opportunistic})")
+        raise InputError(f"the share of opportunistic jobs must lie in [0, 1] (got {opportunistic:g})")
     chosen = uniforms(seed, "job_class", table["job_id"]) < opportunistic
     classes = np.where(chosen, "opportunistic", "guaranteed").astype(object)
     what = {"what": "job_class", "seed": seed, "opportunistic": opportunistic}
@@ -179,11 +170,15 @@ def assign_classes(table: TraceTable, *, seed: int, opportunistic: float) -> Tra
 
 
 def assign_deadlines(table: TraceTable, *, seed: int, factors: Sequence[float] = (1.2, 2.0, 10.0)) -> TraceTable:
-    """Deadlines of one of `factors` x duration, each as likely (default: those of Gavel); null without a
-    duration.
+    """Gives each job a deadline of one of `factors` times its duration, each as likely (default: those of Gavel).
+
+    `deadline_s` counts from the submission; it stays empty where there is no duration. Raises `InputError` for
+    factors that are not finite and above 0, and for a trace without any duration.
     """
-    if not factors or min(factors) <= 0:
-        raise InputError(f"deadline factors must be positive (got {list(factors)})")
+    if not factors or not all(0 < factor < np.inf for factor in factors):
+        raise InputError(f"deadline factors must be finite and above 0 (got {list(factors)})")
+    if np.isnan(table["duration_s"]).all():
+        raise InputError("deadlines are multiples of durations, and no job of this trace has a duration")
     at = (uniforms(seed, "deadline", table["job_id"]) * len(factors)).astype(np.int64)
     deadlines = np.asarray(factors, dtype=np.float64)[at] * table["duration_s"]
     what = {"what": "deadline", "seed": seed, "factors": list(factors)}
