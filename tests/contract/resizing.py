@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from plait.core.jobs import JobTable
 from plait.core.plan import Plan
 from plait.core.policy import Policy, View
 from plait.policies.catalog import make_policy
@@ -20,7 +19,5 @@ class Resizing:
     def decide(self, view: View) -> Plan:
         jobs = view.jobs
         grown = int(jobs.max_gpus.sum()) <= view.cluster.gpus_up
-        columns = dict(jobs.columns)
-        columns["gpus"] = columns["max_gpus" if grown else "min_gpus"]
-        sized = JobTable(columns, jobs.number, jobs.now_s, jobs._competing, jobs._specs)
+        sized = jobs.subset(jobs.number, gpus=jobs.columns["max_gpus" if grown else "min_gpus"])
         return replace(self.inner.decide(replace(view, jobs=sized)), settled=False)

@@ -133,3 +133,13 @@ def test_the_version_is_that_of_the_package() -> None:
     if not project.exists():
         pytest.skip("plait is installed without its sources")
     assert tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"] == plait.__version__
+
+
+def test_only_the_controller_makes_a_table_of_jobs_the_rest_take_a_subset() -> None:
+    makers = {
+        name
+        for name, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "JobTable"
+    }
+    assert makers == {"plait.core.jobs", "plait.control.controller"}

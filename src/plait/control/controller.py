@@ -166,10 +166,11 @@ class Controller:
         self.events += 1
         return self._handlers[type(event)](event)
 
-    def view(self) -> View:
-        """What the policy would see now."""
-        table = JobTable(self.books.columns, self.active, self.now_s, self.competing, self.books)
-        return View(self.now_s, self.cluster, table, self.running, self.rule)
+    def view(self, now_s: float | None = None) -> View:
+        """What the policy would see at `now_s`; at the time of the last event by default."""
+        at_s = self.now_s if now_s is None else now_s
+        table = JobTable(self.books.columns, self.active, at_s, self.competing, self.books)
+        return View(at_s, self.cluster, table, self.running, self.rule)
 
     # -- jobs -----------------------------------------------------------------------------------------
 

@@ -512,6 +512,18 @@ class JobTable:
         self._competing = competing
         self._specs = specs
 
+    def subset(self, number: IntArray, **columns: Any) -> JobTable:
+        """The jobs of these numbers, in this order, at the same time.
+
+        `columns` replace columns of this table; each holds all jobs ever, as those of the constructor do.
+
+        >>> table = JobTable({"gpus": np.array([1, 2, 4])}, np.arange(3), 0.0, 0.0)
+        >>> table.subset(np.array([2, 0])).gpus.tolist()
+        [4, 1]
+        """
+        known = {**self.columns, **columns} if columns else self.columns
+        return JobTable(known, number, self.now_s, self._competing, self._specs)
+
     @property
     def departures(self) -> int:
         """How many jobs have left the cluster for good."""

@@ -9,7 +9,6 @@ from typing import Literal
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
-from plait.core.jobs import JobTable
 from plait.core.policy import View
 from plait.goodput.allocate.knapsack import best_sizes
 from plait.grouping.model.times import together_s
@@ -151,17 +150,15 @@ def _held_by_all(view: View) -> IntArray:
 def _sized(view: View, pool: Pool, gpus: Mapping[int, int]) -> View:
     """The view with these rows as large as said, and no nodes but those of the pool."""
     jobs, cluster = view.jobs, view.cluster
-    columns = dict(jobs.columns)
+    sized = {name: jobs.columns[name].copy() for name in ("cpus", "memory_bytes", "gpus")}
     numbers = jobs.number[list(gpus)]
     size = np.array(list(gpus.values()), dtype=np.int64)
     for name in ("cpus", "memory_bytes"):
-        columns[name] = columns[name].copy()
-        columns[name][numbers] *= size / columns["gpus"][numbers]
-    columns["gpus"] = columns["gpus"].copy()
-    columns["gpus"][numbers] = size
+        sized[name][numbers] *= size / sized["gpus"][numbers]
+    sized["gpus"][numbers] = size
     up = np.isin(np.arange(len(cluster.nodes)), pool.nodes) & cluster.node_up
     return replace(
         view,
         cluster=replace(cluster, up=tuple(up.tolist())),
-        jobs=JobTable(columns, jobs.number, view.now_s, 0.0),
+        jobs=jobs.subset(jobs.number, **sized),
     )

@@ -115,6 +115,15 @@ def test_tables_name_unknown_columns() -> None:
         _ = table.remaning_s
 
 
+def test_a_subset_of_a_table_has_its_jobs_in_the_order_asked_for_and_keeps_the_rest() -> None:
+    columns = {"gpus": np.array([1, 2, 4, 8]), "submit_s": np.array([0.0, 1.0, 2.0, 3.0])}
+    table = JobTable(columns, np.array([0, 2, 3]), 9.0, 5.0)
+    some = table.subset(np.array([3, 0]), gpus=np.array([16, 32, 64, 128]))
+    assert (some.number.tolist(), some.gpus.tolist(), some.age_s.tolist()) == ([3, 0], [128, 16], [6.0, 9.0])
+    assert (table.gpus.tolist(), some.now_s) == ([1, 4, 8], 9.0)
+    assert some.subset(np.array([0])).gpus.tolist() == [16]
+
+
 def test_restarts_are_starts_after_the_first() -> None:
     def status(starts: int) -> JobStatus:
         spec = JobSpec(id="a")

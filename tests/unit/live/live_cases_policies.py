@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from plait.core.jobs import JobTable
 from plait.core.plan import Plan
 from plait.core.policy import View
 from plait.policies.catalog import make_policy
@@ -29,6 +28,5 @@ class Breathing:
         """First come, first served, by these sizes."""
         jobs = view.jobs
         most = int(jobs.max_gpus.sum()) <= view.cluster.gpus_up
-        columns = {**jobs.columns, "gpus": jobs.columns["max_gpus" if most else "min_gpus"]}
-        sized = JobTable(columns, jobs.number, jobs.now_s, jobs._competing, jobs._specs)
+        sized = jobs.subset(jobs.number, gpus=jobs.columns["max_gpus" if most else "min_gpus"])
         return replace(make_policy("fifo-backfill").decide(replace(view, jobs=sized)), settled=False)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from plait.core.jobs import JobTable
 from plait.core.plan import Plan
 from plait.core.policy import Heeding, Policy, View
 from plait.core.words import counted
@@ -42,8 +41,7 @@ class Quotas:
             return self.policy.decide(view)
         jobs = view.jobs
         keep = np.array([number not in held for number in jobs.number.tolist()], dtype=bool)
-        # The table of some jobs is not something core offers; its parts are.
-        table = JobTable(jobs.columns, jobs.number[keep], jobs.now_s, jobs._competing, jobs._specs)
+        table = jobs.subset(jobs.number[keep])
         plan = self.policy.decide(replace(view, jobs=table)) if len(table) else Plan.of([])
         # When a job leaves, one of those held back may start: the plan is never settled.
         return replace(plan, reasons={**plan.reasons, **held}, settled=False)

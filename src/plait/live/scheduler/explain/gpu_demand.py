@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from plait.control.job_store import usable_gpus
-from plait.core.jobs import JobTable, Phase
+from plait.core.jobs import Phase
 from plait.core.policy import Autoscaling, Wanted
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.options import ANY_SIZE
@@ -53,8 +53,8 @@ def _worth(ctx: Context, numbers: tuple[int, ...]) -> Wanted | None:
     policy: object = state.policy.policy if isinstance(state.policy, Quotas) else state.policy
     if state.controller is None or not numbers or not isinstance(policy, Autoscaling):
         return None
-    books, view = state.controller.books, state.controller.view()
-    jobs = JobTable(books.columns, np.array(numbers), view.now_s, state.controller.competing, books)
+    view = state.controller.view()
+    jobs = view.jobs.subset(np.array(numbers))
     try:
         return policy.wanted_gpus(replace(view, jobs=jobs), ctx.options.most_gpus or ANY_SIZE)
     except Exception as error:  # any policy's: the status has to come all the same

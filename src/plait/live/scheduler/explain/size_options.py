@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from plait.core.goodput import THETA, Estimate
-from plait.core.jobs import JobTable
 from plait.goodput.allocate.ladder import ladder
 from plait.goodput.model.batch import best_batch
 from plait.goodput.model.jobs import GoodputJobs
@@ -48,7 +47,7 @@ def sizes(ctx: Context, job: JobRecord) -> dict[str, Any] | None:
     configs = [(n, k) for n, k in ladder(per_node, nodes, most).tolist() if k >= least][:MOST_SIZES]
     if not configs:
         return out
-    table = JobTable(controller.books.columns, np.array([job.number]), controller.now_s, 0.0)
+    table = controller.view().jobs.subset(np.array([job.number]))
     best = best_batch(GoodputJobs.of(table), *np.array(configs).T)
     for i, (n, k) in enumerate(configs):
         local, passes, value = int(best.local[0, i]), int(best.passes[0, i]), float(best.goodput[0, i])

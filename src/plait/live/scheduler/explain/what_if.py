@@ -8,7 +8,7 @@ the active jobs, which may be done in another thread (`plait.live.service.what_i
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,6 @@ import numpy as np
 from plait.control.controller import Controller
 from plait.control.snapshot import of_active
 from plait.core.arrays import IntArray
-from plait.core.jobs import JobTable
-from plait.core.policy import View
 from plait.live.layout import job_name
 from plait.live.scheduler.state import State
 
@@ -86,15 +84,15 @@ def _starts(
     controller: Controller, job: int, now: float, *, gpus: int | None = None, without: Collection[int] = ()
 ) -> bool:
     """Whether the policy would run the job now if it were of this size, or these jobs had ended."""
-    columns = dict(controller.books.columns)
+    view = controller.view(now)
+    sized = {}
     if gpus is not None:
-        for name in ("gpus", "min_gpus", "max_gpus"):
-            columns[name] = columns[name].copy()
-            columns[name][job] = gpus
-    active = controller.active[~np.isin(controller.active, list(without))]
-    table = JobTable(columns, active, now, controller.competing, controller.books)
+        sized = {name: controller.books.columns[name].copy() for name in ("gpus", "min_gpus", "max_gpus")}
+        for column in sized.values():
+            column[job] = gpus
+    left = view.jobs.number[~np.isin(view.jobs.number, list(without))]
     try:
-        plan = controller.policy.decide(View(now, controller.cluster, table, controller.running, controller.rule))
+        plan = controller.policy.decide(replace(view, jobs=view.jobs.subset(left, **sized)))
     except Exception:
         return False  # a policy that fails here fails in its decisions too, and the status says so
     return bool(np.isin(job, plan.groups.jobs))
