@@ -33,7 +33,7 @@ from plait.runtime.throttle import Throttle
 from plait.training.device.gpu_stage import GpuStage
 from plait.training.environment import ControlFile, Environment, claim
 from plait.training.merged.thread_jobs import Preempted, here
-from plait.training.noop_job import Job
+from plait.training.noop_job import Job, whole_number
 from plait.training.profiler import Profiler
 from plait.training.stages import Stages
 from plait.training.state.checkpoint import Checkpointer, CheckpointHandle
@@ -179,6 +179,7 @@ class AttachedJob(Job):
 
     def steps(self, total: int) -> Iterator[int]:
         """See `Job.steps`."""
+        total = whole_number(total, "steps")
         self.resume()
         self.page.total_iterations = total
         with self.in_loop("steps"):
@@ -193,6 +194,7 @@ class AttachedJob(Job):
 
     def epochs(self, total: int) -> Iterator[int]:
         """See `Job.epochs`."""
+        total = whole_number(total, "epochs")
         self.resume()
         self.total_epochs = total
         with self.in_loop("epochs"):

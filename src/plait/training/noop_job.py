@@ -5,13 +5,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
+from plait.core.errors import InputError
 from plait.core.resources import Resource
 from plait.training.merged.thread_jobs import torch_cuda
 
 if TYPE_CHECKING:
     from plait.training.state.checkpoint import CheckpointHandle
+
+
+def whole_number(total: object, loop: str) -> int:
+    """How many turns `job.<loop>(total)` has; raises `InputError` for what is no whole number from 0 on."""
+    if isinstance(total, SupportsIndex) and not isinstance(total, bool) and (number := index(total)) >= 0:
+        return number
+    plain = isinstance(total, int | float | str)
+    raise InputError(
+        f"job.{loop} takes how many {loop} the whole training has, as in `for {loop[:-1]} in job.{loop}(100):`; got "
+        + (repr(total) if plain else f"a {type(total).__name__}; for batches: `for batch in job.wrap_loader(loader):`")
+    )
 
 
 class Job:
@@ -94,13 +107,17 @@ class Job:
     def steps(self, total: int) -> Iterable[int]:
         """`for step in job.steps(1000):` the steps that are left; resumes first.
 
-        Where no torch optimizer steps, a turn of this loop is an iteration.
+        Where no torch optimizer steps, a turn of this loop is an iteration. Raises `InputError` if `total` is no number
+        of steps, e.g. a loader, which is for `wrap_loader`.
         """
-        return range(total)
+        return range(whole_number(total, "steps"))
 
     def epochs(self, total: int) -> Iterable[int]:
-        """`for epoch in job.epochs(10):` the epochs that are left, the first perhaps begun; resumes first."""
-        return range(total)
+        """`for epoch in job.epochs(10):` the epochs that are left, the first perhaps begun; resumes first.
+
+        Raises `InputError` if `total` is no number of epochs.
+        """
+        return range(whole_number(total, "epochs"))
 
     def yield_point(self) -> None:
         """Inside a long stage: a moment at which others may go first."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -276,3 +278,26 @@ def test_state_that_can_no_longer_be_pickled_is_a_warning_and_the_older_checkpoi
     found = checkpointer.load()
     assert found is not None
     assert found[0].step == 1
+
+
+@pytest.mark.parametrize("attached", [False, True])
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (
+            "job.steps([1, 2])",
+            r"job.steps takes how many steps .* got a list; for batches: .*job.wrap_loader\(loader\)",
+        ),
+        ("job.steps(2.5)", r"`for step in job.steps\(100\):`; got 2.5$"),
+        ("job.epochs(-1)", r"`for epoch in job.epochs\(100\):`; got -1$"),
+    ],
+)
+def test_a_loop_over_no_number_is_refused_with_the_line_to_write(
+    code: str, why: str, attached: bool, tmp_path: Path
+) -> None:
+    env = environment(tmp_path / "j-1", 1) if attached else {}
+    script = f"from plait.training import attach\njob = attach()\nfor turn in {code}: print('began')\n"
+    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, **env}, capture_output=True, text=True)
+    assert done.stdout == ""
+    assert done.returncode == 1
+    assert re.search(why, done.stderr.strip().splitlines()[-1]), done.stderr
