@@ -86,12 +86,16 @@ def test_runners_killed_while_there_is_no_agent_are_told_by_the_next(world: Worl
 def test_an_end_is_told_until_it_is_noted_also_by_the_next_agent(world: World) -> None:
     world.service.kept.add((1, 1, 0))
     world.start()
-    world.service.want(world.run(1, "sh", "-c", "exit 4"))
-    world.service.wait(1, "ended")
+    world.service.want(world.run(1, "sh", "-c", "sleep 1; exit 4"))
+    before = world.service.wait(1, "ended")
     world.end_agent(signal.SIGKILL)
     world.service.told.clear()
     world.start()
-    assert world.service.wait(1, "ended").exit_code == 4
+    again = world.service.wait(1, "ended")
+    assert again.exit_code == 4
+    assert again.held_s == pytest.approx(before.held_s, abs=0.1)
+    assert again.held_s > 0.9
+    assert again.ended_s_ago > before.ended_s_ago
     world.service.kept.clear()
     world.service.want(drop=((1, 1, 0),))
     until(lambda: not world.service.told[-1].attempts, "the end to be forgotten")

@@ -87,6 +87,24 @@ def test_another_size_replaces_the_agent_and_nodes_that_are_no_more_end(world: W
     assert pids(old)[1] is None
 
 
+def test_another_size_waits_for_jobs_that_run_and_not_for_those_that_ended_without_an_agent(world: World) -> None:
+    old = LocalBackend(world.layout, nodes=1, gpus_per_node=2, cuda=False)
+    old.start()
+    go = world.layout.home / "go"
+    code = f"import os, time\nprint('ready')\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)"
+    world.service.want(world.python(1, code))
+    world.said(1, "ready")
+    runner = world.runner(1)
+    old.stop(jobs=False)
+    new = LocalBackend(world.layout, nodes=1, gpus_per_node=3, cuda=False)
+    with pytest.raises(InputError, match="node n0 has 2 slots and still runs jobs, so it cannot have 3 now"):
+        new.start()
+    go.touch()
+    until(lambda: procs.start_time(runner) is None, "the end of the job")
+    assert new.start() == ["n0"]
+    assert world.service.wait(1, "ended").exit_code == 0
+
+
 def test_a_stopped_agent_is_ended_too(world: World) -> None:
     backend = LocalBackend(world.layout, nodes=1, cuda=False)
     backend.start()

@@ -62,8 +62,8 @@ class Process:
 
     @property
     def age_s(self) -> float:
-        """Seconds since it started."""
-        return max(0.0, boot_s() - self.start_time / _TICKS)
+        """Seconds since it started; 0 for one of another boot."""
+        return max(0.0, boot_s() - self.start_time / _TICKS) if self.boot == boot_id() else 0.0
 
     def open(self) -> int | None:
         """A pidfd of it (readable once it has ended); None if it has ended. The caller closes it."""

@@ -16,7 +16,9 @@ from typing import IO
 
 from plait.core.errors import PlaitError
 from plait.live.agent import journal, procs
+from plait.live.agent.journal import Key
 from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S
+from plait.live.agent.processes.launch import mark_of
 from plait.live.agent.procs import Process
 from plait.live.layout import Layout, is_locked, make_private, write_secret
 
@@ -141,9 +143,13 @@ class AgentHost:
             self._started[name].kill()
 
     def has_jobs(self, name: str) -> bool:
-        """Whether its agents left jobs that have not ended, as far as they know."""
+        """Whether processes of jobs that its agents left still run here."""
         memory = journal.read(self.layout.node(name) / "journal.jsonl")
-        return any(not known.ended for known in memory.attempts.values())
+        return any(not known.ended and self._runs_still(key, known) for key, known in memory.attempts.items())
+
+    def _runs_still(self, key: Key, known: journal.Remembered) -> bool:
+        """Whether an attempt has a process: its runner, or what is left of it."""
+        return (known.process is not None and known.process.alive) or bool(procs.marked(mark_of(self.layout, *key)))
 
     def _wait_for(self, name: str, timeout_s: float = 5.0) -> None:
         """Wait while an agent is being born, until it has said that it runs or has ended."""

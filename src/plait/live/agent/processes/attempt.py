@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from plait.live.agent import procs
-from plait.live.agent.journal import Key
+from plait.live.agent.journal import Key, Remembered
 from plait.live.agent.lease import Lease
 from plait.live.agent.pages import PageReader
 from plait.live.agent.processes import cgroups
@@ -74,6 +74,14 @@ class LocalAttempt:
         self.pidfd = process.open() or -1
         self.know(read_claim(self.folder))
         self.page = PageReader(self.folder / "page.bin")
+
+    def ended_before(self, known: Remembered) -> None:
+        """It was over before this agent began: how long it ran, and how far it came, is in its files."""
+        if known.process is not None:
+            self.began(known.process)
+        end = read_end(self.folder, self.began_boot_s)
+        self.merged = known.merged
+        self.end(known.exit_code, known.reason, end.boot_s if end is not None else None)
 
     def know(self, claim: Claim | None) -> None:
         """What its runner says in its claim: whether it shares its process, and the mark of that."""

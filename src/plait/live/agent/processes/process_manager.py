@@ -64,8 +64,7 @@ class ProcessManager:
     def _take_back(self, attempt: LocalAttempt, known: journal.Remembered) -> None:
         """A process the journal knows: still running, ended meanwhile, or never started."""
         if known.ended:
-            attempt.end(known.exit_code, known.reason)
-            attempt.merged = known.merged
+            attempt.ended_before(known)
             return
         process = known.process or self._claimed(attempt)
         if process is None:
