@@ -611,8 +611,8 @@ def test_events_in_words(plait, fake):
 def test_events_say_an_exit_code_and_a_reason_once():
     ended = {"type": "RankEnded", "job": 3, "rank": 0, "epoch": 1, "exit_code": 1}
     assert in_words({**ended, "reason": "exit code 1"}) == "process 0 of j-3 ended with exit code 1"
-    said = in_words({**ended, "reason": "exit code 1; last lines of the log: bad luck"})
-    assert said == "process 0 of j-3 ended with exit code 1: last lines of the log: bad luck"
+    said = in_words({**ended, "reason": "exit code 1; last lines of the log: here | bad luck"})
+    assert said == "process 0 of j-3 ended with exit code 1: bad luck"
     failed = {"type": "JobFailed", "jobs": [3], "reason": "it failed at once"}
     refused = {"type": "Refuse", "jobs": [3], "reasons": ["it failed at once"]}
     assert step_in_words(failed, [refused]) == "j-3 failed: it failed at once  ->  refuse j-3"
@@ -803,7 +803,7 @@ def test_what_stops_cost_is_said_by_explain_show_status_and_events(plait, fake):
     fake.answers["GET", "/v1/jobs/j-3/events"] = {"events": steps}
     lines = [line.split(" s  ")[1] for line in plait("events", "j-3").out.splitlines()]
     assert lines == [
-        "j-3 goes on from a checkpoint; a restart takes 4.2 s",
+        "j-3 can go on from a checkpoint; a restart takes 4.2 s",
         "j-3 left its GPUs: preempted, 30.0 s of work lost (attempt 2)",
     ]
 

@@ -14,6 +14,7 @@ from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print
 from plait.cli.patience import LOOK_S, awaited, last_state, patiently, while_it_is_started
 from plait.cli.render.adaptive_view import batch_text, gpus_cell, pace_text
 from plait.cli.render.adaptive_view import rows as adaptive_rows
+from plait.cli.render.event_words import brief
 from plait.cli.render.tables import plain, plain_lines
 from plait.core.words import duration
 from plait.live.notes import note
@@ -170,16 +171,6 @@ def short_name(job: Mapping[str, Any]) -> str:
     """Its name, else its command, in 28 characters."""
     name = plain(str(job.get("name") or " ".join(job.get("command") or ())))
     return name if len(name) <= 28 else name[:27] + "…"
-
-
-def brief(reason: str) -> str:
-    """A reason with the last of the lines that it quotes, which is the one that says what went wrong.
-
-    >>> brief("its process ended with exit code 1; last lines of the log: Traceback: | line 1 | KeyError: 'a'")
-    "its process ended with exit code 1: KeyError: 'a'"
-    """
-    head, quoted, lines = reason.partition("; last lines of the log: ")
-    return f"{head}: {lines.rpartition(' | ')[2]}" if quoted else reason
 
 
 def _age_s(job: Mapping[str, Any]) -> float:

@@ -27,6 +27,16 @@ def step_in_words(event: Message, commands: Sequence[Message]) -> str:
     return in_words(event) + (f"  ->  {caused}" if caused else "")
 
 
+def brief(reason: str) -> str:
+    """A reason with the last of the lines that it quotes, which is the one that says what went wrong.
+
+    >>> brief("its process ended with exit code 1; last lines of the log: Traceback: | line 1 | KeyError: 'a'")
+    "its process ended with exit code 1: KeyError: 'a'"
+    """
+    head, quoted, lines = reason.partition("; last lines of the log: ")
+    return f"{head}: {lines.rpartition(' | ')[2]}" if quoted else reason
+
+
 def _jobs(message: Message) -> str:
     """The jobs that a message names, by their names."""
     jobs = message.get("jobs", [message["job"]] if "job" in message else [])
@@ -35,7 +45,7 @@ def _jobs(message: Message) -> str:
 
 def _because(message: Message) -> str:
     reason = message.get("reason") or ", ".join(message.get("reasons") or ())
-    return f": {reason}" if reason else ""
+    return f": {brief(reason)}" if reason else ""
 
 
 def _requested(message: Message) -> str:
@@ -68,7 +78,7 @@ def _stop_cost(saves: int, restart_s: float | None) -> str:
     """What a stop would cost a job, by `plait.core.jobs.Checkpoints`."""
     if not saves:
         return "cannot go on from a checkpoint"
-    return "goes on from a checkpoint" + ("" if restart_s is None else f"; a restart takes {duration(restart_s)}")
+    return "can go on from a checkpoint" + ("" if restart_s is None else f"; a restart takes {duration(restart_s)}")
 
 
 def _attempt(message: Message) -> str:
@@ -84,7 +94,7 @@ def _began(message: Message) -> str:
 def _rank_ended(message: Message) -> str:
     code = message.get("exit_code")
     how = "" if code is None else f" with exit code {code}"
-    because = _because(message).replace(f": exit code {code}; ", ": ", 1).removesuffix(f": exit code {code}")
+    because = _because(message).replace(f": exit code {code}: ", ": ", 1).removesuffix(f": exit code {code}")
     return f"process {message['rank']} of {_jobs(message)} ended{how}{because}{_attempt(message)}"
 
 
