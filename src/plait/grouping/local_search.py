@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
+from plait.core.compile_policy import compiled, run
 from plait.core.jit import plain
 from plait.grouping.cache import GroupingCache
-from plait.grouping.compile_policy import compiled, run
 from plait.grouping.model import kernels
 from plait.grouping.model.bucket import Model, Node
 

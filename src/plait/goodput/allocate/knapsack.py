@@ -12,17 +12,10 @@ from __future__ import annotations
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
+from plait.core.compile_policy import compiled, run
 from plait.core.errors import InputError
-from plait.core.jit import HAVE_NUMBA, has_machine_code, kernel
+from plait.core.jit import kernel
 from plait.goodput.allocate.fitness import FLOOR, HARMONIC, terms
-
-#: Steps of the table above which compiling pays even when the machine code is not there yet.
-WORTH_COMPILING = 20_000_000
-
-#: Choices that were looked at without machine code after which compiling it would have paid: about 30 us each.
-OFTEN = 50_000
-
-_seen = 0
 
 
 def best_sizes(
@@ -63,9 +56,8 @@ def knapsack(gain: FloatArray, gpus: IntArray, total: int) -> IntArray:
         )
     sizes = np.array(gpus, dtype=np.int64)  # of one layout, for which the table is compiled
     gain = np.ascontiguousarray(gain, dtype=np.float64)
-    compiled = HAVE_NUMBA and (has_machine_code(fill_table) or _pays(int((gain > -np.inf).sum()), total))
     chosen = np.zeros(jobs, dtype=np.int64)
-    if total < 0 or not (fill_table if compiled else plain_table)(gain, sizes, total, chosen):
+    if total < 0 or not _fill(gain, sizes, total, chosen):
         raise InputError(
             f"no choice of configurations for {jobs} jobs fits in {total} GPUs; "
             "every job needs a configuration of 0 GPUs, or pinned jobs have to fit"
@@ -73,11 +65,12 @@ def knapsack(gain: FloatArray, gpus: IntArray, total: int) -> IntArray:
     return chosen
 
 
-def _pays(choices: int, total: int) -> bool:
-    """Whether the table is worth compiling: for this problem, or as there have been so many small ones."""
-    global _seen
-    _seen += choices
-    return _seen > OFTEN or choices * (max(total, 0) + 1) > WORTH_COMPILING
+def _fill(gain: FloatArray, gpus: IntArray, total: int, chosen: IntArray) -> bool:
+    """The table, by whichever of its two forms takes less time."""
+    choices = int((gain > -np.inf).sum())  # each takes about 30 us in plain Python, and more the longer its row is
+    if compiled(fill_table, choices // 3 + choices * total // 1000):
+        return run(fill_table, gain, gpus, total, chosen)
+    return plain_table(gain, gpus, total, chosen)
 
 
 @kernel

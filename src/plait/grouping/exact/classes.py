@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
+from plait.core.compile_policy import compiled, run
 from plait.core.jit import plain
 from plait.grouping.cache import GroupingCache
-from plait.grouping.compile_policy import compiled, run
 from plait.grouping.exact.programs import LinearProgram, integer_program, need_highs
 from plait.grouping.local_search import MOST_TO_IMPROVE, improved
 from plait.grouping.model import kernels

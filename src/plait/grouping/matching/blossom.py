@@ -23,10 +23,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from plait.core import compile_policy
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.jit import plain
-from plait.grouping import compile_policy
 from plait.grouping.matching.kernels import MATE, PARENT, TOP, Y, assign, match, room
 
 # Up to here plain Python takes milliseconds (8 at most at 40 vertices), a compiler seconds.

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
-from plait.grouping.compile_policy import compiled, run
+from plait.core.compile_policy import compiled, run
 from plait.grouping.model import kernels
 from plait.grouping.model.times import Order, packed_rows, packed_turns, times_by_columns
 

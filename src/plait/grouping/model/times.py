@@ -27,8 +27,8 @@ from typing import Any, Literal
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
+from plait.core.compile_policy import compiled, run
 from plait.core.errors import InputError
-from plait.grouping.compile_policy import compiled, run
 from plait.grouping.model import kernels
 
 Order = Literal["best", "worst"]

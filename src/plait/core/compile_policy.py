@@ -1,6 +1,7 @@
 """Whether to wait for the compiler: small problems never do, and a long run of small ones does once.
 
-The compiled and the plain way give the same bits, so this choice shows in time only.
+The compiled and the plain way give the same bits, so this choice shows in time only. A process that decides about a
+few jobs neither compiles nor reads machine code that it would hardly use.
 """
 
 from __future__ import annotations
@@ -14,32 +15,35 @@ from plait.core.jit import announced, has_machine_code
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Jobs that are worth compiling a kernel for, asked for at once or one call after the other.
-PATIENCE = 20_000
+#: How much plain work, a tenth of a millisecond each, is done before a kernel is compiled, and before its machine code
+#: is read from disk: about what either takes.
+PATIENCE, READING = 20_000, 200
 COMPILE_CPU_S = 2
 
-_asked: dict[str, int] = {}
+_asked: dict[Callable[..., object], int] = {}
 _loaded: set[Callable[..., object]] = set()  # asking the compiler takes longer than a small problem
 _nothing = nullcontext()
 
 
 def compiled(kernel: Callable[..., object], work: int) -> bool:
-    """Whether to call `kernel` compiled for a piece of `work`, a number of jobs weighted by what is done with each.
+    """Whether to call `kernel` compiled for a piece of `work`: tenths of a millisecond that plain Python takes for it.
 
-    True as soon as its machine code is in memory or on disk; never without a compiler.
+    True as soon as its machine code is in memory, or the work since the process began would have paid for compiling it,
+    or for reading it where it is on disk; never without a compiler.
     """
     if kernel in _loaded:
         return True
     if not hasattr(kernel, "py_func"):
         return False
-    name = kernel.__name__
-    _asked[name] = _asked.get(name, 0) + work
-    return _asked[name] >= PATIENCE or has_machine_code(kernel)
+    asked = _asked[kernel] = _asked.get(kernel, 0) + work
+    return asked >= PATIENCE or (asked >= READING and has_machine_code(kernel))
 
 
 def run(kernel: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Call a compiled kernel, and say so if that means waiting for the compiler."""
-    with waiting(kernel, f"grouping ({getattr(kernel, '__name__', kernel)})", COMPILE_CPU_S):
+    if kernel in _loaded:
+        return kernel(*args, **kwargs)
+    with _first(kernel, getattr(kernel, "__name__", str(kernel)), COMPILE_CPU_S):
         return kernel(*args, **kwargs)
 
 
