@@ -8,9 +8,14 @@ from itertools import accumulate
 import numpy as np
 
 from plait.core.arrays import NO_JOBS, BoolArray, IntArray
+from plait.core.compile_policy import compiled, run
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.policy import View
 from plait.policies.sizing.pools import Pool, room, staying
+from plait.policies.sizing.seating_kernels import fill_seats
+
+#: What the plain form of a kernel takes for the jobs of a round, tenths of a millisecond.
+WORK = 3
 
 
 class Seats:
@@ -24,8 +29,9 @@ class Seats:
         self.pool = pool
         self.matrix = matrix.copy()
         self.free: IntArray = pool.capacity - matrix.sum(axis=0)
-        self.spare = pool.spare.copy()
+        self.spare = pool.spare
         if pool.demanding:
+            self.spare = pool.spare.copy()
             for j in np.flatnonzero(matrix.any(axis=1)).tolist():
                 asked = self.matrix[j][:, None] * pool.per_gpu[j]
                 if (asked > self.spare + 1e-6).any():
@@ -41,6 +47,17 @@ class Seats:
         Those who are due take their fewest GPUs from whoever has them, then fresh ones from whoever is neither; jobs of
         weight 0 come last, share what is left, and give way to all.
         """
+        pool = self.pool
+        if pool.demanding or not compiled(fill_seats, WORK):
+            return self._fill(want)
+        run(
+            fill_seats, NO_JOBS if want is None else want, pool.total, int(pool.capacity.max(initial=0)), pool.held,
+            pool.least, pool.most, pool.weights > 0, pool.due, pool.fresh, self.matrix, self.free,
+        )  # fmt: skip
+        return self.matrix
+
+    def _fill(self, want: IntArray | None) -> IntArray:
+        """`fill` in plain Python, also with cores and memory."""
         pool, waits, first = self.pool, self._waiting(), self.pool.weights > 0
         entitled = waits & (pool.due | pool.fresh)
         if not (entitled.any() or (waits.any() and (self.free.any() or self.matrix[~first].any()))):

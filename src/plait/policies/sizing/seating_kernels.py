@@ -1,0 +1,204 @@
+"""Free GPUs for jobs that wait, compiled: `seating.Seats` for pools in which nothing but GPUs counts.
+
+`matrix` (J, N) is who has how many GPUs of which node, `free` (N,) what is left, `parts` (J,) on how many nodes each
+job is; `held` (J, N) where each runs now. The rules are those of `Seats`, and a test compares the two.
+
+All in one file on purpose: the compiler's cache notices changes to the file a function is in, not to what it calls.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plait.core.arrays import BoolArray, IntArray
+from plait.core.jit import kernel, part
+
+# whose turn it is: jobs that are due, that have just begun, the others with a weight, those of weight 0
+DUE, FRESH, WEIGHTED, GUESTS = range(4)
+
+
+@part
+def _row(row: IntArray) -> tuple[int, int]:
+    """The sum of a row, and how many of its entries are > 0."""
+    total, nodes = 0, 0
+    for n in range(len(row)):
+        total += row[n]
+        nodes += row[n] > 0
+    return total, nodes
+
+
+@part
+def _meets(parts: IntArray, matrix: IntArray, node: int) -> bool:
+    """Whether a job that spans nodes has GPUs of this one."""
+    for other in range(len(parts)):  # noqa: SIM110 - compiles sooner than a generator
+        if parts[other] > 1 and matrix[other, node] > 0:
+            return True
+    return False
+
+
+@part
+def _put(j: int, row: IntArray, parts: IntArray, matrix: IntArray, free: IntArray) -> bool:
+    """Give a job that has nothing these GPUs, if they are free; those that span nodes meet no others that do."""
+    nodes = _row(row)[1]
+    for n in range(len(row)):
+        if row[n] > 0 and (row[n] > free[n] or (nodes > 1 and _meets(parts, matrix, n))):
+            return False
+    for n in range(len(row)):
+        matrix[j, n] = row[n]
+        free[n] -= row[n]
+    parts[j] = nodes
+    return True
+
+
+@part
+def _find(size: int, apart: bool, parts: IntArray, matrix: IntArray, free: IntArray, row: IntArray) -> bool:
+    """Fill `row` with so many free GPUs: of one node, best fit, or where `apart` of several, those with most first."""
+    best, most, total = -1, 1 << 60, 0
+    for n in range(len(free)):
+        row[n] = 0
+        if size <= free[n] < most:
+            best, most = n, free[n]
+    if best >= 0:
+        row[best] = size
+        return True
+    if not apart:
+        return False
+    for n in range(len(free)):
+        if free[n] > 0 and not _meets(parts, matrix, n):
+            row[n] = -free[n]  # below 0: not taken so far
+            total += free[n]
+    if total < size:
+        return False
+    while size > 0:
+        best = 0
+        for n in range(1, len(free)):
+            if row[n] < row[best]:
+                best = n
+        row[best] = min(-row[best], size)
+        size -= row[best]
+    for n in range(len(free)):
+        row[n] = max(row[n], 0)
+    return True
+
+
+@part
+def _seat(
+    j: int, least: int, most: int, apart_above: int, due: bool, parts: IntArray, matrix: IntArray, free: IntArray,
+    row: IntArray,
+) -> bool:  # fmt: skip
+    """Halve what a job wants until there is room, but for no less than it needs."""
+    there, _ = _row(free)
+    if there < least:
+        return False
+    size = max(min(most, there), least)
+    while not _find(size, due or size > apart_above, parts, matrix, free, row):
+        if size == least:
+            return False
+        size = max(size // 2, least)
+    return _put(j, row, parts, matrix, free)
+
+
+@part
+def _back(j: int, held: IntArray, parts: IntArray, matrix: IntArray, free: IntArray) -> bool:
+    """Leave a job where it runs, if it does and nobody else is there."""
+    return _row(held[j])[1] > 0 and _put(j, held[j], parts, matrix, free)
+
+
+@part
+def _displace(
+    j: int, least: int, apart_above: int, due: bool, others: BoolArray, held: IntArray, parts: IntArray,
+    matrix: IntArray, free: IntArray, row: IntArray,
+) -> None:  # fmt: skip
+    """Leave a job where it runs or seat it where `others` (J,) are; those of them who are not in its way stay."""
+    if _back(j, held, parts, matrix, free):
+        return
+    there, count = _row(free)[0], 0
+    for guest in range(len(others)):
+        if others[guest] and parts[guest] > 0:
+            there += _row(matrix[guest])[0]
+            count += 1
+    if there < least:
+        return
+    guests, before, spans = np.empty(count, np.int64), np.empty((count, len(free)), np.int64), np.zeros(count, np.int64)
+    i = 0
+    for guest in range(len(others)):
+        if others[guest] and parts[guest] > 0:
+            guests[i], spans[i], parts[guest] = guest, parts[guest], 0
+            for n in range(len(free)):
+                before[i, n], matrix[guest, n] = matrix[guest, n], 0
+                free[n] += before[i, n]
+            i += 1
+    if not _back(j, held, parts, matrix, free):
+        _seat(j, least, least, apart_above, due, parts, matrix, free, row)
+    for turn in range(2):  # first those where nothing has changed
+        for i in range(count):
+            near = spans[i] > 1
+            for n in range(len(free)):
+                near |= before[i, n] > 0 and matrix[j, n] > 0
+            near &= parts[j] > 0
+            if near and turn == 1:
+                _put(guests[i], before[i], parts, matrix, free)
+            if not near and turn == 0:
+                parts[guests[i]] = spans[i]
+                for n in range(len(free)):
+                    matrix[guests[i], n] = before[i, n]
+                    free[n] -= before[i, n]
+
+
+@kernel
+def fill_seats(
+    want: IntArray,
+    total: int,
+    largest: int,
+    held: IntArray,
+    least: IntArray,
+    limit: IntArray,
+    counts: BoolArray,
+    due: BoolArray,
+    fresh: BoolArray,
+    matrix: IntArray,
+    free: IntArray,
+) -> None:
+    """Change `matrix` and `free` as `Seats.fill` does; see there.
+
+    `total` is how many GPUs are up, `largest` those of the largest node, `least` and `limit` the fewest (at least 1)
+    and most GPUs of each job, and `counts` whether it has a weight. `want` may be empty.
+    """
+    jobs, counted = len(least), 0
+    parts, row = np.zeros(jobs, dtype=np.int64), np.zeros(len(free), dtype=np.int64)
+    waits, others = np.zeros(jobs, dtype=np.bool_), np.zeros(jobs, dtype=np.bool_)
+    for j in range(jobs):
+        parts[j] = _row(matrix[j])[1]
+        counted += counts[j]
+    fair = -(-total // max(counted, 1))
+    for turn in range(DUE, GUESTS + 1):
+        displaces, waiting = turn < WEIGHTED, 0
+        for j in range(jobs):
+            its = due[j] if turn == DUE else fresh[j] if turn == FRESH else counts[j] == (turn == WEIGHTED)
+            displaces |= turn == WEIGHTED and not counts[j] and parts[j] > 0
+            waits[j] = its and (turn == DUE or parts[j] == 0)
+            waiting += waits[j] and parts[j] == 0
+        if waiting == 0:
+            continue
+        each = _row(free)[0] // waiting
+        for j in range(jobs):
+            if not waits[j] or parts[j] > 0:
+                continue
+            if not displaces and _row(free)[0] == 0:
+                break
+            most = min(max(each if turn == GUESTS else fair, least[j]), limit[j])
+            if turn < GUESTS and len(want) and want[j] > 0:
+                most = want[j]
+            if turn < WEIGHTED and _back(j, held, parts, matrix, free):
+                continue
+            if _seat(j, least[j], most, largest, due[j], parts, matrix, free, row):
+                continue
+            if displaces:
+                for i in range(jobs):
+                    behind = turn == DUE and i > j and _row(held[i])[1] == 0
+                    others[i] = (not due[i] and not (turn == FRESH and fresh[i])) or behind
+                    if turn == WEIGHTED:
+                        others[i] = not counts[i]
+                _displace(j, least[j], largest, due[j], others, held, parts, matrix, free, row)
+            if turn == DUE and parts[j] == 0:
+                break  # nobody overtakes in the line of those who are due
