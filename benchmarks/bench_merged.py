@@ -22,7 +22,7 @@ from paced import Device, Played, _plain, _prefetching, play
 from plait.core.resources import Resource
 from plait.runtime.gate_choice import best_turns
 from plait.runtime.stage_gate import NullGate
-from plait.training.merged.jobs import SWITCH_S, InterleavePlan, run_merged
+from plait.training.merged import InterleavePlan, jobs, run_merged
 from plait.training.noop_job import Job
 
 
@@ -83,7 +83,7 @@ def mix_figures(name: str, runs: int, iterations: int) -> list[Figure]:
 def waking_figures(count: int) -> list[Figure]:
     """How late a thread wakes beside one that computes in Python, at two switch intervals."""
     figures = []
-    for what, interval_s in (("Python's 5 ms", 0.005), ("merged jobs' 0.5 ms", SWITCH_S)):
+    for what, interval_s in (("Python's 5 ms", 0.005), ("merged jobs' 0.5 ms", jobs.SWITCH_S)):
         late: list[float] = []
         done = [False]
 

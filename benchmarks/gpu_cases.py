@@ -32,7 +32,7 @@ from plait.core.resources import Resource
 from plait.runtime.gate_choice import barrier_round_s, best_turns
 from plait.runtime.gates import Group, GroupMember, NullGate, make_group, open_gate
 from plait.runtime.page import Page
-from plait.training.merged.jobs import InterleavePlan, run_merged
+from plait.training.merged import InterleavePlan, run_merged
 from plait.training.noop_job import Job
 from plait.training.stages import Stages
 

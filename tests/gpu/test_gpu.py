@@ -22,7 +22,7 @@ import gpu_cases as cases  # noqa: E402
 from agent_world import World, group, until  # noqa: E402
 from gpu_cases import TINY, Shape  # noqa: E402
 
-from plait.training.merged.jobs import InterleavePlan, run_merged  # noqa: E402
+from plait.training.merged import InterleavePlan, run_merged  # noqa: E402
 from plait.training.noop_job import Job  # noqa: E402
 
 HEAVY = Shape(steps=60)

@@ -39,11 +39,11 @@ print("bye", os.environ["PLAIT_JOB"])
 
 #: What a lost context looks like to the host: whoever waits for the GPU gets an error from now on.
 LOST_GPU = """
-import types, plait.training.merged.thread_jobs as members
+import types, plait.training.merged.jobs as jobs
 def fails():
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
 cuda = types.SimpleNamespace(synchronize=fails, empty_cache=fails)
-members.torch_cuda = lambda cuda=cuda: cuda
+jobs.torch_cuda = lambda cuda=cuda: cuda
 fails()
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -124,6 +125,18 @@ def test_classes_use_nothing_private_of_a_base_in_another_package() -> None:
                         if used.attr.startswith("_") and not used.attr.startswith("__") and not mine:
                             private.append(f"{name}.{node.name} uses {used.attr} of {foreign}")
     assert private == []
+
+
+def test_merged_jobs_have_one_door() -> None:
+    door = "plait.training.merged"
+    knowing = [
+        name for name in FILES if not name.startswith(door) and any(m.startswith(door) for m, _ in IMPORTED[name])
+    ]
+    assert knowing == [], "what a job asks of its process goes through plait.training.process"
+    users = [ROOT.parent / folder for folder in ("benchmarks", "docs", "examples")]
+    passing = re.compile(r"^\s*(?:from|import) plait\.training\.merged\.", re.M)
+    texts = [path for folder in users for kind in ("*.py", "*.md") for path in folder.rglob(kind)]
+    assert [str(path) for path in texts if passing.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_the_version_is_that_of_the_package() -> None:

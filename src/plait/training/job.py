@@ -16,13 +16,10 @@ counters) is done:
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
@@ -32,8 +29,8 @@ from plait.runtime.stage_gate import NullGate
 from plait.runtime.throttle import Throttle
 from plait.training.device.gpu_stage import GpuStage
 from plait.training.environment import ControlFile, Environment, claim
-from plait.training.merged.thread_jobs import Preempted, here
 from plait.training.noop_job import Job, whole_number
+from plait.training.process import here
 from plait.training.profiler import Profiler
 from plait.training.stages import Stages
 from plait.training.state.checkpoint import Checkpointer, CheckpointHandle
@@ -58,9 +55,8 @@ class AttachedJob(Job):
         assert around.job_dir is not None
         self.around, self.page = around, page
         self.control = ControlFile(around, page)
-        self.member = here()
-        begun = None if self.member is None else self.member.own_streams
-        self.stages = Stages(page, NullGate(), refresh=self.control.gate, begun=begun)
+        self.process = here()
+        self.stages = Stages(page, NullGate(), refresh=self.control.gate, begun=self.process.gpu_stage_begins)
         self.compute = GpuStage(self.stages, page)
         self.profiler = Profiler()
         folder = around.job_dir / "checkpoints"
@@ -69,7 +65,7 @@ class AttachedJob(Job):
         self.step = 0
         self._pid = os.getpid()
         self.kept = StateRegistry()
-        self._pace = Throttle(page, limits_memory=self.member is None)  # torch's limit is one for a whole process
+        self._pace = Throttle(page, limits_memory=self.process.limits_memory)
         self._resumed = self._manual = self._pending = self._leaving = self._foreign = False
         self._loops: list[str] = []  # loops of ours that are running: they know better moments than the optimizer
         self.had_loop = False  # whether one of them has begun
@@ -87,9 +83,7 @@ class AttachedJob(Job):
         page.pid, page.state, page.saves = os.getpid(), JobState.STARTING, Saves.NO_BOUNDARY
         tell_where_on_quit()
         self._failed = False
-        if self.member is None:  # else whoever runs the thread ends the job
-            atexit.register(self._end)
-            sys.excepthook = self._note_failure(sys.excepthook)
+        self.process.end_with(self._end, self._note_failure)
 
     @property
     def rng(self) -> Any:
@@ -106,8 +100,8 @@ class AttachedJob(Job):
     @property
     def process_group(self) -> Any:
         """See `Job.process_group`."""
-        if self._group is None and self.member is not None and self.member.make_group is not None:
-            self._group = self.member.make_group()
+        if self._group is None:
+            self._group = self.process.process_group()
         return self._group if self._group is not None else super().process_group
 
     def stage(self, resource: Resource, *, sync: bool = False) -> AbstractContextManager[None]:
@@ -322,32 +316,19 @@ class AttachedJob(Job):
         self.stages.gate.close()
         self.checkpointer.drain()
         self.page.state = JobState.PREEMPTED
-        if self.member is not None:
-            if threading.get_ident() != self.member.ident:  # of a helper thread: tell the job's own
-                self.member.leaving = PREEMPTED
-                self.member.interrupt(Preempted)
-        elif threading.current_thread() is not threading.main_thread():  # SystemExit would only end this thread
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(PREEMPTED)
-        raise SystemExit(PREEMPTED)
+        self.process.leave(PREEMPTED)
 
     def end(self, *, failed: bool) -> None:
-        """The script has ended, of a job that shares its process: what the interpreter's end does for others."""
+        """The script has ended before the process: do what the interpreter's end does elsewhere."""
         self._failed = failed
         try:
             self.stages.close_all()
         finally:  # a GPU that is gone keeps nobody from its gate
             self._end()
 
-    def _note_failure(self, inner: Callable[..., object]) -> Callable[..., object]:
-        """An excepthook that remembers that there was an exception nobody caught."""
-
-        def hook(*exception: object) -> None:
-            self._failed = True
-            inner(*exception)
-
-        return hook
+    def _note_failure(self) -> None:
+        """The script ends by an exception that nobody caught."""
+        self._failed = True
 
     def _end(self) -> None:
         """The interpreter ends: nobody may wait for this job at a gate; what is being written gets written."""
@@ -483,14 +464,9 @@ class AttachedJob(Job):
             self._committed(commit)
 
 
-_current: AttachedJob | None = None
-_lock_fd: int | None = None
-
-
 def current() -> AttachedJob | None:
     """The job of this process, or of this thread where several share it; none in forked children."""
-    member = here()
-    job: AttachedJob | None = _current if member is None else member.job
+    job: AttachedJob | None = here().job
     return job if job is not None and job._pid == os.getpid() else None
 
 
@@ -522,38 +498,17 @@ def attach_quietly(*, seed: int = 0) -> Job:
         lock_fd = claim(around.run_dir) if around.run_dir is not None and around.page_file.exists() else None
         if lock_fd is None:
             return Job(seed=seed)
-        job = _keep(AttachedJob(around, Page.open(around.page_file), seed=seed), lock_fd)
+        job = AttachedJob(around, Page.open(around.page_file), seed=seed)
+        job.process.attached(job, lock_fd)
         watch_torch(optimizer_stepped)
     return job
-
-
-_stepped_pid = 0  # the process in which an optimizer stepped first, where nothing is merged
 
 
 def optimizer_stepped(optimizer: Any) -> None:
     """After every optimizer step of the process; the first one attaches a script that has not called `attach`."""
     job = current()
-    if job is None:
-        global _stepped_pid
-        member = here()
-        if _stepped_pid == os.getpid() if member is None else member.looked:  # no job here, and there will be none
-            return
-        if member is None:
-            _stepped_pid = os.getpid()
-        else:
-            member.looked = True
+    if job is None and here().looks_first():  # else there is no job here, and there will be none
         made = attach_quietly()
         job = made if isinstance(made, AttachedJob) else None
     if job is not None:
         job.optimizer_stepped(optimizer)
-
-
-def _keep(job: AttachedJob, lock_fd: int) -> AttachedJob:
-    """Remember whose job it is, and hold the lock that makes it the only one."""
-    global _current, _lock_fd
-    if job.member is None:
-        _current, _lock_fd = job, lock_fd
-    else:
-        job.member.job = job
-        job.member.at_exit.append(lambda: os.close(lock_fd))
-    return job

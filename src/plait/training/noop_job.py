@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from plait.core.errors import InputError
 from plait.core.resources import Resource
-from plait.training.merged.thread_jobs import torch_cuda
+from plait.training.device.cuda import torch_cuda
 
 if TYPE_CHECKING:
     from plait.training.state.checkpoint import CheckpointHandle

@@ -24,8 +24,8 @@ from plait.core.errors import InputError  # noqa: E402
 from plait.core.resources import Resource  # noqa: E402
 from plait.runtime.gate_choice import choose_gate  # noqa: E402
 from plait.training.job import attach  # noqa: E402
-from plait.training.merged import thread_jobs  # noqa: E402
-from plait.training.merged.jobs import Crew, InterleavePlan, Merged, Peers, Unmergeable, run_merged  # noqa: E402
+from plait.training.merged import InterleavePlan, Merged, Peers, Unmergeable, run_merged, thread_jobs  # noqa: E402
+from plait.training.merged.jobs import Crew  # noqa: E402
 from plait.training.merged.thread_jobs import ThreadJob  # noqa: E402
 from plait.training.noop_job import Job  # noqa: E402
 
@@ -246,7 +246,7 @@ def test_plans_that_cannot_be(tmp_path: Path) -> None:
 
 _PEER = """
 import sys, time, torch
-from plait.training.merged.jobs import InterleavePlan, Peers, run_merged
+from plait.training.merged import InterleavePlan, Peers, run_merged
 from plait.training.noop_job import Job  # noqa: E402
 rank, port = int(sys.argv[1]), int(sys.argv[2])
 def good(job):

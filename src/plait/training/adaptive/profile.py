@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from plait.training.adaptive.data.plan import Turn
-from plait.training.merged.thread_jobs import torch_cuda
+from plait.training.device.cuda import torch_cuda
 
 if TYPE_CHECKING:
     from plait.goodput.model.fit import Measurements

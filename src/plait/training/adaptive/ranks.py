@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from plait.training.collectives.process_groups import OwnGroup
-from plait.training.merged.thread_jobs import here
+from plait.training.process import here
 
 
 class Ranks:
@@ -76,9 +76,9 @@ class Ranks:
 
 
 def _world() -> Any:
-    """The default process group, None without one; jobs that share a process are alone."""
+    """The default process group; None without one, and where it is not the job's."""
     dist = sys.modules.get("torch.distributed")
-    if dist is None or here() is not None or not (dist.is_available() and dist.is_initialized()):
+    if dist is None or not here().alone or not (dist.is_available() and dist.is_initialized()):
         return None
     return dist.group.WORLD
 

@@ -37,6 +37,7 @@ from plait.runtime.gate_choice import Choice
 from plait.runtime.gates import GroupMember as Mate
 from plait.runtime.gates import make_group
 from plait.runtime.page import STOP_GRACEFULLY, STOP_NOW, Page
+from plait.training.device.cuda import torch_cuda
 from plait.training.job import attach
 from plait.training.merged import thread_jobs
 from plait.training.merged.random_streams import Streams
@@ -252,7 +253,7 @@ def _let_go(member: ThreadJob, error: BaseException | None) -> None:
     member.job = None
     member.streams.clear()
     gc.collect()
-    cuda = thread_jobs.torch_cuda()
+    cuda = torch_cuda()
     if cuda is not None:
         with contextlib.suppress(RuntimeError):  # the context may be gone
             cuda.empty_cache()
@@ -263,7 +264,7 @@ def _let_go(member: ThreadJob, error: BaseException | None) -> None:
 
 def device_lost() -> str:
     """Why the GPU can no longer be used by this process: an error that all its threads share; "" if all is well."""
-    cuda = thread_jobs.torch_cuda()
+    cuda = torch_cuda()
     if cuda is None:
         return ""
     try:

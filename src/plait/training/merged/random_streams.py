@@ -19,8 +19,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from plait.training.device.cuda import torch_cuda
 from plait.training.merged.routes import Routes
-from plait.training.merged.thread_jobs import ThreadJob, here, torch_cuda
+from plait.training.merged.thread_jobs import ThreadJob, here
 
 _TORCH = (
     "bernoulli", "binomial", "multinomial", "normal", "poisson", "rand", "rand_like", "randint", "randint_like",

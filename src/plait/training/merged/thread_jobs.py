@@ -2,21 +2,23 @@
 
 `run_merged` and the host process of a merged group put a `ThreadJob` on each of their threads. What a process has only
 once and that can be told apart by thread (arguments, environment, output, random streams, the job itself)
-looks here. In a process without merged jobs `here` is always None and costs nothing worth counting.
+looks here; what a job asks of its process, it asks its `ThreadJob` (see `plait.training.process`).
 """
 
 from __future__ import annotations
 
 import ctypes
-import sys
+import os
 import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from plait.core.errors import PlaitError
+from plait.training.device.cuda import torch_cuda
+from plait.training.process import JobProcess, host_jobs
 
 
 class Unmergeable(PlaitError, ValueError):
@@ -28,7 +30,7 @@ class Preempted(SystemExit):
 
 
 @dataclass(eq=False)
-class ThreadJob:
+class ThreadJob(JobProcess):
     """One job of a merged process. `environ` is all of its environment; `out` is where its output goes (None: as is).
 
     `ident`: its own thread, 0 before it runs and once it is over. `streams`: its random streams by library, see
@@ -41,9 +43,7 @@ class ThreadJob:
     argv: list[str] = field(default_factory=list)
     out: Any = None
     main: ModuleType | None = None
-    job: Any = None  # its `plait.training.job.AttachedJob`, once it has attached
     ident: int = 0
-    looked: bool = False  # for a job of its own: an optimizer step without one looks once
     given: dict[str, Any] = field(default_factory=dict)  # what it has put in the place of sys.stdout and the like
     at_exit: list[Callable[[], object]] = field(default_factory=list)
     threads: weakref.WeakSet[threading.Thread] = field(default_factory=weakref.WeakSet)
@@ -52,6 +52,41 @@ class ThreadJob:
     streams: dict[str, Any] = field(default_factory=dict)
     stream: Any = None  # the CUDA stream that all its threads compute on
     leaving: int | None = None  # exit code with which a helper thread of it wants the job to end
+
+    limits_memory = False  # torch's limit is one for all jobs
+
+    def __post_init__(self) -> None:
+        """No job has attached."""
+        JobProcess.__init__(self)
+
+    def attached(self, job: Any, lock_fd: int) -> None:
+        """Remember the job; its lock is let go of when it ends."""
+        self.job = job
+        self.at_exit.append(lambda: os.close(lock_fd))
+
+    def end_with(self, end: Callable[[], object], failed: Callable[[], object]) -> None:
+        """Nothing: whoever runs the thread ends the job (`AttachedJob.end`)."""
+
+    def process_group(self) -> Any:
+        """Its own, if it has peers in other processes."""
+        return self.make_group() if self.make_group is not None else None
+
+    @property
+    def alone(self) -> bool:
+        """False: the default process group is nobody's or everybody's."""
+        return False
+
+    def gpu_stage_begins(self) -> None:
+        """Its random streams of the GPU are the ones in use from here."""
+        if self.own_streams is not None:
+            self.own_streams()
+
+    def leave(self, code: int) -> NoReturn:
+        """End the job; from a helper thread of it, its own thread is told."""
+        if threading.get_ident() != self.ident:
+            self.leaving = code
+            self.interrupt(Preempted)
+        raise SystemExit(code)
 
     def interrupt(self, kind: type[BaseException] = Preempted) -> bool:
         """Raise an exception in its own thread at its next line of Python; False if that thread is gone."""
@@ -79,11 +114,13 @@ def become(member: ThreadJob | None) -> None:
 def inherit() -> None:
     """Threads belong to the member whose thread starts them."""
     threading.Thread.start = _start_inherited  # type: ignore[method-assign, assignment]
+    host_jobs(here)
 
 
 def inherit_no_more() -> None:
     """Threads belong to nobody again."""
     threading.Thread.start = _start  # type: ignore[method-assign]
+    host_jobs(lambda: None)
 
 
 def _start_inherited(thread: threading.Thread) -> None:
@@ -101,9 +138,3 @@ def _start_inherited(thread: threading.Thread) -> None:
         thread.run = run_as_member  # type: ignore[method-assign]
         member.threads.add(thread)
     _start(thread)
-
-
-def torch_cuda() -> Any:
-    """torch.cuda if this process uses a GPU, else None."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    return cuda if cuda is not None and hasattr(cuda, "is_initialized") and cuda.is_initialized() else None
