@@ -25,14 +25,13 @@ from typing import Any, NoReturn
 
 from plait.core.resources import Resource
 from plait.runtime.page import STOP_NOW, JobState, Page, Saves
-from plait.runtime.stage_gate import NullGate
 from plait.runtime.throttle import Throttle
+from plait.training.device.emulation import make_stages
 from plait.training.device.gpu_stage import GpuStage
 from plait.training.environment import ControlFile, Environment, claim
 from plait.training.noop_job import Job, whole_number
 from plait.training.process import here
 from plait.training.profiler import Profiler
-from plait.training.stages import Stages
 from plait.training.state.checkpoint import Checkpointer, CheckpointHandle
 from plait.training.state.checkpoint_store import CheckpointStore, Commit
 from plait.training.state.saving import Advice
@@ -56,7 +55,7 @@ class AttachedJob(Job):
         self.around, self.page = around, page
         self.control = ControlFile(around, page)
         self.process = here()
-        self.stages = Stages(page, NullGate(), refresh=self.control.gate, begun=self.process.gpu_stage_begins)
+        self.stages = make_stages(page, refresh=self.control.gate, begun=self.process.gpu_stage_begins)
         self.compute = GpuStage(self.stages, page)
         self.profiler = Profiler()
         folder = around.job_dir / "checkpoints"

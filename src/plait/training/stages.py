@@ -19,8 +19,7 @@ from typing import Any
 from plait.core.resources import Resource
 from plait.runtime.page import Page
 from plait.runtime.stage_gate import GateError, GateTimeout, StageGate
-from plait.training.device.emulation import Slower
-from plait.training.merged.thread_jobs import torch_cuda
+from plait.training.device.cuda import torch_cuda
 
 LEAST_LEASE_S = 30.0
 K = len(Resource)
@@ -36,14 +35,12 @@ class Stages:
         *,
         refresh: Callable[[StageGate], StageGate] = lambda gate: gate,
         clock: Callable[[], float] = time.perf_counter,
-        begun: Callable[[], None] | None = None,
-        slower: Slower | None = None,
+        begun: Callable[[], None] = lambda: None,
     ) -> None:
         """Mark into `page`, ask `gate`; `refresh` is asked between stages which gate is the right one now.
 
-        `begun` is called when a GPU stage has begun; `slower` (as the environment says) makes stages take longer.
+        `begun` is called when a GPU stage has begun, or goes on.
         """
-        self._slower = Slower.declared() if slower is None else slower
         self.gate, self._refresh, self._begun = gate, refresh, begun
         self.busy_s, self.exposed_s = [0.0] * K, [0.0] * K
         self._page, self._clock = page, clock
@@ -92,18 +89,15 @@ class Stages:
             self._exposed_before[resource] = self.exposed_s[resource]
             self._open += 1
         if resource is Resource.GPU:
-            if self._begun is not None:
-                self._begun()
+            self._begun()
             self._cuda.begin()
         if self._page is not None:
             self._page.stage_since, self._page.in_stage = time.monotonic(), resource + 1
-        self._slower.begin(resource)
 
     def leave(self, resource: Resource, *, sync: bool = False) -> None:
         """Close the stage, if it is open. `sync`: wait for the GPU also without a gate."""
         if self._since[resource] is None:
             return
-        self._slower.end(resource)
         on_device = resource is Resource.GPU and self._cuda.end(wait=sync or self.gate.kind != "none")
         with self._lock:
             now = self._tick()
@@ -148,34 +142,35 @@ class Stages:
         """
         if self.gate.kind == "none" or self.idle:
             return
-        still_open = [r for r in Resource if self._since[r] is not None]
-        on_gpu = Resource.GPU in still_open
         gave_way_s: float | None = None
 
         def before() -> None:
             nonlocal gave_way_s
-            for resource in still_open:
-                self._slower.end(resource)
-            if on_gpu:
-                self._cuda.end(wait=True)
-            with self._lock:
-                gave_way_s = self._tick()
+            gave_way_s = self._give_way()
 
-        if on_gpu:
+        if self.is_open(Resource.GPU):
             self._cuda.pace(getattr(self.gate, "quantum_s", 0.0))
         self.gate.yield_point(before)
         if gave_way_s is not None:
-            with self._lock:
-                self._changed_s = now = self._clock()
-                self._since = [s if s is None else s + now - gave_way_s for s in self._since]
-            if on_gpu:
-                if self._begun is not None:
-                    self._begun()
-                self._cuda.begin()
-            if self._page is not None:
-                self._page.stage_since = time.monotonic()
-            for resource in still_open:
-                self._slower.begin(resource)
+            self._go_on(gave_way_s)
+
+    def _give_way(self) -> float:
+        """Finish what was launched on the GPU; when the open stages stopped, by the clock."""
+        if self.is_open(Resource.GPU):
+            self._cuda.end(wait=True)
+        with self._lock:
+            return self._tick()
+
+    def _go_on(self, gave_way_s: float) -> None:
+        """The open stages go on, as if no time had passed since they gave way."""
+        with self._lock:
+            self._changed_s = now = self._clock()
+            self._since = [s if s is None else s + now - gave_way_s for s in self._since]
+        if self.is_open(Resource.GPU):
+            self._begun()
+            self._cuda.begin()
+        if self._page is not None:
+            self._page.stage_since = time.monotonic()
 
     def let_go(self, resource: Resource) -> None:
         """Give the resource to others while the stage goes on by the clock."""
@@ -187,7 +182,6 @@ class Stages:
 
     def sleep(self, resource: Resource) -> None:
         """The open stage waits for another one, the GPU's for the network: let go of it, and stop its clock."""
-        self._slower.end(resource)
         self.let_go(resource)
         with self._lock:
             began = self._since[resource]
@@ -198,14 +192,15 @@ class Stages:
             self._asleep[resource] = True
             self._open -= 1
 
-    def wake(self, resource: Resource) -> None:
-        """It goes on, if it slept."""
+    def wake(self, resource: Resource) -> bool:
+        """It goes on, if it slept; whether it did."""
         with self._lock:
-            if self._since[resource] is not None and self._asleep[resource]:
+            slept = self._since[resource] is not None and self._asleep[resource]
+            if slept:
                 self._since[resource] = self._tick()
                 self._asleep[resource] = False
                 self._open += 1
-                self._slower.begin(resource)
+            return slept
 
     def split(self, closed: Resource, parts: dict[Resource, float]) -> None:
         """The newest stage on `closed` was in truth on several resources, in these parts (sum 1)."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 
 from plait.core.errors import InputError
 from plait.core.resources import Resource
 from plait.runtime.stage_gate import NullGate
-from plait.training.device.emulation import Slower
+from plait.training.device.emulation import VARIABLE, Slower, SlowerStages, make_stages
 from plait.training.stages import Stages
 
 
@@ -22,7 +23,7 @@ def spin(cpu_s: float) -> float:
 
 
 def test_a_stage_takes_a_multiple_of_the_time_it_computed() -> None:
-    stages = Stages(None, NullGate(), slower=Slower.declared("gpu=5"))
+    stages = SlowerStages(Slower.declared("gpu=5"), None, NullGate())
     with stages.stage(Resource.GPU):
         used_s = spin(0.01)
     assert stages.busy_s[Resource.GPU] >= 5 * used_s
@@ -34,7 +35,7 @@ def test_a_stage_takes_a_multiple_of_the_time_it_computed() -> None:
 
 
 def test_a_stage_takes_the_time_that_is_declared() -> None:
-    stages = Stages(None, NullGate(), slower=Slower.declared("gpu=30ms"))
+    stages = SlowerStages(Slower.declared("gpu=30ms"), None, NullGate())
     before_s = time.thread_time()
     with stages.stage(Resource.GPU):
         spin(0.001)
@@ -43,7 +44,7 @@ def test_a_stage_takes_the_time_that_is_declared() -> None:
 
 
 def test_waiting_for_the_network_is_not_computing() -> None:
-    stages = Stages(None, NullGate(), slower=Slower.declared("gpu=4"))
+    stages = SlowerStages(Slower.declared("gpu=4"), None, NullGate())
     stages.enter(Resource.GPU)
     used_s = spin(0.01)
     stages.sleep(Resource.GPU)
@@ -54,6 +55,37 @@ def test_waiting_for_the_network_is_not_computing() -> None:
     used_s += spin(0.01)
     stages.leave(Resource.GPU)
     assert stages.busy_s[Resource.GPU] >= 4 * used_s
+
+
+class Yielding(NullGate):
+    """Gives way at every yield point, for a moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind = "tokens"
+
+    def yield_point(self, before: Callable[[], None] | None = None) -> None:
+        assert before is not None
+        before()
+        time.sleep(0.05)
+
+
+def test_a_stage_that_gives_way_takes_its_time_before_and_after() -> None:
+    stages = SlowerStages(Slower.declared("gpu=30ms"), None, Yielding())
+    with stages.stage(Resource.GPU):
+        stages.yield_point()
+    assert stages.busy_s[Resource.GPU] >= 0.06
+    assert stages.idle
+
+
+def test_only_a_declaration_makes_marks_that_emulate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert type(make_stages(None, refresh=lambda gate: gate)) is Stages
+    monkeypatch.setenv(VARIABLE, "gpu=5ms")
+    assert type(make_stages(None, refresh=lambda gate: gate)) is SlowerStages
+    monkeypatch.setenv(VARIABLE, "gpu=fast")
+    with pytest.raises(InputError, match="PLAIT_SLOWER"):
+        make_stages(None, refresh=lambda gate: gate)
 
 
 @pytest.mark.parametrize(

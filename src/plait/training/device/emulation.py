@@ -2,6 +2,7 @@
 
     PLAIT_SLOWER=cpu=2,gpu=40ms     a CPU stage takes twice the processor time of its thread, a GPU stage 40 ms
 
+`SlowerStages` wraps the marks of stages; `make_stages` takes it only where something is declared.
 A stage still computes in earnest and then holds its resource until the declared device would be done. Stages so
 declared take the same time whether or not other programs want the cores too, as long as there is enough of them: what
 several jobs do then depends on how they take turns.
@@ -13,9 +14,14 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 from plait.core.errors import InputError
 from plait.core.resources import Resource
+from plait.runtime.page import Page
+from plait.runtime.stage_gate import NullGate, StageGate
+from plait.training.stages import Stages
 
 VARIABLE = "PLAIT_SLOWER"
 
@@ -51,6 +57,10 @@ class Slower:
                 factors[known[name]] = number
         return cls(factors, least_s)
 
+    def __bool__(self) -> bool:
+        """Whether any resource is slower."""
+        return bool(self._factors or self._least_s)
+
     def begin(self, resource: Resource) -> None:
         """The stage begins, or goes on, in this thread."""
         if resource in self._factors or resource in self._least_s:
@@ -63,3 +73,55 @@ class Slower:
             computed_s = self._factors.get(resource, 0.0) * (time.thread_time() - begun[2])
             done_s = begun[1] + max(computed_s, self._least_s.get(resource, 0.0))
             time.sleep(max(0.0, done_s - time.perf_counter()))
+
+
+class SlowerStages(Stages):
+    """Stages that end, pause and give way only when the declared devices would be done."""
+
+    def __init__(self, slower: Slower, *args: Any, **options: Any) -> None:
+        """`slower` and what `Stages` takes."""
+        super().__init__(*args, **options)
+        self._slower = slower
+
+    def enter(self, resource: Resource, *, gated: bool = True) -> None:
+        """See `Stages.enter`."""
+        super().enter(resource, gated=gated)
+        self._slower.begin(resource)
+
+    def leave(self, resource: Resource, *, sync: bool = False) -> None:
+        """See `Stages.leave`."""
+        self._slower.end(resource)
+        super().leave(resource, sync=sync)
+
+    def sleep(self, resource: Resource) -> None:
+        """See `Stages.sleep`."""
+        self._slower.end(resource)
+        super().sleep(resource)
+
+    def wake(self, resource: Resource) -> bool:
+        """See `Stages.wake`."""
+        slept = super().wake(resource)
+        if slept:
+            self._slower.begin(resource)
+        return slept
+
+    def _give_way(self) -> float:
+        for resource in Resource:
+            self._slower.end(resource)
+        return super()._give_way()
+
+    def _go_on(self, gave_way_s: float) -> None:
+        super()._go_on(gave_way_s)
+        for resource in filter(self.is_open, Resource):
+            self._slower.begin(resource)
+
+
+def make_stages(page: Page | None, *, refresh: Callable[[StageGate], StageGate], **options: Any) -> Stages:
+    """The stages of this process, on devices as slow as the environment declares them; `options` as for `Stages`.
+
+    Raises `InputError` for what is no declaration.
+    """
+    slower = Slower.declared()
+    if slower:
+        return SlowerStages(slower, page, NullGate(), refresh=refresh, **options)
+    return Stages(page, NullGate(), refresh=refresh, **options)

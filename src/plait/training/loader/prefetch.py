@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from plait.core.resources import Resource
-from plait.runtime.stage_gate import NullGate
+from plait.training.device.emulation import make_stages
 from plait.training.environment import ControlFile, Environment
 from plait.training.stages import Stages
 from plait.training.state import random_streams
@@ -146,5 +146,5 @@ def _stages_of_worker() -> Stages:
     global _worker_stages
     if _worker_stages is None:
         watch = ControlFile(Environment.of(os.environ), worker=True)
-        _worker_stages = Stages(None, NullGate(), refresh=watch.gate)
+        _worker_stages = make_stages(None, refresh=watch.gate)
     return _worker_stages
