@@ -84,10 +84,11 @@ class Marked(_Around):
                 return [self.inner.decode(item) for item in raw]
         # One stage, at the gate for whichever of the two it has mostly been.
         mostly = CPU if stages.busy_s[CPU] > stages.busy_s[STORAGE] else STORAGE
-        ran_s = _Ran()
+        stretch = Stretch()
         with stages.stage(mostly):
             loaded = self._fetch(indices)
-        part = ran_s.storage_part()
+        waited_s, all_s = stretch.waited_s()
+        part = waited_s / all_s if all_s > 0 else 0.0
         stages.split(mostly, {STORAGE: part, CPU: 1 - part})
         return loaded
 
@@ -116,8 +117,8 @@ class Streamed(_Around, IterableDataset[Any]):
         yield from self.inner
 
 
-class _Ran:
-    """The part of a stretch of this thread's time in which it waited for data."""
+class Stretch:
+    """A stretch of this thread's time, of which it waited for data in a part."""
 
     path = Path("/proc/thread-self/schedstat")
 
@@ -125,17 +126,27 @@ class _Ran:
         self.begin_s, self.cpu_s, self.queued_s = self._now()
 
     def _now(self) -> tuple[float, float, float]:
-        try:
-            queued_s = int(self.path.read_bytes().split()[1]) / 1e9
-        except (OSError, IndexError, ValueError):  # a system that does not say: waiting for a core counts as storage
-            queued_s = 0.0
-        return time.perf_counter(), time.thread_time(), queued_s
+        """The clocks at one moment: read again if the thread waited for a core in between."""
+        queued_s = self._queued_s()
+        for _ in range(3):
+            clocks, before_s = (time.perf_counter(), time.thread_time()), queued_s
+            queued_s = self._queued_s()
+            if queued_s == before_s:
+                break
+        return *clocks, queued_s
 
-    def storage_part(self) -> float:
+    def _queued_s(self) -> float:
+        try:
+            return int(self.path.read_bytes().split()[1]) / 1e9
+        except (OSError, IndexError, ValueError):  # a system that does not say: waiting for a core counts as storage
+            return 0.0
+
+    def waited_s(self) -> tuple[float, float]:
+        """Seconds so far of waiting for data, and of anything."""
         now_s, cpu_s, queued_s = self._now()
         all_s = now_s - self.begin_s
         busy_s = (cpu_s - self.cpu_s) + (queued_s - self.queued_s)
-        return min(max(1 - busy_s / all_s, 0.0), 1.0) if all_s > 0 else 0.0
+        return min(max(all_s - busy_s, 0.0), all_s), all_s
 
 
 _worker_stages: Stages | None = None
