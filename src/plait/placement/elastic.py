@@ -5,6 +5,8 @@ one that fits on a node gets one, best fit, the largest first; a larger one gets
 in the way, the fewest small jobs are moved, each of which costs a restart. A node holds GPUs of at most one job that
 is spread over several nodes (Pollux, section 4.2; placement rules of Sia, section 3.4).
 
+Mostly nobody is in the way of others, and then a kernel does all of it (`elastic_kernels`).
+
 The sizes of `goodput.ladder` always find a place on nodes of equal size that are all there. Others may not, nor may
 any when nodes are down or differ: those jobs are named, or shrunk to sizes the caller allows.
 """
@@ -18,7 +20,12 @@ from functools import partial
 import numpy as np
 
 from plait.core.arrays import NO_JOBS, BoolArray, IntArray
+from plait.core.compile_policy import compiled, run
 from plait.core.errors import InputError
+from plait.placement.elastic_kernels import place_undisturbed
+
+#: What a placement takes without its kernel, tenths of a millisecond.
+WORK = 3
 
 
 @dataclass(frozen=True)
@@ -57,9 +64,14 @@ def place_sizes(
             f"placing needs a size for each of {jobs} jobs and a capacity for each of {nodes} nodes "
             f"(got {sizes.shape} and {capacity.shape})"
         )
+    sizes, running, capacity = (np.ascontiguousarray(given, dtype=np.int64) for given in (sizes, running, capacity))
     loose, fixed, still = (
         np.zeros(jobs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool) for mask in (spread, pinned, stay)
     )
+    if compiled(place_undisturbed, WORK):
+        gpus = np.zeros_like(running)
+        if run(place_undisturbed, sizes, np.argsort(-sizes, kind="stable"), running, capacity, fixed, gpus):
+            return Placed(gpus, NO_JOBS, NO_JOBS)
     needed = np.searchsorted(np.cumsum(np.sort(capacity)[::-1]), sizes) + 1
     parts = (running > 0).sum(axis=1)
     same = running.sum(axis=1) == sizes

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError
+from plait.placement import elastic
 from plait.placement.elastic import Placed, place_sizes
+from plait.placement.elastic_kernels import place_undisturbed
 
 
 def matrix(*rows: list[int]) -> np.ndarray:
@@ -226,3 +228,32 @@ def test_any_sizes_on_unequal_nodes_break_no_rule_and_are_cut_rather_than_lost(d
             assert (found.gpus.sum(axis=1)[found.unplaced] > 0).all(), "a GPU is free, and a job has none"
         running = found.gpus
         capacity = np.where(np.array(data.draw(st.lists(st.booleans(), min_size=nodes, max_size=nodes))), capacity, 0)
+
+
+@pytest.mark.skipif(not hasattr(place_undisturbed, "py_func"), reason="needs the compiler: the extra sim")
+def test_the_kernel_places_as_plain_python_does(monkeypatch):
+    """Random sizes, some of them running as they are, on nodes some of which are down or smaller."""
+    done = 0
+    for seed in range(600):
+        rng = np.random.default_rng(seed)
+        jobs, nodes = int(rng.integers(1, 9)), int(rng.integers(1, 7))
+        capacity = rng.choice([0, 2, 4, 4, 4], nodes)
+        sizes, running, free = (
+            rng.choice([0, 1, 1, 2, 4, 6, 8], jobs),
+            np.zeros((jobs, nodes), np.int64),
+            capacity.copy(),
+        )
+        for j in np.flatnonzero(rng.random(jobs) < 0.6).tolist():
+            wanted = int(sizes[j]) if rng.random() < 0.8 else 2
+            for n in rng.permutation(nodes).tolist() if free.sum() >= wanted else []:
+                running[j, n] = min(free[n], wanted - running[j].sum())
+                free[n] -= running[j, n]
+        spread, pinned = rng.random((2, jobs)) < 0.3
+        found = []
+        for way in (False, True):
+            monkeypatch.setattr(elastic, "compiled", lambda *asked, way=way: way)
+            found.append(place_sizes(sizes, running, capacity, spread=spread, pinned=pinned))
+        assert [one.tolist() for one in vars(found[0]).values()] == [one.tolist() for one in vars(found[1]).values()]
+        gpus, order = np.zeros_like(running), np.argsort(-sizes, kind="stable")
+        done += place_undisturbed(sizes, order, running, capacity, pinned, gpus)
+    assert 150 < done < 600  # the kernel does its part, and not all

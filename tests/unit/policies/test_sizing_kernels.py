@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
+from test_quiet_rounds import drawn, needs_solver, run
 
+from plait.core import compile_policy
 from plait.core.jit import HAVE_NUMBA
-from plait.policies.sizing import seating
 from plait.policies.sizing.pools import Pool
 from plait.policies.sizing.seating import Seats
+from plait.policies.sizing.steps import Ladder
 
 pytestmark = pytest.mark.skipif(not HAVE_NUMBA, reason="needs the compiler: the extra sim")
 
@@ -40,12 +46,15 @@ def random_pool(seed: int) -> Pool:
     )  # fmt: skip
 
 
-def both(monkeypatch: pytest.MonkeyPatch, module, call):
+def both(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> list[Any]:
     """What a call gives without machine code and with it."""
     found = []
-    for way in (False, True):
-        monkeypatch.setattr(module, "compiled", lambda kernel, work, way=way: way)
-        found.append(call())
+    for patience in (math.inf, 0):
+        with monkeypatch.context() as patch:
+            patch.setattr(compile_policy, "_loaded", set())
+            patch.setattr(compile_policy, "PATIENCE", patience)
+            patch.setattr(compile_policy, "READING", patience)
+            found.append(call())
     return found
 
 
@@ -60,7 +69,29 @@ def test_free_gpus_go_to_the_same_jobs_compiled(monkeypatch):
             seats = Seats(pool, matrix)
             return seats.fill(want).tolist(), seats.free.tolist()
 
-        plain, fast = both(monkeypatch, seating, fill)
+        plain, fast = both(monkeypatch, fill)
         assert plain == fast, seed
         changed += plain[0] != matrix.tolist()
     assert changed > 100
+
+
+def test_jobs_on_steps_get_the_same_gpus_compiled(monkeypatch):
+    home = 0
+    for seed in range(400):
+        pool, rng = random_pool(seed), np.random.default_rng(seed)
+        ladder = Ladder.of(pool)
+        column = np.where(rng.random(len(pool.rows)) < 0.7, np.maximum(ladder.running, 0), ladder.first)
+        plain, fast = both(
+            monkeypatch, lambda ladder=ladder, pool=pool, column=column: ladder.placed(pool, column).tolist()
+        )
+        assert plain == fast, seed
+        home += (np.array(plain) == pool.held).all()
+    assert 100 < home < 400
+
+
+@needs_solver
+@pytest.mark.parametrize("policy", ["sia:p=0.5,patience_s=300", "pollux:patience_s=400,interval_s=50"])
+def test_whole_runs_are_the_same_compiled(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(200, 210):
+        plain, fast = both(monkeypatch, lambda seed=seed: run(policy, drawn(seed)).commands)
+        assert plain == fast, seed

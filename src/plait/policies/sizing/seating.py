@@ -12,7 +12,7 @@ from plait.core.compile_policy import compiled, run
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.policy import View
 from plait.policies.sizing.pools import Pool, room, staying
-from plait.policies.sizing.seating_kernels import fill_seats
+from plait.policies.sizing.seating_kernels import fill_seats, name_gpus
 
 #: What the plain form of a kernel takes for the jobs of a round, tenths of a millisecond.
 WORK = 3
@@ -209,6 +209,20 @@ class Seats:
 
 def groups_of(view: View, seated: Iterable[tuple[Pool, IntArray]]) -> Groups:
     """Name the GPUs of allocations: who has as many of each node as before keeps the very same."""
+    pools = list(seated)
+    if len(pools) == 1 and compiled(name_gpus, WORK):
+        (pool, matrix), running = pools[0], view.running
+        rows, gpus, offsets = run(
+            name_gpus, pool.rows, pool.nodes, matrix, pool.held, staying(view), view.jobs.slot, running.gpus,
+            running.first_gpu, view.cluster.first_gpu,
+        )  # fmt: skip
+        if offsets[-1] >= 0:
+            return Groups(view.jobs.number[rows], gpus, offsets)
+    return _groups_of(view, pools)
+
+
+def _groups_of(view: View, seated: Iterable[tuple[Pool, IntArray]]) -> Groups:
+    """`groups_of` in plain Python, also for several pools."""
     cluster, running, slot = view.cluster, view.running, view.jobs.slot
     same: list[IntArray] = []
     others: list[tuple[int, Pool, IntArray]] = []

@@ -202,3 +202,70 @@ def fill_seats(
                 _displace(j, least[j], largest, due[j], others, held, parts, matrix, free, row)
             if turn == DUE and parts[j] == 0:
                 break  # nobody overtakes in the line of those who are due
+
+
+@kernel
+def name_gpus(
+    rows: IntArray,
+    nodes: IntArray,
+    matrix: IntArray,
+    held: IntArray,
+    stays: BoolArray,
+    slot: IntArray,
+    now_gpus: IntArray,
+    now_first: IntArray,
+    first_gpu: IntArray,
+) -> tuple[IntArray, IntArray, IntArray]:
+    """(rows, gpus, offsets): which GPUs each row of a view gets that has any, in the order of rows; see `groups_of`.
+
+    `rows` (J,) and `nodes` (N,) are those of the pool, `stays` and `slot` are of all rows of the view, and `first_gpu`
+    is the first GPU of each node of the cluster. The last offset is -1 if a node has fewer free GPUs than asked for.
+    """
+    jobs, taken = len(slot), np.zeros(first_gpu[-1], dtype=np.bool_)
+    place, same = np.full(jobs, -1, dtype=np.int64), np.ones(len(rows), dtype=np.bool_)
+    named, total = 0, 0
+    for row in range(jobs):
+        if stays[row] and slot[row] >= 0:
+            for i in range(now_first[slot[row]], now_first[slot[row] + 1]):
+                taken[now_gpus[i]] = True
+    for j in range(len(rows)):
+        runs = False
+        for n in range(len(nodes)):
+            runs |= matrix[j, n] > 0
+            same[j] &= matrix[j, n] == held[j, n]
+            total += matrix[j, n]
+        if runs:
+            place[rows[j]] = j
+            named += 1
+            if same[j]:
+                for i in range(now_first[slot[rows[j]]], now_first[slot[rows[j]] + 1]):
+                    taken[now_gpus[i]] = True
+    who, gpus, offsets = np.empty(named, np.int64), np.empty(total, np.int64), np.zeros(named + 1, np.int64)
+    g, end = 0, 0
+    for row in range(jobs):
+        j = place[row]
+        if j < 0:
+            continue
+        who[g], place[row] = row, end  # from now on: where its GPUs begin
+        if same[j]:
+            for i in range(now_first[slot[row]], now_first[slot[row] + 1]):
+                gpus[end] = now_gpus[i]
+                end += 1
+        else:
+            for n in range(len(nodes)):
+                end += matrix[j, n]
+        g += 1
+        offsets[g] = end
+    for j in range(len(rows)):
+        at = place[rows[j]]
+        if at < 0 or same[j]:
+            continue
+        for n in range(len(nodes)):
+            missing = matrix[j, n]
+            for gpu in range(first_gpu[nodes[n]], first_gpu[nodes[n] + 1]):
+                if missing > 0 and not taken[gpu]:
+                    gpus[at], taken[gpu] = gpu, True
+                    at, missing = at + 1, missing - 1
+            if missing > 0:
+                offsets[named] = -1
+    return who, gpus, offsets
