@@ -9,10 +9,64 @@ import numpy as np
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import PlanError
-from plait.core.jit import kernel
+from plait.core.jit import kernel, part
 from plait.core.plan import Groups, plain_details
 
 OK, NO_SUCH_JOB, NOT_ACTIVE, TWICE, WRONG_SIZE, NO_SUCH_GPU, NODE_DOWN, GPU_TWICE, TWO_KINDS = range(9)
+
+
+@part
+def alike(values: IntArray, lo: int, hi: int, others: IntArray, other_lo: int, other_hi: int) -> bool:
+    """Whether `values[lo:hi]` are `others[other_lo:other_hi]`."""
+    if other_hi - other_lo != hi - lo:
+        return False
+    shift = other_lo - lo
+    for i in range(lo, hi):  # noqa: SIM110 - a loop compiles
+        if others[shift + i] != values[i]:
+            return False
+    return True
+
+
+@part
+def use_gpus(
+    gpus: IntArray,
+    lo: int,
+    hi: int,
+    fresh: bool,
+    used: BoolArray,
+    gpu_node: IntArray,
+    node_kind: IntArray,
+    node_up: BoolArray,
+) -> tuple[int, int]:
+    """Mark `gpus[lo:hi]` as used; the code and the GPU of the first fault. `fresh`: nobody holds them yet."""
+    kind = -1
+    for i in range(lo, hi):
+        gpu = gpus[i]
+        if fresh:
+            if gpu < 0 or gpu >= len(gpu_node):
+                return NO_SUCH_GPU, gpu
+            node = gpu_node[gpu]
+            if not node_up[node]:
+                return NODE_DOWN, gpu
+            if kind >= 0 and node_kind[node] != kind:
+                return TWO_KINDS, gpu
+            kind = node_kind[node]
+        if used[gpu]:
+            return GPU_TWICE, gpu
+        used[gpu] = True
+    return OK, -1
+
+
+@part
+def not_stamped(jobs: IntArray, slot: IntArray, stamp: IntArray, mark: int) -> IntArray:
+    """Those of these jobs that run and do not bear the mark."""
+    out = np.empty(len(jobs), dtype=np.int64)
+    n = 0
+    for job in jobs:
+        if slot[job] >= 0 and stamp[job] != mark:
+            out[n] = job
+            n += 1
+    return out[:n]
 
 
 @kernel
@@ -58,15 +112,9 @@ def compare(
             if stamp[job] >> 1 == tag:
                 return TWICE, job, -1, change, starts, starts
             old = slot[job]
-            same = old >= 0 and old_first_gpu[old + 1] - old_first_gpu[old] == hi - lo
-            if same:
-                shift = old_first_gpu[old] - lo
-                for i in range(lo, hi):
-                    if old_gpus[shift + i] != gpus[i]:
-                        same = False
-                        break
-            stamp[job] = 2 * tag + same
-            if not same:
+            stays = old >= 0 and alike(gpus, lo, hi, old_gpus, old_first_gpu[old], old_first_gpu[old + 1])
+            stamp[job] = 2 * tag + stays
+            if not stays:
                 if phase[job] > 1:
                     return NOT_ACTIVE, job, -1, change, starts, starts
                 if hi - lo < min_gpus[job] or hi - lo > max_gpus[job]:
@@ -76,36 +124,14 @@ def compare(
                 starting += 1
                 continue
             fresh = False
-            if change[g] == 0:
-                shift = old_first_job[old] - first_job[g]
-                if old_first_job[old + 1] - first_job[g + 1] != shift:
-                    change[g] = 1
-                else:
-                    for i in range(first_job[g], first_job[g + 1]):
-                        if old_jobs[shift + i] != jobs[i]:
-                            change[g] = 1
-        kind = -1
-        for i in range(lo, hi):
-            gpu = gpus[i]
-            if fresh:
-                if gpu < 0 or gpu >= len(gpu_node):
-                    return NO_SUCH_GPU, jobs[first_job[g]], gpu, change, starts, starts
-                node = gpu_node[gpu]
-                if not node_up[node]:
-                    return NODE_DOWN, jobs[first_job[g]], gpu, change, starts, starts
-                if kind >= 0 and node_kind[node] != kind:
-                    return TWO_KINDS, jobs[first_job[g]], gpu, change, starts, starts
-                kind = node_kind[node]
-            if used[gpu]:
-                return GPU_TWICE, jobs[first_job[g]], gpu, change, starts, starts
-            used[gpu] = True
-    leave = np.empty(len(old_jobs), dtype=np.int64)
-    leaving = 0
-    for job in old_jobs:
-        if slot[job] >= 0 and stamp[job] != 2 * tag + 1:
-            leave[leaving] = job
-            leaving += 1
-    return OK, -1, -1, change, starts[:starting], leave[:leaving]
+            if change[g] == 0 and not alike(
+                jobs, first_job[g], first_job[g + 1], old_jobs, old_first_job[old], old_first_job[old + 1]
+            ):
+                change[g] = 1
+        code, gpu = use_gpus(gpus, lo, hi, fresh, used, gpu_node, node_kind, node_up)
+        if code != OK:
+            return code, jobs[first_job[g]], gpu, change, starts, starts
+    return OK, -1, -1, change, starts[:starting], not_stamped(old_jobs, slot, stamp, 2 * tag + 1)
 
 
 @kernel
