@@ -407,6 +407,49 @@ def search_room(groups: int, shape: IntArray) -> tuple[IntArray, FloatArray, Flo
     return book, np.zeros(groups), np.zeros((groups, k + most + 2)), np.zeros((2, most + 1), dtype=np.int64)
 
 
+@part
+def first_members(
+    rows: FloatArray,
+    counts: IntArray,
+    group: IntArray,
+    busy: FloatArray,
+    shape: IntArray,
+    table: IntArray,
+    first: IntArray,
+) -> tuple[int, int, float, float]:
+    """The members of a group but its last: how many, how many of the newest class, their worth, the least T.
+
+    The second is -1 if they are more jobs of a class than `counts`. `busy` becomes the seconds of each resource.
+    """
+    k, most, empty = shape[0], shape[1], len(counts)
+    jobs, run, fine, worth, least = 0, 0, True, 0.0, 0.0
+    for r in range(k):
+        busy[r] = 0.0
+    while jobs < most - 1 and group[jobs] < empty:
+        c = group[jobs]
+        run = run + 1 if jobs > 0 and c == group[jobs - 1] else 1
+        fine = fine and run <= counts[c]
+        worth += rows[c, 3 * k + WORTH]
+        least = max(least, rows[c, 3 * k + LEAST])
+        for r in range(k):
+            busy[r] += rows[c, r]
+        jobs += 1
+    if fine and jobs > 1 and shape[4] == 1:
+        least = group_time(rows, group, jobs, shape, table, first)[0]
+    return jobs, run if fine else -1, worth, least
+
+
+@part
+def next_members(group: IntArray, most: int, empty: int) -> None:
+    """Step to the next multiset of first members, in order."""
+    at = most - 2
+    while at > 0 and group[at] == empty:
+        at -= 1
+    group[at] += 1
+    for i in range(at + 1, most - 1):
+        group[i] = group[at]
+
+
 @kernel
 def price_groups(
     rows: FloatArray,
@@ -431,29 +474,17 @@ def price_groups(
     T of a group is at least that of its first members, and at least what each resource has to do.
     """
     k, most, empty = shape[0], shape[1], len(counts)
-    after = 3 * k
     group = np.zeros(most, dtype=np.int64)
     busy = np.zeros(k)
     listed = 0
     while most == 1 or group[0] < empty:
-        jobs, run, fine, paid, worth, least = 0, 0, True, price[empty], 0.0, 0.0
-        for r in range(k):
-            busy[r] = 0.0
-        while jobs < most - 1 and group[jobs] < empty:
-            c = group[jobs]
-            run = run + 1 if jobs > 0 and c == group[jobs - 1] else 1
-            fine = fine and run <= counts[c]
-            paid += price[c]
-            worth += rows[c, after + WORTH]
-            least = max(least, rows[c, after + LEAST])
-            for r in range(k):
-                busy[r] += rows[c, r]
-            jobs += 1
-        if fine and jobs > 1 and shape[4] == 1:
-            least = group_time(rows, group, jobs, shape, table, first)[0]
+        jobs, run, worth, least = first_members(rows, counts, group, busy, shape, table, first)
+        paid = price[empty]
+        for i in range(jobs):
+            paid += price[group[i]]
         last = empty if jobs < most - 1 else (group[most - 2] if most > 1 else 0)
         for c in range(last, empty + (1 if most > 1 else 0)):
-            if not fine:
+            if run < 0:
                 break
             size = jobs
             if c < empty:
@@ -465,8 +496,8 @@ def price_groups(
                 time = least
                 total = worth
                 if c < empty:
-                    total += rows[c, after + WORTH]
-                    time = max(time, rows[c, after + LEAST])
+                    total += rows[c, 3 * k + WORTH]
+                    time = max(time, rows[c, 3 * k + LEAST])
                     if shape[3] == 0:
                         for r in range(k):
                             time = max(time, busy[r] + rows[c, r])
@@ -486,10 +517,5 @@ def price_groups(
             listed += 1
         if most == 1:
             break
-        at = most - 2
-        while at > 0 and group[at] == empty:
-            at -= 1
-        group[at] += 1
-        for i in range(at + 1, most - 1):
-            group[i] = group[at]
+        next_members(group, most, empty)
     return listed
