@@ -406,8 +406,7 @@ def check_named(text: str, modules: Collection[str], folder: Path) -> None:
         found = getattr(importlib.import_module(name), attribute, None)
     except ModuleNotFoundError:
         return  # which making it will say
-    own = inspect.isfunction(found) and found.__module__ == name
-    if found is not None and not own and not hasattr(found, "decide"):
+    if found is not None and not _makes_policy(found, name):
         raise InputError(
             f"policy {text[:100]!r}: {name}.{attribute} is no policy, and no function of {name} that makes one"
         )
@@ -447,6 +446,9 @@ def _options(policy: str, text: str, known: Mapping[str, Option]) -> dict[str, A
     return options
 
 
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
 def _user_policy(module: str, attribute: str, rest: str) -> Policy:
     try:
         found = getattr(importlib.import_module(module), attribute)
@@ -455,12 +457,26 @@ def _user_policy(module: str, attribute: str, rest: str) -> Policy:
     except AttributeError:
         names = [n for n in dir(importlib.import_module(module)) if not n.startswith("_")]
         raise InputError(f"module {module!r} has no {attribute!r}; {suggest(attribute, names)}") from None
+    if not _makes_policy(found, module):
+        raise InputError(
+            f"{module}:{attribute} is no policy: it has no method decide(view), and is no function of {module} that "
+            "makes one"
+        )
     if isinstance(found, type) or not hasattr(found, "decide"):
-        known = dict.fromkeys(inspect.signature(found).parameters, Option(""))
-        found = found(**_options(f"{module}:{attribute}", rest, known))
+        parameters = inspect.signature(found).parameters
+        options = _options(f"{module}:{attribute}", rest, dict.fromkeys(parameters, Option("")))
+        missing = [n for n, p in parameters.items() if p.default is p.empty and p.kind in _NAMED and n not in options]
+        if missing:
+            raise InputError(f"policy {module}:{attribute} needs {missing[0]}: {module}:{attribute}:{missing[0]}=...")
+        found = found(**options)
     if not isinstance(found, Policy):
         raise InputError(f"{module}:{attribute} has no method decide(view), so it is not a policy")
     return found
+
+
+def _makes_policy(found: object, module: str) -> bool:
+    """Whether it is a policy, a class of policies, or a function of this module, which may return one."""
+    return hasattr(found, "decide") or (inspect.isfunction(found) and found.__module__ == module)
 
 
 def split_policies(text: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -128,3 +129,23 @@ def test_declared_once() -> None:
     assert not Range(also=("a",)).spread
     for row in rows().values():
         assert all(isinstance(option, Option) and option.help for option in row.options.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("os:system:command=touch ran", "os:system is no policy: it has no method decide"),
+        ("math:pi", "math:pi is no policy"),
+        ("made_here:needs_rounds", "policy made_here:needs_rounds needs rounds: made_here:needs_rounds:rounds=..."),
+        ("made_here:needs_rounds:rounds=3", "made_here:needs_rounds has no method decide"),
+    ],
+)
+def test_what_makes_no_policy_is_refused_and_nothing_of_another_module_is_called(
+    text: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "made_here.py").write_text("def needs_rounds(rounds):\n    return rounds\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match=re.escape(why)):
+        make_policy(text)
+    assert not (tmp_path / "ran").exists()
