@@ -16,6 +16,7 @@ import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray, objects
 from plait.core.cluster import Cluster
+from plait.core.codec import floats, plain_array
 from plait.core.goodput import Estimate
 from plait.core.jobs import FLOAT_ROW, WHOLE_ROW, JobBatch, JobSpec, Phase
 from plait.core.resources import Resource
@@ -235,8 +236,8 @@ class Books:
             out = {
                 "count": count,
                 "specs": [spec_to_json(spec) for spec in specs],
-                "life": {name: _nulls(column) for name, column in columns.items() if name not in _WIDE},
-                "stage_s": [_null_row(row) for row in columns["stage_s"].tolist()],
+                "life": {name: plain_array(column) for name, column in columns.items() if name not in _WIDE},
+                "stage_s": plain_array(columns["stage_s"]),
                 "goodput": _known_rows(columns["goodput"]),
                 "users": users,
                 "groups": groups,
@@ -273,12 +274,12 @@ class Books:
             books.batches = _runs(numbers, batch)
         for name, values in data["life"].items():
             column = books.columns[name]
-            filled = [math.nan if v is None else v for v in values]
+            filled = floats(values)
             column[numbers] = objects(filled) if column.dtype == object else filled
         for number, row in zip(numbers.tolist(), data["stage_s"], strict=True):
-            books.columns["stage_s"][number] = [math.nan if v is None else v for v in row]
+            books.columns["stage_s"][number] = floats(row)
         for place, row in data.get("goodput", ()):
-            books.columns["goodput"][numbers[place]] = [math.nan if v is None else v for v in row]
+            books.columns["goodput"][numbers[place]] = floats(row)
         past = base64.b64decode(data.get("past_gpu_s", ""))
         books._past_gpu_s = np.frombuffer(past, dtype="<f8").astype(np.float64)
         books.departures = len(books._past_gpu_s)
@@ -321,18 +322,10 @@ class Books:
         return self.departed[max(known - most, 0) : known].copy()
 
 
-def _nulls(column: Any) -> list[Any]:
-    return [None if isinstance(v, float) and math.isnan(v) else v for v in column.tolist()]
-
-
-def _null_row(row: list[float]) -> list[float | None]:
-    return [None if math.isnan(v) else v for v in row]
-
-
-def _known_rows(table: FloatArray) -> list[tuple[int, list[float | None]]]:
+def _known_rows(table: FloatArray) -> list[tuple[int, list[Any]]]:
     """Rows in which anything is known, each with its place: most jobs have none."""
     known = np.flatnonzero(~np.isnan(table).all(axis=1))
-    return [(place, _null_row(row)) for place, row in zip(known.tolist(), table[known].tolist(), strict=True)]
+    return list(zip(known.tolist(), plain_array(table[known]), strict=True))
 
 
 def _runs(numbers: IntArray, batch: JobBatch) -> list[tuple[int, JobBatch]]:

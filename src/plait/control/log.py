@@ -12,13 +12,13 @@ import gzip
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from plait.control.messages import Command, Event, from_json, to_json
-from plait.core.cluster import Cluster, Node
+from plait.control.messages import Command, Event, from_json, node_from_json, node_to_json, to_json
+from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 
 VERSION = 1
@@ -76,7 +76,7 @@ class EventLog:
 
 def cluster_to_json(cluster: Cluster) -> list[dict[str, Any]]:
     """The nodes of a cluster as JSON objects."""
-    return [{f.name: getattr(node, f.name) for f in fields(Node)} for node in cluster.nodes]
+    return [node_to_json(node) for node in cluster.nodes]
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class RecordedRun:
     @property
     def cluster(self) -> Cluster:
         """The cluster at the beginning of the run."""
-        return Cluster(tuple(Node(**node) for node in self.header["cluster"]))
+        return Cluster(tuple(node_from_json(node) for node in self.header["cluster"]))
 
 
 def read_log(path: str | Path) -> RecordedRun:

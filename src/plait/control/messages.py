@@ -6,18 +6,16 @@ where it matters, when. Jobs are named by number; `JobSubmitted` gives the first
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, get_args
 
-import numpy as np
-
-from plait.core.arrays import NO_JOBS, FloatArray, IntArray
+from plait.core.arrays import AS_LISTS, FloatArray, IntArray
 from plait.core.cluster import Node
+from plait.core.codec import Codec, form
 from plait.core.errors import InputError
-from plait.core.goodput import BatchLimits, Estimate
-from plait.core.jobs import Checkpoints, JobBatch, JobClass, JobSpec
+from plait.core.goodput import Estimate
+from plait.core.jobs import JobBatch, JobSpec
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.resources import Resource, StageProfile
 
@@ -32,7 +30,7 @@ class JobSubmitted:
     at_s: float
     first: int
     jobs: JobBatch
-    room: int = 0
+    room: int = field(default=0, metadata=form(omit=True))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +56,7 @@ class JobProfiled:
     at_s: float
     jobs: IntArray
     iteration_s: FloatArray
-    stage_s: FloatArray
+    stage_s: FloatArray = field(metadata=form(columns=len(Resource)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +68,7 @@ class GoodputReported:
 
     at_s: float
     jobs: IntArray
-    goodput: FloatArray
+    goodput: FloatArray = field(metadata=form(columns=len(Estimate)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +115,7 @@ class JobFailed:
     at_s: float
     jobs: IntArray
     reason: str
-    again: bool = True
+    again: bool = field(default=True, metadata=form(omit=True))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -232,35 +230,6 @@ class Wake:
 
 Command: TypeAlias = Stop | Launch | Adjust | Refuse | Wake
 
-_TYPES: dict[str, type[Any]] = {
-    t.__name__: t
-    for t in (
-        JobSubmitted,
-        ProgressReported,
-        JobProfiled,
-        GoodputReported,
-        StopCostReported,
-        JobKept,
-        JobFinished,
-        JobFailed,
-        JobCancelled,
-        NodeJoined,
-        NodeLost,
-        NodeSuspected,
-        LaunchFailed,
-        ReplanDue,
-        Stop,
-        Launch,
-        Adjust,
-        Refuse,
-        Wake,
-    )
-}
-
-
-#: Fields that logs of before do not have: they are written where they say something.
-_LATER: Mapping[str, Any] = {"room": 0, "again": True}
-
 
 def to_json(message: Event | Command) -> dict[str, Any]:
     """A JSON object with a `type` and the fields; unknown numbers are null.
@@ -268,132 +237,36 @@ def to_json(message: Event | Command) -> dict[str, Any]:
     >>> to_json(ReplanDue(60.0))
     {'type': 'ReplanDue', 'at_s': 60.0}
     """
-    out: dict[str, Any] = {"type": type(message).__name__}
-    for f in fields(message):
-        value = getattr(message, f.name)
-        if f.name not in _LATER or value != _LATER[f.name]:
-            out[f.name] = _plain(value)
-    return out
+    return _MESSAGES.encode_kind(message)
 
 
 def from_json(data: Mapping[str, Any]) -> Event | Command:
     """The message that `to_json` wrote; `InputError` for anything else."""
     try:
-        kind = _TYPES[data["type"]]
-        row = {**_LATER, **data}
-        values = {f.name: _parse(str(f.type), row[f.name]) for f in fields(kind)}
-        if "stage_s" in values:
-            values["stage_s"] = values["stage_s"].reshape(-1, len(Resource))
-        if "goodput" in values:
-            values["goodput"] = values["goodput"].reshape(-1, len(Estimate))
+        message: Event | Command = _MESSAGES.decode_kind(data)
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"not a message of this version: {str(data)[:200]} ({error!r})") from error
-    message: Event | Command = kind(**values)
+        raise InputError(f"not a message of this version: {str(data)[:200]} ({error})") from error
     return message
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        items = value.tolist()
-        if value.dtype.kind == "f":
-            return _nulls(items)
-        return items
-    if isinstance(value, JobBatch):
-        return [spec_to_json(spec) for spec in value]
-    if isinstance(value, Groups):
-        return [group_to_json(group) for group in value]
-    if isinstance(value, Node):
-        return {f.name: getattr(value, f.name) for f in fields(value)}
-    if isinstance(value, tuple):
-        return list(value)
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _nulls(items: list[Any]) -> list[Any]:
-    return [_nulls(i) if isinstance(i, list) else (None if math.isnan(i) else i) for i in items]
-
-
-def _floats(items: list[Any]) -> FloatArray:
-    def number(x: Any) -> Any:
-        return [number(i) for i in x] if isinstance(x, list) else (math.nan if x is None else x)
-
-    return np.array(number(items), dtype=np.float64)
-
-
-def _parse(annotation: str, value: Any) -> Any:
-    if annotation == "IntArray":
-        return np.array(value, dtype=np.int64) if value else NO_JOBS
-    if annotation == "FloatArray":
-        return _floats(value)
-    if annotation == "JobBatch":
-        return JobBatch.of([spec_from_json(v) for v in value])
-    if annotation == "Groups":
-        return Groups.of([group_from_json(v) for v in value])
-    if annotation == "Node":
-        return Node(**value)
-    if annotation.startswith("tuple"):
-        return tuple(value)
-    return value
-
-
-_DEFAULT_SPEC = JobSpec(id="-")
 
 
 def spec_to_json(spec: JobSpec) -> dict[str, Any]:
     """The fields of a spec that differ from the defaults."""
-    out: dict[str, Any] = {}
-    for f in fields(JobSpec):
-        value = getattr(spec, f.name)
-        if f.name in ("id", "submit_s", "gpus") or value != getattr(_DEFAULT_SPEC, f.name):
-            out[f.name] = value
-    for name in ("min_gpus", "max_gpus"):
-        out.pop(name, None)
-        if getattr(spec, name) != spec.gpus:
-            out[name] = getattr(spec, name)
-    if spec.profile is not None:
-        out["profile"] = list(spec.profile.stage_s)
-    for name in ("gpu_kinds", "tensor_bytes"):
-        if out.get(name) is not None:
-            out[name] = list(out[name])
-    for name in ("job_class", "checkpoints"):
-        if name in out:
-            out[name] = out[name].name.lower()
-    if spec.batch is not None:
-        out["batch"] = asdict(spec.batch)
+    out: dict[str, Any] = _PARTS.encode(spec)
     return out
 
 
 def spec_from_json(data: Mapping[str, Any]) -> JobSpec:
     """The spec that `spec_to_json` wrote."""
-    row = dict(data)
-    if row.get("profile") is not None:
-        row["profile"] = StageProfile.from_sequence(row["profile"], row["iteration_s"])
-    for name in ("gpu_kinds", "tensor_bytes"):
-        if row.get(name) is not None:
-            row[name] = tuple(row[name])
-    if "job_class" in row:
-        row["job_class"] = JobClass[row["job_class"].upper()]
-    if "checkpoints" in row:
-        row["checkpoints"] = Checkpoints[row["checkpoints"].upper()]
-    if row.get("batch") is not None:
-        row["batch"] = BatchLimits(**row["batch"])
-    return JobSpec(**row)
-
-
-_DEFAULT_MEMBER = Member(0)
+    if data.get("profile") is None:
+        return _PARTS.decode(JobSpec, data)
+    profile = StageProfile.from_sequence(data["profile"], data["iteration_s"])
+    return _PARTS.decode(JobSpec, {**data, "profile": profile})
 
 
 def group_to_json(group: Group) -> dict[str, Any]:
     """GPUs and members; a member without details is just its number."""
-    members: list[Any] = []
-    for m in group.members:
-        details = {
-            f.name: getattr(m, f.name)
-            for f in fields(Member)
-            if f.name != "job" and getattr(m, f.name) != getattr(_DEFAULT_MEMBER, f.name)
-        }
-        members.append({"job": m.job, **details} if details else m.job)
-    out: dict[str, Any] = {"jobs": members, "gpus": list(group.gpus)}
+    details = [_PARTS.encode(member) for member in group.members]
+    out: dict[str, Any] = {"jobs": [m if len(m) > 1 else m["job"] for m in details], "gpus": list(group.gpus)}
     if group.gate is not Gate.NONE:
         out["gate"] = group.gate.name.lower()
     return out
@@ -401,5 +274,32 @@ def group_to_json(group: Group) -> dict[str, Any]:
 
 def group_from_json(data: Mapping[str, Any]) -> Group:
     """The group that `group_to_json` wrote."""
-    members = tuple(Member(**m) if isinstance(m, Mapping) else Member(int(m)) for m in data["jobs"])
+    members = tuple(_PARTS.decode(Member, m) if isinstance(m, Mapping) else Member(int(m)) for m in data["jobs"])
     return Group(members, tuple(int(g) for g in data["gpus"]), Gate[data.get("gate", "none").upper()])
+
+
+def node_to_json(node: Node) -> dict[str, Any]:
+    """All fields of a node."""
+    out: dict[str, Any] = _PARTS.encode(node)
+    return out
+
+
+def node_from_json(data: Mapping[str, Any]) -> Node:
+    """The node that `node_to_json` wrote."""
+    return _PARTS.decode(Node, data)
+
+
+#: What messages are made of. The iteration time of a profile is a field of its job, so a profile is its stages alone.
+_PARTS = Codec(
+    sparse=(JobSpec, Member), closed=True, own={StageProfile: (lambda one: list(one.stage_s), lambda made: made)}
+)
+_MESSAGES = Codec(
+    kinds=(*get_args(Event), *get_args(Command)),
+    nulls=True,
+    own={
+        JobBatch: (lambda jobs: list(map(spec_to_json, jobs)), lambda rows: JobBatch.of(map(spec_from_json, rows))),
+        Groups: (lambda some: list(map(group_to_json, some)), lambda rows: Groups.of(map(group_from_json, rows))),
+        Node: (node_to_json, node_from_json),
+        **AS_LISTS,
+    },
+)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from plait.control.controller import Controller
 from plait.control.job_store import Books
-from plait.control.messages import group_from_json, group_to_json
+from plait.control.messages import group_from_json, group_to_json, node_from_json, node_to_json
 from plait.core.arrays import IntArray
-from plait.core.cluster import Cluster, Node
+from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.plan import Groups, Plan
 from plait.core.policy import Policy
@@ -52,7 +51,7 @@ def frozen(controller: Controller, keep: IntArray | None = None, recent: int = 0
         return {
             **facts,
             "cluster": {
-                "nodes": [{f.name: getattr(n, f.name) for f in fields(Node)} for n in cluster.nodes],
+                "nodes": [node_to_json(node) for node in cluster.nodes],
                 "up": list(cluster.up),
             },
             "running": [group_to_json(g) for g in running],
@@ -92,7 +91,7 @@ def restore(data: Mapping[str, Any], policy: Policy) -> Controller:
     """
     if data.get("version") not in READ:
         raise InputError(f"snapshot has version {data.get('version')!r}; this plait reads version {VERSION}")
-    nodes = tuple(Node(**node) for node in data["cluster"]["nodes"])
+    nodes = tuple(node_from_json(node) for node in data["cluster"]["nodes"])
     rule = PreemptionRule.from_json(data.get("preemption"))
     controller = Controller(policy, Cluster(nodes, tuple(bool(up) for up in data["cluster"]["up"])), rule)
     controller.books = Books.from_json(data["books"])

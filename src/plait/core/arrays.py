@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from plait.core.codec import floats, plain_array
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -20,3 +22,15 @@ def objects(values: list[object]) -> ObjectArray:
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array
+
+
+def _ints(values: Any) -> IntArray:
+    return np.array(values, dtype=np.int64) if values else NO_JOBS
+
+
+def _floats(values: Any) -> FloatArray:
+    return np.array(floats(values), dtype=np.float64)
+
+
+#: For `Codec.own`: arrays as lists, in which null stands for NaN.
+AS_LISTS: dict[Any, Any] = {IntArray: (plain_array, _ints), FloatArray: (plain_array, _floats)}

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Generic, Protocol, TypeVar, cast, overload
 
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray, ObjectArray, objects
+from plait.core.codec import form
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits
 from plait.core.jit import kernel
@@ -77,8 +78,8 @@ class JobSpec:
     """
 
     id: str
-    submit_s: float = 0.0
-    gpus: int = 1
+    submit_s: float = field(default=0.0, metadata=form(omit=False))
+    gpus: int = field(default=1, metadata=form(omit=False))
     iterations: float | None = None
     iteration_s: float | None = None
     user: str = ""
@@ -86,8 +87,6 @@ class JobSpec:
     model: str = ""
     profile: StageProfile | None = None
     job_class: JobClass = JobClass.GUARANTEED
-    min_gpus: int = 0
-    max_gpus: int = 0
     gpu_kinds: tuple[str, ...] | None = None
     gpu_memory_bytes: float = 0.0
     cpus: float = 0.0
@@ -102,6 +101,9 @@ class JobSpec:
     batch: BatchLimits | None = None
     checkpoints: Checkpoints = Checkpoints.ON_STOP
     restart_s: float | None = None
+    # Last, as logs have them: where they say something.
+    min_gpus: int = field(default=0, metadata=form(omit=lambda spec: spec.min_gpus == spec.gpus))
+    max_gpus: int = field(default=0, metadata=form(omit=lambda spec: spec.max_gpus == spec.gpus))
 
     def __post_init__(self) -> None:
         """Refuse a job that cannot run anywhere; the message names the job and the field."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray
+from plait.core.codec import Codec
 from plait.core.errors import InputError, suggest
 from plait.core.preemption_kernels import keep
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 #: How many times what a stop loses a job runs before a policy may stop it; `docs/explanation/preemption.md` has the
 #: measurements that chose it.
 RUNS_FOR = 2.0
+_CODEC = Codec(closed=True)
 
 
 class KeptJobs(NamedTuple):
@@ -90,12 +92,13 @@ class PreemptionRule:
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        fields: dict[str, Any] = _CODEC.encode(self)
+        return fields
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any] | None) -> PreemptionRule:
         """The rule that `to_json` wrote; the default for None."""
-        return cls(**data) if data else cls()
+        return _CODEC.decode(cls, data) if data else cls()
 
 
 #: The rule unless another one is given.

@@ -7,13 +7,14 @@ import os
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+from plait.core.codec import Codec
 from plait.core.errors import InputError
 
 D = TypeVar("D")
+_CODEC = Codec(closed=True)
 
 
 class Keyed(Protocol):
@@ -26,12 +27,12 @@ class Keyed(Protocol):
 class RunStore(Generic[D]):
     """Finished runs, one small file each, written whole or not at all; `D` is a data class."""
 
-    def __init__(self, folder: Path, read: Callable[[dict[str, Any]], D | None], *, fresh: bool = False) -> None:
+    def __init__(self, folder: Path, kind: type[D], whole: Callable[[D], bool], *, fresh: bool = False) -> None:
         """Use this folder, made if need be; `fresh` does not look at what is there.
 
-        `read` makes a run of what was kept of it: None, or a `ValueError` or `TypeError`, where that is not whole.
+        `whole` tells of what was kept of a run whether it is all there.
         """
-        self.folder, self._read, self._fresh = folder, read, fresh
+        self.folder, self._kind, self._whole, self._fresh = folder, kind, whole, fresh
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -42,7 +43,8 @@ class RunStore(Generic[D]):
         if self._fresh:
             return None
         try:
-            return self._read(json.loads(self._path(case).read_text(encoding="utf-8")))
+            done = _CODEC.decode(self._kind, json.loads(self._path(case).read_text(encoding="utf-8")))
+            return done if self._whole(done) else None
         except (OSError, ValueError, TypeError):
             return None
 
@@ -54,7 +56,7 @@ class RunStore(Generic[D]):
             raise InputError(f"cannot keep runs in {self.folder}: {error.strerror}; give another folder") from error
         try:
             with open(handle, "w", encoding="utf-8") as file:
-                json.dump(asdict(done), file)  # type: ignore[call-overload]
+                json.dump(_CODEC.encode(done), file)
             os.replace(name, self._path(case))
         except BaseException:
             with suppress(FileNotFoundError):

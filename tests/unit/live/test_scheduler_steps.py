@@ -48,7 +48,7 @@ WRITTEN: list[tuple[Note, dict[str, Any]]] = [
     (ProjectSet(1.0, "p", gpu_quota=None, weight=2.0), {"name": "p", "gpu_quota": None, "weight": 2.0}),
     (ProjectSet(1.0, "p", gone=True), {"name": "p", "gone": True}),
     (
-        AttemptBegan(1.0, 2, 1, [0], [["n0", 0]], 0),  # type: ignore[list-item]
+        AttemptBegan(1.0, 2, 1, [0], [("n0", 0)], 0),
         {"job": 2, "epoch": 1, "gpus": [0], "ranks": [["n0", 0]], "port": 0},
     ),
     (StopAsked(1.0, 2, 1, "preempted"), {"job": 2, "epoch": 1, "why": "preempted"}),

@@ -21,11 +21,13 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from plait.core.codec import Codec
 from plait.live.agent.procs import Process
 from plait.live.protocol.wire import Run, from_json, to_json
 
 Key = tuple[int, int, int]
 _REWRITE_BYTES = 4 << 20
+_CODEC = Codec(closed=True)
 
 
 @dataclass
@@ -130,7 +132,7 @@ def _take(memory: Memory, entry: dict[str, Any]) -> None:
         if known is None:
             return
         if what == "began":
-            known.process = Process(**entry["process"])
+            known.process = _CODEC.decode(Process, entry["process"])
         elif what == "end":
             known.ended, known.exit_code, known.reason = True, entry["exit_code"], entry["reason"]
             known.merged = str(entry.get("merged", ""))
@@ -159,11 +161,7 @@ def start(run: Run) -> dict[str, Any]:
 
 def began(key: Key, process: Process) -> dict[str, Any]:
     """Entry: its runner is this process."""
-    return {
-        "what": "began",
-        "key": list(key),
-        "process": {"pid": process.pid, "start_time": process.start_time, "boot": process.boot},
-    }
+    return {"what": "began", "key": list(key), "process": _CODEC.encode(process)}
 
 
 def end(key: Key, exit_code: int | None, reason: str | None, merged: str = "") -> dict[str, Any]:

@@ -13,13 +13,11 @@ released, and examples of each are kept in the tests.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
+
+from plait.core.codec import Codec, form
 
 VERSION = 2
 #: The oldest version that is understood.
@@ -34,6 +32,9 @@ T = TypeVar("T")
 
 class WireError(ValueError):
     """A message that is not one of this version; says which field."""
+
+
+_WIRE = Codec(strict=True, error=WireError)
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,8 @@ class Seen:
     merged: str = ""
     first_step_s: float | None = None
     last_step_s: float | None = None
-    adaptive: Adaptive | None = field(default=None, metadata={"since": 2})
-    saves: str = field(default="", metadata={"since": 2})
+    adaptive: Adaptive | None = field(default=None, metadata=form(since=2))
+    saves: str = field(default="", metadata=form(since=2))
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class Observed:
     usage: Usage = field(default_factory=Usage)
     replies: list[Reply] = field(default_factory=list)
     wait_s: float = 1.0
-    leaving_s: float | None = field(default=None, metadata={"since": 2})
+    leaving_s: float | None = field(default=None, metadata=form(since=2))
     v: int = VERSION
 
 
@@ -257,20 +258,10 @@ def to_json(message: Any, v: int = VERSION) -> dict[str, Any]:
     >>> "leaving_s" in to_json(Observed(NodeInfo("n0", 1), "a", leaving_s=3.0), 1)
     False
     """
-    plain: dict[str, Any] = asdict(message) if v == VERSION else _older(message, v)
+    plain: dict[str, Any] = _WIRE.encode(message, v)
     if "v" in plain:
         plain["v"] = v
     return plain
-
-
-def _older(value: Any, v: int) -> Any:
-    """Plain values without what came after version `v`."""
-    if is_dataclass(value):
-        known = (f for f in fields(value) if f.metadata.get("since", OLDEST) <= v)
-        return {f.name: _older(getattr(value, f.name), v) for f in known}
-    if isinstance(value, list):
-        return [_older(item, v) for item in value]
-    return value
 
 
 def from_json(kind: type[T], data: Any) -> T:
@@ -279,7 +270,13 @@ def from_json(kind: type[T], data: Any) -> T:
     >>> from_json(Mate, {"job": 3, "turn": 1, "later": True})
     Mate(job=3, turn=1, world=1)
     """
-    return typing.cast("T", _parse(kind, data, kind.__name__))
+    versioned = "v" in getattr(kind, "__dataclass_fields__", ()) and isinstance(data, Mapping)
+    if versioned and data.get("v", VERSION) not in (VERSION, OLDEST):
+        raise WireError(
+            f"{kind.__name__} has version {data.get('v')!r}; this plait speaks version {VERSION} and {OLDEST}: upgrade "
+            "the older side, one version at a time"
+        )
+    return _WIRE.decode(kind, data)
 
 
 def report_from_json(data: Any) -> Observed:
@@ -304,55 +301,3 @@ def _seen_from_json(item: Any) -> Seen | None:
             return None  # of nobody
         why = f"what its agent says of it cannot be read: {error}"[:500]
         return Seen(job, epoch, rank, ENDED, exit_code=255, reason=why, pid=1)
-
-
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    """The types of a message's fields: looked up once, not for each process of each report."""
-    return typing.get_type_hints(kind)
-
-
-def _parse(kind: Any, value: Any, at: str) -> Any:
-    if is_dataclass(kind):
-        if not isinstance(value, Mapping):
-            raise WireError(f"{at} is {value!r:.80}, needs an object")
-        if "v" in {f.name for f in fields(kind)} and value.get("v", VERSION) not in (VERSION, OLDEST):
-            raise WireError(
-                f"{at} has version {value.get('v')!r}; this plait speaks version {VERSION} and {OLDEST}: upgrade the "
-                "older side, one version at a time"
-            )
-        hints = _hints(typing.cast("Any", kind))
-        known = {
-            f.name: _parse(hints[f.name], value[f.name], f"{at}.{f.name}") for f in fields(kind) if f.name in value
-        }
-        try:
-            return kind(**known)  # type: ignore[operator]
-        except TypeError as error:
-            raise WireError(f"{at}: {error}") from None
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        if value is None:
-            return None
-        return _parse(next(p for p in parts if p is not type(None)), value, at)
-    if origin is list:
-        if not isinstance(value, list):
-            raise WireError(f"{at} is {value!r:.80}, needs a list")
-        return [_parse(parts[0], item, f"{at}[{i}]") for i, item in enumerate(value)]
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise WireError(f"{at} is {value!r:.80}, needs an object")
-        return {str(k): _parse(parts[1], v, f"{at}.{k}") for k, v in value.items()}
-    return _plain(kind, value, at)
-
-
-def _plain(kind: Any, value: Any, at: str) -> Any:
-    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        with contextlib.suppress(OverflowError):
-            return float(value)
-    if kind is bool and isinstance(value, bool):
-        return value
-    if kind is int and isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if kind is str and isinstance(value, str):
-        return value
-    raise WireError(f"{at} is {value!r:.80}, needs {kind.__name__}")

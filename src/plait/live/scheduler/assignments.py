@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
+from plait.core.codec import Codec
 from plait.live.protocol.requests import command_of, limits_of, merge_key
 from plait.live.protocol.wire import Assignment, GroupInfo, Mate, Run
 from plait.live.scheduler.context import Context
@@ -162,7 +162,7 @@ def _container_env(request: Mapping[str, Any]) -> dict[str, str]:
 def _batch_env(request: Mapping[str, Any]) -> dict[str, str]:
     """The bounds of the batch for the training library, which may have been given others by the script."""
     limits = limits_of(request)
-    return {} if limits is None else {BATCH_VARIABLE: json.dumps(asdict(limits))}
+    return {} if limits is None else {BATCH_VARIABLE: json.dumps(Codec().encode(limits))}
 
 
 def _grace_s(attempt: Attempt, usual_s: float) -> float:

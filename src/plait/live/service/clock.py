@@ -12,8 +12,9 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
+from plait.core.codec import Codec
 from plait.live.agent.procs import boot_id, boot_s
 
 #: The store's fact that says how its time and others' went together at the last start.
@@ -22,6 +23,7 @@ FACT = "clock"
 MOST_AWAY_S = 86_400.0
 #: How fast time goes that is ahead of the date; by more than `_WRONG_S` it is the date that is wrong.
 SLOW, _AHEAD_S, _WRONG_S = 0.9, 1.0, 30 * 86_400.0
+_CODEC = Codec(strict=True)
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,13 @@ class Anchor:
     def read(cls, text: str | None) -> Anchor | None:
         """What `text` of an anchor says; None for none, and for what is none."""
         try:
-            said = json.loads(text or "{}")
-            return cls(float(said["service_s"]), float(said["date_s"]), str(said["boot"]), float(said["boot_s"]))
-        except (ValueError, TypeError, KeyError, OverflowError):
+            return _CODEC.decode(cls, json.loads(text or "{}"))
+        except ValueError:
             return None
 
     def text(self) -> str:
         """For the store."""
-        return json.dumps(asdict(self))
+        return json.dumps(_CODEC.encode(self))
 
 
 def begin_s(last_s: float, made_at: float, before: Anchor | None, now: Anchor) -> float:

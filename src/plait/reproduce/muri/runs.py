@@ -168,12 +168,7 @@ class Store(RunStore[Done]):
 
     def __init__(self, folder: Path, *, fresh: bool = False) -> None:
         """Use this folder, made if need be; `fresh` does not look at what is there."""
-        super().__init__(folder, _whole, fresh=fresh)
-
-
-def _whole(told: dict[str, Any]) -> Done | None:
-    done = Done(**told)
-    return done if done.whole else None
+        super().__init__(folder, Done, lambda done: done.whole, fresh=fresh)
 
 
 def default_folder() -> Path:

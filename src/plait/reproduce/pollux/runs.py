@@ -98,13 +98,12 @@ class Store(RunStore[Done]):
 
     def __init__(self, folder: Path, *, fresh: bool = False) -> None:
         """Use this folder, made if need be; `fresh` does not look at what is there."""
-        super().__init__(folder, _whole, fresh=fresh)
+        super().__init__(folder, Done, _whole, fresh=fresh)
 
 
-def _whole(told: dict[str, Any]) -> Done | None:
-    done = Done(**told)
+def _whole(done: Done) -> bool:
     whole = isinstance(done.figures, dict) and isinstance(done.jct_s, list)
-    return done if whole and len(done.jct_s) == done.figures.get("jobs") else None
+    return whole and len(done.jct_s) == done.figures.get("jobs")
 
 
 def run_all(

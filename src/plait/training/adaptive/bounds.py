@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
+from plait.core.codec import Codec
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits, BoundNames, check_bounds
 
@@ -45,7 +46,7 @@ def bounds(
     if most is not None or local != (1, None) or accumulation:
         raise InputError("an adaptive loader with bounds and without batch_size: give that too, or none of them")
     try:
-        return BatchLimits(**json.loads(environ[VARIABLE]))
+        return Codec(closed=True).decode(BatchLimits, json.loads(environ[VARIABLE]))
     except KeyError:
         raise InputError(
             "an adaptive loader without a batch size: give AdaptiveDataLoader(dataset, batch_size), or submit the job "

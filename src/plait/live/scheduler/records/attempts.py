@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from plait.core.codec import Codec, form, row
 from plait.live.protocol.wire import PREEMPTED, NodeInfo, Seen, Usage
 
 #: How a process may end that was told to: by the signals of an agent, or as a shell reports them.
@@ -45,8 +46,12 @@ class Rank:
     ended: bool = False
     exit_code: int | None = None
     reason: str | None = None
-    seen: Seen | None = None
-    learnt_s: dict[str, float] = field(default_factory=dict)
+    seen: Seen | None = field(default=None, metadata=form(skip=True))
+    learnt_s: dict[str, float] = field(default_factory=dict, metadata=form(skip=True))
+
+
+#: Ranks are many, and written as the list of their values.
+_RECORDS = Codec(closed=True, own={Rank: row(Codec(), Rank)})
 
 
 @dataclass(slots=True)
@@ -134,21 +139,13 @@ class Attempt:
 
     def to_json(self) -> dict[str, Any]:
         """All but what was seen."""
-        ranks = [[r.node, r.gpu, r.ended, r.exit_code, r.reason] for r in self.ranks]
-        return {
-            "job": self.job, "epoch": self.epoch, "gpus": list(self.gpus), "ranks": ranks, "began_s": self.began_s,
-            "port": self.port, "stop": self.stop, "fault": self.fault, "cause": self.cause, "ended_s": self.ended_s,
-            "outcome": self.outcome, "merge": self.merge, "grace_s": self.grace_s,
-            "stop_s": self.stop_s, "batch_size": self.batch_size, "lost_work_s": self.lost_work_s,
-        }  # fmt: skip
+        out: dict[str, Any] = _RECORDS.encode(self)
+        return out
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Attempt:
         """The attempt that `to_json` wrote."""
-        row = dict(data)
-        row["ranks"] = [Rank(*values) for values in row["ranks"]]
-        row["gpus"] = tuple(row["gpus"])
-        return cls(**row)
+        return _RECORDS.decode(cls, data)
 
 
 def describe_end(rank: int, world: int, exit_code: int | None, reason: str | None, started: bool) -> str:
@@ -216,9 +213,9 @@ class JobRecord:
     profiled: bool = False
     measured_beside: bool = False
     attempt: Attempt | None = None
-    shown: str = ""
-    estimated_s: float = -math.inf
-    total: float | None = None
+    shown: str = field(default="", metadata=form(skip=True))
+    estimated_s: float = field(default=-math.inf, metadata=form(skip=True))
+    total: float | None = field(default=None, metadata=form(skip=True))
 
     @property
     def live(self) -> Attempt | None:
@@ -227,18 +224,14 @@ class JobRecord:
 
     def to_json(self) -> dict[str, Any]:
         """All but what is derived."""
-        derived = ("attempt", "shown", "estimated_s", "total")
-        out = {name: getattr(self, name) for name in self.__slots__ if name not in derived}
-        return {**out, "attempt": self.attempt.to_json() if self.attempt else None}
+        out: dict[str, Any] = _RECORDS.encode(self)
+        return out
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobRecord:
         """The record that `to_json` wrote."""
-        row = dict(data)
-        row["attempt"] = Attempt.from_json(row["attempt"]) if row["attempt"] else None
-        if row["epoch"]:  # one of a version that did not keep it: its folder is taken for its own
-            row.setdefault("first_epoch", 1)
-        return cls(**row)
+        # One of a version that did not keep its first epoch: its folder is taken for its own.
+        return _RECORDS.decode(cls, {"first_epoch": 1, **data} if data["epoch"] else data)
 
 
 @dataclass(slots=True)

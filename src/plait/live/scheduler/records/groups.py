@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from plait.control.controller import Controller
+from plait.core.codec import Codec, row
 from plait.core.errors import PlaitError
 from plait.core.plan import Gate, Group
 from plait.core.resources import Resource
@@ -15,6 +16,8 @@ from plait.live.protocol.wire import GroupInfo, Mate
 from plait.runtime.gate_choice import choose_gate
 
 QUANTUM_S = 0.01
+#: Groups and their members as lists of their values.
+_WRITE, _READ = row(Codec(own={Mate: row(Codec(), Mate)}), GroupInfo)
 
 
 class GroupBook:
@@ -62,10 +65,7 @@ class GroupBook:
 
     def to_json(self) -> dict[str, Any]:
         """All of it."""
-        groups = [
-            [list(gpus), g.id, g.gate, g.quantum_s, [[m.job, m.turn, m.world] for m in g.members], g.version]
-            for gpus, g in self.by_gpus.items()
-        ]
+        groups = [[list(gpus), *_WRITE(group)] for gpus, group in self.by_gpus.items()]
         return {"made": self.made, "groups": groups}
 
     @classmethod
@@ -73,10 +73,10 @@ class GroupBook:
         """The book that `to_json` wrote."""
         book = cls()
         book.made = int(data["made"])
-        for gpus, name, gate, quantum_s, members, version in data["groups"]:
-            mates = [Mate(*m) for m in members]
-            book.by_gpus[tuple(gpus)] = GroupInfo(name, gate, quantum_s, mates, version)
-            book.of_job.update({m.job: tuple(gpus) for m in mates})
+        for gpus, *values in data["groups"]:
+            group = _READ(values)
+            book.by_gpus[tuple(gpus)] = group
+            book.of_job.update({m.job: tuple(gpus) for m in group.members})
         return book
 
 

@@ -5,10 +5,11 @@ A field with a default is left out of the JSON where it has that value. Jobs are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, get_args
 
+from plait.core.codec import Codec, form
 from plait.core.errors import InputError
 
 Request: TypeAlias = Mapping[str, Any]
@@ -41,7 +42,7 @@ class PolicySet:
 
     at_s: float
     policy: str
-    may_lose_work: bool
+    may_lose_work: bool = field(metadata=form(absent=False))  # logs of before it existed lack it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ class ProjectSet:
     at_s: float
     name: str
     gone: bool = False
-    gpu_quota: int | None = None
-    weight: float | None = None
+    gpu_quota: int | None = field(default=None, metadata=form(omit=lambda note: note.gone))
+    weight: float | None = field(default=None, metadata=form(omit=lambda note: note.gone))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class StopAsked:
     job: int
     epoch: int
     why: str
-    grace_s: float | None = None
+    grace_s: float | None = field(default=None, metadata=form(omit=lambda note: note.why != "leaving"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,16 +196,9 @@ Note: TypeAlias = (
     | NodeLeaving
     | NodeForgotten
 )
-KINDS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in get_args(Note)}
-#: Fields that are written by another rule than that they differ from their default.
-_WRITTEN: Mapping[str, Callable[[Any], bool]] = {
-    "gpu_quota": lambda note: not note.gone,
-    "weight": lambda note: not note.gone,
-    "grace_s": lambda note: note.why == "leaving",
-}
-
-#: Fields that logs of before they existed lack, and what they mean there.
-_OLDER: Mapping[str, Mapping[str, Any]] = {"PolicySet": {"may_lose_work": False}}
+_NOTES = Codec(kinds=get_args(Note), sparse=get_args(Note), closed=True)
+#: The kinds of notes by name.
+KINDS: Mapping[str, type[Any]] = _NOTES.kinds
 
 
 def note_to_json(note: Note) -> dict[str, Any]:
@@ -213,20 +207,13 @@ def note_to_json(note: Note) -> dict[str, Any]:
     >>> note_to_json(CancelAsked(60.0, 3))
     {'type': 'CancelAsked', 'at_s': 60.0, 'job': 3}
     """
-    out: dict[str, Any] = {"type": type(note).__name__}
-    for f in fields(note):
-        value = getattr(note, f.name)
-        rule = _WRITTEN.get(f.name)
-        if f.default is MISSING or (value != f.default if rule is None else rule(note)):
-            out[f.name] = value
-    return out
+    return _NOTES.encode_kind(note)
 
 
 def note_from_json(data: Mapping[str, Any]) -> Note:
     """The note that `note_to_json` wrote; `InputError` for anything else."""
-    values = {name: value for name, value in data.items() if name != "type"}
     try:
-        note: Note = KINDS[data["type"]](**{**_OLDER.get(data["type"], {}), **values})
-    except (KeyError, TypeError) as error:
-        raise InputError(f"not a note of this version: {str(data)[:200]} ({error!r})") from error
+        note: Note = _NOTES.decode_kind(data)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"not a note of this version: {str(data)[:200]} ({error})") from error
     return note

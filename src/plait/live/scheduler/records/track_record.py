@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from plait.core.codec import Codec
 from plait.live.scheduler.records.notes import AttemptOver, Foreseen
 
 #: Scores and costs that are kept: the newest count.
@@ -37,6 +38,8 @@ TAIL = 0.1
 START_UP_S, STOP_S = 3.0, 1.0
 #: Costs that are kept, see `TrackRecord`.
 COSTS = ("starts_s", "tails_s", "stops_s", "lags_s")
+#: What of a job is forecast, and scored.
+SCORES = ("start", "end")
 #: Early end, middle and late end of a forecast, seconds from when it was made; infinite for never.
 Said = tuple[float, float, float]
 
@@ -96,8 +99,11 @@ class Calibration:
         return _seconds(middle + self.low * half), late
 
 
-def _recent() -> deque[float]:
-    return deque(maxlen=KEPT)
+def _recent(values: Iterable[float] = ()) -> deque[float]:
+    return deque(values, KEPT)
+
+
+_CODEC = Codec(own={deque: (list, _recent)})
 
 
 @dataclass
@@ -110,7 +116,7 @@ class TrackRecord:
     """
 
     open: dict[int, dict[str, Any]] = field(default_factory=dict)
-    scores: dict[str, deque[float]] = field(default_factory=lambda: {"start": _recent(), "end": _recent()})
+    scores: dict[str, deque[float]] = field(default_factory=lambda: {name: _recent() for name in SCORES})
     starts_s: deque[float] = field(default_factory=_recent)
     tails_s: deque[float] = field(default_factory=_recent)
     stops_s: deque[float] = field(default_factory=_recent)
@@ -159,26 +165,19 @@ class TrackRecord:
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain values."""
-        return {
-            "open": {str(job): dict(one) for job, one in self.open.items()}, **self.facts(),
-            "lost_gpu_s": dict(self.lost_gpu_s), "restarts_gpu_s": self.restarts_gpu_s,
-        }  # fmt: skip
+        out: dict[str, Any] = _CODEC.encode(self)
+        return out
 
     def facts(self) -> dict[str, Any]:
         """What makers of forecasts need."""
-        costs = {name: list(getattr(self, name)) for name in COSTS}
-        return {"scores": {name: list(values) for name, values in self.scores.items()}, **costs}
+        out: dict[str, Any] = self.to_json()
+        return {name: out[name] for name in ("scores", *COSTS)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TrackRecord:
         """The record that `to_json` wrote; of `facts` too."""
-        record = cls({int(job): dict(one) for job, one in data.get("open", {}).items()})
-        for name, values in data.get("scores", {}).items():
-            record.scores[name].extend(values)
-        for name in COSTS:
-            getattr(record, name).extend(data.get(name, ()))
-        record.lost_gpu_s = dict(data.get("lost_gpu_s", {}))
-        record.restarts_gpu_s = float(data.get("restarts_gpu_s", 0.0))
+        record = _CODEC.decode(cls, data)
+        record.scores = {name: record.scores.get(name, _recent()) for name in SCORES}
         return record
 
 
