@@ -11,8 +11,16 @@ import pytest
 from test_quiet_rounds import drawn, needs_solver, run
 
 from plait.core import compile_policy
+from plait.core.goodput import Estimate
 from plait.core.jit import HAVE_NUMBA
-from plait.policies.sizing.pools import Pool
+from plait.core.jobs import Checkpoints, JobClass, Phase
+from plait.core.plan import Plan
+from plait.core.policy import View
+from plait.policies.catalog import make_policy
+from plait.policies.sizing import line_kernels
+from plait.policies.sizing.pools import Pool, pools
+from plait.policies.sizing.quiet_rounds import unchanged_until
+from plait.policies.sizing.rounds import InRounds
 from plait.policies.sizing.seating import Seats
 from plait.policies.sizing.steps import Ladder
 
@@ -92,6 +100,43 @@ def test_jobs_on_steps_get_the_same_gpus_compiled(monkeypatch):
 @needs_solver
 @pytest.mark.parametrize("policy", ["sia:p=0.5,patience_s=300", "pollux:patience_s=400,interval_s=50"])
 def test_whole_runs_are_the_same_compiled(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(200, 210):
-        plain, fast = both(monkeypatch, lambda seed=seed: run(policy, drawn(seed)).commands)
-        assert plain == fast, seed
+    for seed in range(200, 205):
+        plain, fast = both(monkeypatch, lambda seed=seed: run(policy, drawn(seed)))
+        assert (plain.commands, plain.asked) == (fast.commands, fast.asked), seed
+
+
+def test_the_line_is_the_same_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is due, until when that stays so, and how everybody stands, in all states of random runs."""
+    found: list[list[object]] = []
+    policy = make_policy("pollux:patience_s=300,restart_s=100")
+    assert isinstance(policy, InRounds)
+
+    def look(view: View) -> list[object]:
+        guaranteed, due, late = policy._line(view)
+        until_s = unchanged_until(view, due, guaranteed, policy.patience_s, policy.restart_s)
+        seen: list[object] = [until_s, guaranteed.tolist(), due.tolist(), late.tolist()]
+        for pool in pools(view, due=due, restart_s=policy.restart_s):
+            seen += [one.tolist() for one in (pool.rows, pool.held, pool.due, pool.fresh, pool.kept, pool.weights)]
+        return seen
+
+    def decide(self: InRounds, view: View) -> Plan:
+        if len(view.jobs):
+            found.append(both(monkeypatch, lambda: look(view)))
+        return decided(self, view)
+
+    decided = InRounds.decide
+    monkeypatch.setattr(InRounds, "decide", decide)
+    for seed in range(300, 306):
+        run("pollux:patience_s=300,restart_s=100,interval_s=45", drawn(seed))
+    assert len(found) > 100
+    for plain, fast in found:
+        assert plain == fast
+    changes = [one[0][0] for one in found]
+    assert len({math.isfinite(at) for at in changes}) == 2
+    assert any(any(one[0][2]) for one in found)
+
+
+def test_numbers_that_compile_are_those_of_the_words() -> None:
+    named = Phase.RUNNING, JobClass.OPPORTUNISTIC, Checkpoints.PERIODIC, Estimate.RESTART_S
+    numbers = line_kernels._RUNNING, line_kernels._OPPORTUNISTIC, line_kernels._PERIODIC, line_kernels._RESTART_S
+    assert tuple(map(int, named)) == numbers

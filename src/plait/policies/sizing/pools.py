@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.compile_policy import compiled, run
 from plait.core.goodput import THETA, Estimate
 from plait.core.jobs import JobClass, JobTable
 from plait.core.policy import View
@@ -21,9 +22,10 @@ from plait.goodput.model.batch import best_batch
 from plait.goodput.model.jobs import GoodputJobs
 from plait.goodput.model.speedup import fair_share, replica_cap, restart_factor
 from plait.placement.packing import allowed_kinds, demands
+from plait.policies.sizing.line_kernels import CLOCK_S, holdings, standing
 
-#: Instants closer than this are one, seconds.
-CLOCK_S = 1e-6
+#: What each of the kernels saves, tenths of a millisecond.
+WORK = 1
 
 
 @dataclass(frozen=True)
@@ -199,8 +201,9 @@ def pools(
     order = np.lexsort((turn, waits, ~due))
     kind_of = _kinds(view, held, order) if kinds is None else kinds
     columns = _Columns(view, restart_s, np.zeros(len(order), dtype=bool) if everybody else staying(view), held)
+    order = order[~columns.stays[order]] if columns.some_stay else order
     for kind in range(len(cluster.kinds)):
-        rows = order[((kind_of == kind) & ~columns.stays)[order]]
+        rows = order[kind_of[order] == kind] if len(cluster.kinds) > 1 else order
         if len(rows):
             yield columns.pool(rows, kind, held, due)
 
@@ -216,6 +219,8 @@ def every_pool(view: View, *, due: BoolArray, restart_s: float) -> Iterator[Pool
 def held_gpus(view: View) -> IntArray:
     """(jobs, nodes): GPUs that each job of the view has; of several that share GPUs the first has them."""
     jobs, running, cluster = view.jobs, view.running, view.cluster
+    if running.single and compiled(holdings, WORK):
+        return run(holdings, jobs.slot, running.gpus, running.first_gpu, cluster.gpu_node, len(cluster.nodes))
     held = np.zeros((len(jobs), len(cluster.nodes)), dtype=np.int64)
     slots = jobs.slot
     rows = np.flatnonzero(slots >= 0)
@@ -238,28 +243,39 @@ class _Columns:
 
     def __init__(self, view: View, restart_s: float, stays: BoolArray, held: IntArray) -> None:
         jobs = view.jobs
-        self.stays = stays
+        self.stays, self.some_stay = stays, bool(stays.any())
         self.view = view
         asked = demands(jobs)
         self.demanding = bool(asked.any())
         self.per_gpu = asked if self.demanding else np.zeros((len(jobs), 2))
         self.taken: IntArray = held[stays].sum(axis=0)
         self.taken_along = np.zeros((len(view.cluster.nodes), 2))
-        if stays.any() and self.demanding:
+        if self.some_stay and self.demanding:
             for row in np.flatnonzero(stays).tolist():  # whoever shares GPUs takes its own part of cores and memory
                 slot = int(jobs.slot[row])
                 gpus = view.running.gpus[view.running.first_gpu[slot] : view.running.first_gpu[slot + 1]]
                 np.add.at(self.taken_along, view.cluster.gpu_node[gpus], self.per_gpu[row])
-        measured = jobs.goodput[:, Estimate.RESTART_S]
-        delta = np.where(np.isnan(measured), restart_s, measured)
-        self.fresh = jobs.running & (view.now_s - jobs.last_start_s < 2 * delta - CLOCK_S)
-        self.kept = restart_factor(jobs.age_s, np.maximum(jobs.starts - 1, 0), delta, ran=jobs.starts > 0)
-        guest = (jobs.job_class == int(JobClass.OPPORTUNISTIC)) | stays
-        self.weights = np.where(guest, 0.0, np.maximum(jobs.weight, 0.0))
+        self._stand(restart_s)
         self.most = self.limit = np.maximum(jobs.max_gpus, jobs.min_gpus)
         self.jobs = None if nobody_adapts(view) else goodput_jobs(jobs)
         if self.jobs is not None:
             self._limit_by_batch(self.jobs)
+
+    def _stand(self, restart_s: float) -> None:
+        """Work out who has just begun, what a restart leaves of everybody's speed-up, and weights."""
+        jobs, stays, now_s, c = self.view.jobs, self.stays, self.view.now_s, self.view.jobs.columns
+        if compiled(standing, WORK):
+            self.fresh, self.kept, self.weights = run(
+                standing, jobs.number, now_s, float(restart_s), stays, c["phase"], c["job_class"], c["weight"],
+                c["submit_s"], c["starts"], c["last_start_s"], c["goodput"],
+            )  # fmt: skip
+            return
+        measured = jobs.goodput[:, Estimate.RESTART_S]
+        delta = np.where(np.isnan(measured), restart_s, measured)
+        guest = (jobs.job_class == int(JobClass.OPPORTUNISTIC)) | stays
+        self.weights = np.where(guest, 0.0, np.maximum(jobs.weight, 0.0))
+        self.fresh = jobs.running & (now_s - jobs.last_start_s < 2 * delta - CLOCK_S) & (self.weights > 0)
+        self.kept = restart_factor(jobs.age_s, np.maximum(jobs.starts - 1, 0), delta, ran=jobs.starts > 0)
 
     def _limit_by_batch(self, known: GoodputJobs) -> None:
         """Let jobs that adapt have what their batch allows, and twice what they have explored."""
@@ -283,7 +299,7 @@ class _Columns:
                 line[j] = room(capacity, spare, self.per_gpu[rows[j]]).sum() >= least[j]
         return Pool(
             rows, nodes, capacity, spare, self.per_gpu[rows], held[rows[:, None], nodes], least, self.most[rows],
-            self.limit[rows], self.weights[rows], line, (self.fresh & (self.weights > 0))[rows], self.kept[rows],
+            self.limit[rows], self.weights[rows], line, self.fresh[rows], self.kept[rows],
             None if self.jobs is None else self.jobs[rows],
         )  # fmt: skip
 

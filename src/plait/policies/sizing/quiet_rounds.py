@@ -14,11 +14,16 @@ import math
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray
+from plait.core.compile_policy import compiled, run
 from plait.core.goodput import Estimate
 from plait.core.jobs import Checkpoints, JobTable
 from plait.core.policy import View
 from plait.goodput.model.speedup import restart_factor
+from plait.policies.sizing.line_kernels import first_change_s
 from plait.policies.sizing.pools import Pool
+
+#: What looking for the next change takes without its kernel, tenths of a millisecond.
+WORK = 2
 
 
 def restart_cost_s(view: View, restart_s: float) -> FloatArray:
@@ -47,6 +52,20 @@ def unchanged_until(view: View, due: BoolArray, guaranteed: BoolArray, patience_
     `due` and `guaranteed` are one flag a row of `view.jobs`: who is due now, and who ever may be. A job whose next
     checkpoint is not foreseen may be stopped from any time on: then it is now.
     """
+    if not compiled(first_change_s, WORK):
+        return _unchanged_until(view, due, guaranteed, patience_s, restart_s)
+    jobs, kept, c = view.jobs, view.keeps, view.jobs.columns
+    return run(
+        first_change_s, jobs.number, np.argsort(jobs.attained_gpu_s, kind="stable"), view.now_s, float(patience_s),
+        float(restart_s), due, guaranteed, jobs.stop_loss_s, kept.rows, kept.until_s, kept.losses, view.rule.finishes,
+        c["phase"], c["checkpoints"], c["starts"], c["gpus"], c["run_s"], c["run_base_s"], c["wait_s"],
+        c["pending_since_s"], c["last_start_s"], c["attained_gpu_s"], c["iterations"], c["iterations_done"],
+        c["iteration_s"], c["goodput"],
+    )  # fmt: skip
+
+
+def _unchanged_until(view: View, due: BoolArray, guaranteed: BoolArray, patience_s: float, restart_s: float) -> float:
+    """`unchanged_until` in NumPy."""
     jobs, now = view.jobs, view.now_s
     running, waits, first = jobs.running, ~jobs.running & guaranteed & ~due, [math.inf]
     if (due & running & (jobs.checkpoints == int(Checkpoints.PERIODIC))).any():

@@ -12,12 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.compile_policy import compiled, run
 from plait.core.errors import InputError
 from plait.core.jobs import JobClass
 from plait.core.plan import NO_GROUPS, Plan
 from plait.core.policy import View
 from plait.goodput.allocate.fitness import FLOOR, HARMONIC, check, fitness
-from plait.policies.sizing.pools import CLOCK_S, Pool, nobody_adapts, pools, staying
+from plait.policies.sizing.line_kernels import CLOCK_S, in_line
+from plait.policies.sizing.pools import Pool, nobody_adapts, pools, staying
 from plait.policies.sizing.quiet_rounds import at_time, turn_s, unchanged_until, without_restart_costs
 from plait.policies.sizing.seating import Seats, groups_of, with_companions, with_staying
 from plait.policies.sizing.steps import Ladder
@@ -32,6 +34,9 @@ MARGIN_S = 1e-3
 
 #: How many rounds ahead are looked at one by one.
 LOOK = 240
+
+#: What it takes to tell who is due without the kernel, tenths of a millisecond.
+WORK = 1
 
 #: The last round of a plan that time alone does not change.
 FOREVER = 1 << 62
@@ -162,15 +167,9 @@ class InRounds:
             return Plan(NO_GROUPS)
         now = math.floor((view.now_s + CLOCK_S) / self.interval_s)
         fresh = self._fresh(view, now)
-        guaranteed = (
-            (jobs.job_class != int(JobClass.OPPORTUNISTIC)) & (jobs.weight > 0) & math.isfinite(self.patience_s)
-        )
-        due = guaranteed & (jobs.promotions > 0) & (jobs.served_s < turn_s(jobs, self.patience_s))
-        late = np.zeros(len(jobs), dtype=bool)
-        if fresh:
-            long = jobs.waiting_s >= self.patience_s - CLOCK_S
-            often = ~jobs.running & (jobs.idled_s >= np.maximum(self.patience_s, jobs.served_s) - CLOCK_S)
-            late = guaranteed & ~due & (long | often)
+        guaranteed, due, late = self._line(view)
+        if not fresh:
+            late = np.zeros(len(jobs), dtype=bool)
         seated = self.choose_all(view, due | late) if fresh else self.between(view, due)
         groups = groups_of(view, [(one.pool, one.sizes.matrix) for one in seated])
         order = np.concatenate([np.flatnonzero(staying(view)), *(one.pool.rows for one in seated)])
@@ -204,6 +203,23 @@ class InRounds:
         made, more = divmod(level, ROUNDS) if level >= 0 else (-1, 0)
         began = view.now_s <= now * self.interval_s + CLOCK_S
         return not made <= now <= made + more or (made < now and began)
+
+    def _line(self, view: View) -> tuple[BoolArray, BoolArray, BoolArray]:
+        """Flags of the view's rows: who ever may be due, who is, and who has waited so long as to be from now on."""
+        jobs, c = view.jobs, view.jobs.columns
+        if compiled(in_line, WORK):
+            return run(
+                in_line, jobs.number, view.now_s, float(self.patience_s), jobs.stop_loss_s, c["phase"], c["job_class"],
+                c["weight"], c["promotions"], c["starts"], c["run_s"], c["run_base_s"], c["wait_s"],
+                c["pending_since_s"],
+            )  # fmt: skip
+        guaranteed = (
+            (jobs.job_class != int(JobClass.OPPORTUNISTIC)) & (jobs.weight > 0) & math.isfinite(self.patience_s)
+        )
+        due = guaranteed & (jobs.promotions > 0) & (jobs.served_s < turn_s(jobs, self.patience_s))
+        long = jobs.waiting_s >= self.patience_s - CLOCK_S
+        often = ~jobs.running & (jobs.idled_s >= np.maximum(self.patience_s, jobs.served_s) - CLOCK_S)
+        return guaranteed, due, guaranteed & ~due & (long | often)
 
     def _all_stay(self, view: View, seated: list[Seated]) -> bool:
         """Whether everybody stays where they are, and nobody has another size to go to."""

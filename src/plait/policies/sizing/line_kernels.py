@@ -1,0 +1,182 @@
+"""Who is in line for a policy in rounds, compiled: columns of the job table in, one value a row of a view out.
+
+`number` (jobs,) says which entries of the columns are the rows. `plait.policies.sizing` says the same in NumPy: in
+`rounds` who is due, in `quiet_rounds` when that changes, in `pools` what jobs hold and weigh; a test compares them.
+
+All in one file on purpose: the compiler's cache notices changes to the file a function is in, not to what it calls.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.jit import kernel, part
+
+#: Instants closer than this are one, seconds.
+CLOCK_S = 1e-6
+
+# `Phase.RUNNING`, `JobClass.OPPORTUNISTIC`, `Checkpoints.PERIODIC` and `Estimate.RESTART_S`, as numbers that compile
+_RUNNING, _OPPORTUNISTIC, _PERIODIC, _RESTART_S = 1, 1, 1, 10
+
+
+@part
+def _turn_s(starts: int, loss_s: float, patience_s: float) -> float:
+    """Seconds for which a job that is due runs before others that are due may stop it."""
+    return patience_s * max(float(starts), 1.0) if loss_s >= patience_s else patience_s
+
+
+@kernel
+def in_line(
+    number: IntArray,
+    now_s: float,
+    patience_s: float,
+    loss_s: FloatArray,
+    phase: IntArray,
+    job_class: IntArray,
+    weight: FloatArray,
+    promotions: IntArray,
+    starts: IntArray,
+    run_s: FloatArray,
+    run_base_s: FloatArray,
+    wait_s: FloatArray,
+    pending_since_s: FloatArray,
+) -> tuple[BoolArray, BoolArray, BoolArray]:
+    """(guaranteed, due, late): who ever may be due, who is, and who has waited so long as to be from now on.
+
+    `loss_s` (jobs,) is what stopping each row would lose, seconds.
+    """
+    jobs = len(number)
+    guaranteed, due = np.zeros(jobs, dtype=np.bool_), np.zeros(jobs, dtype=np.bool_)
+    late = np.zeros(jobs, dtype=np.bool_)
+    for i in range(jobs):
+        j = number[i]
+        guaranteed[i] = job_class[j] != _OPPORTUNISTIC and weight[j] > 0 and patience_s < math.inf
+        if not guaranteed[i]:
+            continue
+        served_s = run_s[j] - run_base_s[j]
+        due[i] = promotions[j] > 0 and served_s < _turn_s(starts[j], loss_s[i], patience_s)
+        if due[i]:
+            continue
+        if phase[j] == _RUNNING:
+            late[i] = patience_s - CLOCK_S <= 0.0
+            continue
+        waited_s = now_s - pending_since_s[j]
+        idled_s = wait_s[j] + (waited_s if served_s > 0 else 0.0)
+        late[i] = waited_s >= patience_s - CLOCK_S or idled_s >= max(patience_s, served_s) - CLOCK_S
+    return guaranteed, due, late
+
+
+@kernel
+def first_change_s(
+    number: IntArray,
+    by_service: IntArray,
+    now_s: float,
+    patience_s: float,
+    restart_s: float,
+    due: BoolArray,
+    guaranteed: BoolArray,
+    loss_s: FloatArray,
+    kept: BoolArray,
+    kept_until_s: FloatArray,
+    losses: bool,
+    finishes: bool,
+    phase: IntArray,
+    checkpoints: IntArray,
+    starts: IntArray,
+    gpus: IntArray,
+    run_s: FloatArray,
+    run_base_s: FloatArray,
+    wait_s: FloatArray,
+    pending_since_s: FloatArray,
+    last_start_s: FloatArray,
+    attained_gpu_s: FloatArray,
+    iterations: FloatArray,
+    done: FloatArray,
+    iteration_s: FloatArray,
+    goodput: FloatArray,
+) -> float:
+    """When time alone first changes the line, seconds: `quiet_rounds.unchanged_until`.
+
+    `by_service` (jobs,): rows by attained service, of equals the first ones first.
+    """
+    out = math.inf
+    for i in range(len(number)):
+        j = number[i]
+        served_s = run_s[j] - run_base_s[j]
+        if kept[i]:
+            out = min(out, kept_until_s[i])
+        if phase[j] != _RUNNING:
+            if guaranteed[i] and not due[i]:
+                out = min(out, now_s + patience_s - (now_s - pending_since_s[j]))
+                if served_s > 0:
+                    idled_s = wait_s[j] + (now_s - pending_since_s[j])
+                    out = min(out, now_s + max(patience_s, served_s) - idled_s)
+            continue
+        if checkpoints[j] == _PERIODIC:  # what it would lose decides, and nobody knows when it will have a checkpoint
+            if due[i]:
+                return now_s
+            if losses:
+                out = min(out, now_s)
+        if due[i]:
+            out = min(out, now_s + _turn_s(starts[j], loss_s[i], patience_s) - served_s)
+        cost_s = restart_s if math.isnan(goodput[j, _RESTART_S]) else goodput[j, _RESTART_S]
+        begun_s = last_start_s[j] + 2 * cost_s
+        if begun_s > now_s:
+            out = min(out, begun_s)
+        spare_s = (iterations[j] - done[j]) * iteration_s[j] - loss_s[i]
+        if losses and finishes and not kept[i] and loss_s[i] > 0 and spare_s > 0:  # unknown (NaN) compares false
+            out = min(out, now_s + spare_s)
+    for line in (False, True):
+        before = -1
+        for i in by_service:
+            j = number[i]
+            if phase[j] == _RUNNING and due[i] == line:
+                if before >= 0 and gpus[before] > gpus[j]:
+                    lead = attained_gpu_s[j] - attained_gpu_s[before]
+                    out = min(out, now_s + lead / (gpus[before] - gpus[j]))
+                before = j
+    return out
+
+
+@kernel
+def standing(
+    number: IntArray,
+    now_s: float,
+    restart_s: float,
+    stays: BoolArray,
+    phase: IntArray,
+    job_class: IntArray,
+    weight: FloatArray,
+    submit_s: FloatArray,
+    starts: IntArray,
+    last_start_s: FloatArray,
+    goodput: FloatArray,
+) -> tuple[BoolArray, FloatArray, FloatArray]:
+    """(fresh, kept, weights) of each row, as `Pool` has them."""
+    jobs = len(number)
+    fresh, kept, weights = np.zeros(jobs, dtype=np.bool_), np.ones(jobs), np.zeros(jobs)
+    for i in range(jobs):
+        j = number[i]
+        cost_s = restart_s if math.isnan(goodput[j, _RESTART_S]) else goodput[j, _RESTART_S]
+        if job_class[j] != _OPPORTUNISTIC and not stays[i]:
+            weights[i] = max(weight[j], 0.0)
+        fresh[i] = phase[j] == _RUNNING and now_s - last_start_s[j] < 2 * cost_s - CLOCK_S and weights[i] > 0
+        if starts[j] > 0:
+            age_s = now_s - submit_s[j]
+            if age_s + cost_s > 0:
+                kept[i] = max(age_s - (starts[j] - 1) * cost_s, 0.0) / (age_s + cost_s)
+    return fresh, kept, weights
+
+
+@kernel
+def holdings(slot: IntArray, gpus: IntArray, first_gpu: IntArray, gpu_node: IntArray, nodes: int) -> IntArray:
+    """(jobs, nodes): GPUs that each row has where every group has one member, group g `gpus[first_gpu[g]:...]`."""
+    held = np.zeros((len(slot), nodes), dtype=np.int64)
+    for row in range(len(slot)):
+        if slot[row] >= 0:
+            for i in range(first_gpu[slot[row]], first_gpu[slot[row] + 1]):
+                held[row, gpu_node[gpus[i]]] += 1
+    return held
