@@ -1,8 +1,5 @@
 """The placement kernel: walk jobs in order, keep what runs, place what is new, move only when it must.
 
-State of one walk, all plain arrays so that it compiles:
-  taken[gpu]     whether a job holds it or its node is down
-  free[node]     free GPUs of a node; spare[node, 0] CPU cores and spare[node, 1] bytes left
 `placement/reference.py` says the same in plain Python, and a test compares the two.
 
 From the top: choosing the GPUs of one gang, scheme by scheme, up to `choose`; then the walk, up to `admit`. All
@@ -11,16 +8,70 @@ in one file on purpose: the compiler's cache notices changes to the file a funct
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
-from plait.core.jit import kernel
+from plait.core.jit import kernel, part
 
 # schemes
 CONSOLIDATED, CONSOLIDATED_FIRST_FIT, FIRST_FIT, BEST_FIT, SPREAD, COUNTING, RANDOM = 0, 1, 2, 3, 4, 5, 6
 
 # what became of a job
 PLACED, TOO_FEW, FRAGMENTED, BLOCKED = 0, 1, 2, 3
+
+# how a running job of the order stands: nowhere any more (or yet), on its GPUs until somebody needs them, for good
+OUT, KEPT, SETTLED = 0, 1, 2
+
+
+class Nodes(NamedTuple):
+    """What does not change in a walk: columns of `Cluster`, and each node as if nobody ran.
+
+    `whole` GPUs and `capacity` (cores and bytes) of the nodes that are up. `plain`: all nodes are up and nobody states
+    cores or memory; `limits`: somebody does.
+    """
+
+    cap_prefix: IntArray
+    kind: IntArray
+    rack: IntArray
+    gpus: IntArray
+    gpu_node: IntArray
+    racks: int
+    plain: bool
+    limits: bool
+    whole: IntArray
+    capacity: FloatArray
+
+
+class Left(NamedTuple):
+    """What is left at a moment of the walk.
+
+    `taken[gpu]`: a job holds it or its node is down. `free[node]`: GPUs; `spare[node]`: CPU cores and bytes.
+    """
+
+    taken: BoolArray
+    free: IntArray
+    spare: FloatArray
+
+
+class Running(NamedTuple):
+    """What the job at each position holds: `gpus[lo[p]:hi[p]]`, as `held[p]` says (OUT, KEPT, SETTLED)."""
+
+    gpus: IntArray
+    lo: IntArray
+    hi: IntArray
+    held: IntArray
+
+
+class Found(NamedTuple):
+    """What the walk says of each position: its status, and whether it `stays`, or else gets `gpus[lo[p]:hi[p]]`."""
+
+    status: IntArray
+    stays: BoolArray
+    gpus: IntArray
+    lo: IntArray
+    hi: IntArray
 
 
 @kernel
@@ -139,7 +190,7 @@ def pick_first(
     return False
 
 
-@kernel
+@part
 def pick_anywhere(
     need: int,
     kind: int,
@@ -183,7 +234,7 @@ def pick_anywhere(
     return True
 
 
-@kernel
+@part
 def pick_random(
     need: int,
     kind: int,
@@ -218,35 +269,23 @@ def pick_random(
 
 
 @kernel
-def fewest_nodes(
-    need: int,
-    kind: int,
-    plain: bool,
-    cap_prefix: IntArray,
-    node_kind: IntArray,
-    whole: IntArray,
-    capacity: FloatArray,
-    per_gpu: FloatArray,
-) -> int:
-    """How many empty nodes that are up can hold a gang; 0 if all together cannot.
-
-    `plain`: all nodes are up and nobody states CPUs or memory, so that the sums in `cap_prefix` tell.
-    """
-    if plain:
-        for k in range(cap_prefix.shape[1]):
-            if cap_prefix[kind, k] >= need:
+def fewest_nodes(need: int, kind: int, nodes: Nodes, per_gpu: FloatArray) -> int:
+    """How many empty nodes that are up can hold a gang; 0 if all together cannot."""
+    if nodes.plain:  # the sums tell
+        for k in range(nodes.cap_prefix.shape[1]):
+            if nodes.cap_prefix[kind, k] >= need:
                 return k + 1
         return 0
-    counted = np.zeros(len(whole), dtype=np.int64)
-    left, nodes = need, 0
+    counted = np.zeros(len(nodes.whole), dtype=np.int64)
+    left, number = need, 0
     while left > 0:
-        node = roomiest(kind, node_kind, whole, capacity, per_gpu, counted)
+        node = roomiest(kind, nodes.kind, nodes.whole, nodes.capacity, per_gpu, counted)
         if node < 0:
             return 0
         counted[node] = 1
-        left -= room(node, whole, capacity, per_gpu)
-        nodes += 1
-    return nodes
+        left -= room(node, nodes.whole, nodes.capacity, per_gpu)
+        number += 1
+    return number
 
 
 @kernel
@@ -256,139 +295,99 @@ def choose(
     kinds_allowed: int,
     seed: int,
     per_gpu: FloatArray,
-    cap_prefix: IntArray,
-    racks: int,
-    plain: bool,
-    whole: IntArray,
-    capacity: FloatArray,
-    node_kind: IntArray,
-    node_rack: IntArray,
-    node_gpus: IntArray,
-    gpu_node: IntArray,
-    taken: BoolArray,
-    free: IntArray,
-    spare: FloatArray,
+    nodes: Nodes,
+    left: Left,
     take: IntArray,
 ) -> bool:
     """Fill `take[node]` with GPUs a node for one gang, all of one kind; False if it does not fit."""
-    for kind in range(len(cap_prefix)):
+    free, spare = left.free, left.spare
+    for kind in range(len(nodes.cap_prefix)):
         if (kinds_allowed >> kind) & 1 == 0:
             continue
         take[:] = 0
         if scheme == CONSOLIDATED:
-            nodes_needed = fewest_nodes(need, kind, plain, cap_prefix, node_kind, whole, capacity, per_gpu)
-            if nodes_needed == 0:
-                ok = False
-            else:
-                ok = pick_fewest(need, kind, nodes_needed, node_kind, free, spare, per_gpu, take)
+            number = fewest_nodes(need, kind, nodes, per_gpu)
+            ok = number > 0 and pick_fewest(need, kind, number, nodes.kind, free, spare, per_gpu, take)
         elif scheme == CONSOLIDATED_FIRST_FIT:
-            ok = pick_first(need, kind, racks, node_kind, node_rack, node_gpus, free, spare, per_gpu, take)
+            ok = pick_first(need, kind, nodes.racks, nodes.kind, nodes.rack, nodes.gpus, free, spare, per_gpu, take)
             if not ok and not pick_first(
-                need, kind, racks, node_kind, node_rack, node_gpus, whole, capacity, per_gpu, take
+                need, kind, nodes.racks, nodes.kind, nodes.rack, nodes.gpus, nodes.whole, nodes.capacity, per_gpu, take
             ):  # not even on idle nodes: it would wait for ever
                 take[:] = 0
-                nodes_needed = fewest_nodes(need, kind, plain, cap_prefix, node_kind, whole, capacity, per_gpu)
-                ok = nodes_needed > 0 and pick_fewest(need, kind, nodes_needed, node_kind, free, spare, per_gpu, take)
+                number = fewest_nodes(need, kind, nodes, per_gpu)
+                ok = number > 0 and pick_fewest(need, kind, number, nodes.kind, free, spare, per_gpu, take)
         elif scheme == RANDOM:
-            ok = pick_random(need, kind, seed, node_kind, gpu_node, taken, free, spare, per_gpu, take)
+            ok = pick_random(need, kind, seed, nodes.kind, nodes.gpu_node, left.taken, free, spare, per_gpu, take)
         else:
-            ok = pick_anywhere(need, kind, scheme, node_kind, free, spare, per_gpu, take)
+            ok = pick_anywhere(need, kind, scheme, nodes.kind, free, spare, per_gpu, take)
         if ok:
             return True
     return False
 
 
 @kernel
-def hold(
-    take: bool,
-    gpus: IntArray,
-    lo: int,
-    hi: int,
-    limits: bool,
-    per_gpu: FloatArray,
-    row: int,
-    gpu_node: IntArray,
-    taken: BoolArray,
-    free: IntArray,
-    spare: FloatArray,
-) -> None:
+def hold(take: bool, gpus: IntArray, lo: int, hi: int, per_gpu: FloatArray, row: int, nodes: Nodes, left: Left) -> None:
     """Take the GPUs `gpus[lo:hi]` for a job, or give them back."""
     sign = 1 if take else -1
     for i in range(lo, hi):
-        taken[gpus[i]] = take
-        node = gpu_node[gpus[i]]
-        free[node] -= sign
-        if limits:
-            spare[node, 0] -= sign * per_gpu[row, 0]
-            spare[node, 1] -= sign * per_gpu[row, 1]
+        left.taken[gpus[i]] = take
+        node = nodes.gpu_node[gpus[i]]
+        left.free[node] -= sign
+        if nodes.limits:
+            left.spare[node, 0] -= sign * per_gpu[row, 0]
+            left.spare[node, 1] -= sign * per_gpu[row, 1]
 
 
 @kernel
-def all_free(
-    gpus: IntArray,
-    lo: int,
-    hi: int,
-    limits: bool,
-    per_gpu: FloatArray,
-    row: int,
-    gpu_node: IntArray,
-    taken: BoolArray,
-    spare: FloatArray,
-) -> bool:
+def all_free(gpus: IntArray, lo: int, hi: int, per_gpu: FloatArray, row: int, nodes: Nodes, left: Left) -> bool:
     """Whether a job can take exactly the GPUs `gpus[lo:hi]`."""
     for i in range(lo, hi):
-        if taken[gpus[i]]:
+        if left.taken[gpus[i]]:
             return False
-    if limits:
+    if nodes.limits:
         for i in range(lo, hi):
-            node, count = gpu_node[gpus[i]], 0
+            node, count = nodes.gpu_node[gpus[i]], 0
             for j in range(lo, hi):
-                count += gpu_node[gpus[j]] == node
+                count += nodes.gpu_node[gpus[j]] == node
             for k in range(2):
-                if per_gpu[row, k] * count > spare[node, k] + 1e-6:
+                if per_gpu[row, k] * count > left.spare[node, k] + 1e-6:
                     return False
     return True
 
 
-@kernel
+@part
 def mark_candidates(
     p: int,
     need: int,
     everywhere: bool,
     kinds_allowed: int,
-    held: IntArray,
-    now_gpus: IntArray,
-    now_lo: IntArray,
-    now_hi: IntArray,
-    cap_prefix: IntArray,
-    node_kind: IntArray,
-    gpu_node: IntArray,
+    running: Running,
+    nodes: Nodes,
     free: IntArray,
 ) -> IntArray:
     """Nodes from which lower-ranked running jobs could make room for the job at position `p`.
 
     `everywhere` means all of the kinds allowed; otherwise as few as can give enough GPUs.
     """
-    nodes = len(free)
     could = free.copy()
-    for q in range(p + 1, len(held)):
-        if held[q] == 1:
-            for i in range(now_lo[q], now_hi[q]):
-                could[gpu_node[now_gpus[i]]] += 1
-    mark = np.zeros(nodes, dtype=np.int64)
-    for kind in range(len(cap_prefix)):
+    for q in range(p + 1, len(running.held)):
+        if running.held[q] == KEPT:
+            for i in range(running.lo[q], running.hi[q]):
+                could[nodes.gpu_node[running.gpus[i]]] += 1
+    mark = np.zeros(len(free), dtype=np.int64)
+    for kind in range(len(nodes.cap_prefix)):
         if (kinds_allowed >> kind) & 1 == 0:
             continue
         if everywhere:
-            for node in range(nodes):
-                mark[node] = 1 if node_kind[node] == kind else mark[node]
+            for node in range(len(free)):
+                mark[node] = 1 if nodes.kind[node] == kind else mark[node]
             continue
         left = need
-        for k in range(cap_prefix.shape[1]):
+        for k in range(nodes.cap_prefix.shape[1]):
             # The node that can give most (as much as is needed), and among those the one that is freest.
             best = -1
-            for node in range(nodes):
-                if node_kind[node] == kind and mark[node] == 0 and could[node] > 0:
+            for node in range(len(free)):
+                if nodes.kind[node] == kind and mark[node] == 0 and could[node] > 0:
                     if best < 0:
                         best = node
                         continue
@@ -399,7 +398,7 @@ def mark_candidates(
                 break
             mark[best] = 1
             left -= could[best]
-            if left <= 0 or cap_prefix[kind, k] >= need:
+            if left <= 0 or nodes.cap_prefix[kind, k] >= need:
                 break
         if left <= 0:
             return mark
@@ -407,60 +406,41 @@ def mark_candidates(
     return mark
 
 
-@kernel
+@part
 def make_room(
     p: int,
     need: int,
     scheme: int,
     kinds: int,
     seed: int,
-    limits: bool,
     per_gpu: FloatArray,
-    order_demand: IntArray,
-    held: IntArray,
-    now_gpus: IntArray,
-    now_lo: IntArray,
-    now_hi: IntArray,
-    cap_prefix: IntArray,
-    racks: int,
-    plain: bool,
-    whole: IntArray,
-    capacity: FloatArray,
-    node_kind: IntArray,
-    node_rack: IntArray,
-    node_gpus: IntArray,
-    gpu_node: IntArray,
-    taken: BoolArray,
-    free: IntArray,
-    spare: FloatArray,
+    demand: IntArray,
+    running: Running,
+    nodes: Nodes,
+    left: Left,
     take: IntArray,
 ) -> bool:
     """Take GPUs back from lower-ranked running jobs, the lowest first, until the job at `p` fits."""
-    everywhere = not plain or scheme != CONSOLIDATED  # where cores, memory, racks or lost nodes decide
-    mark = mark_candidates(
-        p, need, everywhere, kinds, held, now_gpus, now_lo, now_hi, cap_prefix, node_kind, gpu_node, free
-    )
+    everywhere = not nodes.plain or scheme != CONSOLIDATED  # where cores, memory, racks or lost nodes decide
+    mark = mark_candidates(p, need, everywhere, kinds, running, nodes, left.free)
     if not mark.any():
         return False
-    for q in range(len(held) - 1, p, -1):
-        if held[q] != 1:
+    for q in range(len(running.held) - 1, p, -1):
+        if running.held[q] != KEPT:
             continue
         touches = False
-        for i in range(now_lo[q], now_hi[q]):
-            touches = touches or mark[gpu_node[now_gpus[i]]] == 1
+        for i in range(running.lo[q], running.hi[q]):
+            touches = touches or mark[nodes.gpu_node[running.gpus[i]]] == 1
         if not touches:
             continue
-        hold(False, now_gpus, now_lo[q], now_hi[q], limits, per_gpu, order_demand[q], gpu_node, taken, free, spare)
-        held[q] = 0
-        if choose(
-            need, scheme, kinds, seed, per_gpu[order_demand[p]], cap_prefix, racks, plain, whole, capacity,
-            node_kind, node_rack, node_gpus, gpu_node, taken, free, spare, take,
-        ):  # fmt: skip
+        hold(False, running.gpus, running.lo[q], running.hi[q], per_gpu, demand[q], nodes, left)
+        running.held[q] = OUT
+        if choose(need, scheme, kinds, seed, per_gpu[demand[p]], nodes, left, take):
             return True
     return False
 
 
-@kernel
+@part
 def count(
     order: IntArray,
     size: IntArray,
@@ -490,7 +470,7 @@ def count(
     return admitted, now_lo, now_hi, stop
 
 
-@kernel
+@part
 def name_gpus(take: IntArray, first_gpu: IntArray, taken: BoolArray, out: IntArray, used: int) -> int:
     """Write the lowest free GPUs of each node of `take` to `out[used:]`; returns where the next may be written."""
     for node in range(len(take)):
@@ -503,6 +483,133 @@ def name_gpus(take: IntArray, first_gpu: IntArray, taken: BoolArray, out: IntArr
                 left -= 1
             gpu += 1
     return used
+
+
+@part
+def idle(
+    order: IntArray,
+    slot: IntArray,
+    now_gpus: IntArray,
+    now_first: IntArray,
+    node_gpus: IntArray,
+    first_gpu: IntArray,
+    gpu_node: IntArray,
+    node_up: BoolArray,
+) -> tuple[BoolArray, IntArray, IntArray, int]:
+    """The cluster before the walk, as if no job of the order ran.
+
+    Returns (taken GPUs, free GPUs of each node, those of nodes that are up, how many are free). On a node that is down
+    only the GPUs of running jobs of the order are free.
+    """
+    taken = np.zeros(len(gpu_node), dtype=np.bool_)
+    free = np.zeros(len(node_gpus), dtype=np.int64)
+    budget = 0
+    for node in range(len(node_gpus)):
+        if node_up[node]:
+            free[node] = node_gpus[node]
+            budget += node_gpus[node]
+        else:
+            taken[first_gpu[node] : first_gpu[node + 1]] = True
+    whole = free.copy()
+    if not node_up.all():
+        for row in order:
+            if slot[row] >= 0:
+                for i in range(now_first[slot[row]], now_first[slot[row] + 1]):
+                    if taken[now_gpus[i]]:
+                        taken[now_gpus[i]] = False
+                        free[gpu_node[now_gpus[i]]] += 1
+                        budget += 1
+    return taken, free, whole, budget
+
+
+@part
+def keep(
+    order: IntArray,
+    size: IntArray,
+    admitted: BoolArray,
+    stop: int,
+    per_gpu: FloatArray,
+    demand: IntArray,
+    running: Running,
+    nodes: Nodes,
+    left: Left,
+) -> None:
+    """Running jobs that are admitted hold their GPUs."""
+    gpus, lo, hi = running.gpus, running.lo, running.hi
+    for p in range(stop):
+        if admitted[p] and hi[p] > lo[p] and hi[p] - lo[p] == size[order[p]]:
+            # Running groups share all their GPUs or none: while nothing is placed anew, one GPU tells for all.
+            ok = not left.taken[gpus[lo[p]]]
+            if nodes.limits:
+                ok = all_free(gpus, lo[p], hi[p], per_gpu, demand[p], nodes, left)
+            if ok:
+                hold(True, gpus, lo[p], hi[p], per_gpu, demand[p], nodes, left)
+                running.held[p] = KEPT
+
+
+@part
+def place_in_order(
+    backfill: bool,
+    stop: int,
+    used: int,
+    order: IntArray,
+    size: IntArray,
+    scheme: IntArray,
+    strict: BoolArray,
+    kinds_allowed: IntArray,
+    seed: int,
+    per_gpu: FloatArray,
+    demand: IntArray,
+    admitted: BoolArray,
+    first_gpu: IntArray,
+    running: Running,
+    nodes: Nodes,
+    left: Left,
+    found: Found,
+) -> tuple[int, int]:
+    """Place those who are admitted or, to `backfill`, all others.
+
+    Returns where the walk stops, and how much of `found.gpus` is used.
+    """
+    gpus, lo, hi, held = running
+    take = np.zeros(len(left.free), dtype=np.int64)
+    rest = left.free.sum()
+    for p in range(stop):
+        if held[p] == SETTLED or not (backfill or admitted[p]):
+            continue
+        row = order[p]
+        need = size[row]
+        stays = held[p] == KEPT
+        if not stays and hi[p] > lo[p] and hi[p] - lo[p] == need:
+            stays = all_free(gpus, lo[p], hi[p], per_gpu, demand[p], nodes, left)
+            if stays:
+                hold(True, gpus, lo[p], hi[p], per_gpu, demand[p], nodes, left)
+                rest -= need
+        if stays:
+            held[p], found.stays[p], found.status[p] = SETTLED, True, PLACED
+            continue
+        how = scheme[min(row, len(scheme) - 1)]
+        kinds = kinds_allowed[min(row, len(kinds_allowed) - 1)]
+        ok = need <= rest and choose(need, how, kinds, seed + p, per_gpu[demand[p]], nodes, left, take)
+        if not ok and not backfill:
+            ok = make_room(p, need, how, kinds, seed + p, per_gpu, demand, running, nodes, left, take)
+            rest = left.free.sum()
+        if not ok:
+            found.status[p] = FRAGMENTED if rest >= need else TOO_FEW
+            if strict[min(row, len(strict) - 1)]:
+                stop = p
+                break
+            continue
+        found.lo[p], used = used, name_gpus(take, first_gpu, left.taken, found.gpus, used)
+        found.hi[p] = used
+        hold(True, found.gpus, found.lo[p], used, per_gpu, demand[p], nodes, left)
+        held[p], found.status[p] = SETTLED, PLACED
+        rest -= need
+    for q in range(stop, len(order)):
+        if held[q] == KEPT:  # after a strict job that does not fit nobody runs
+            hold(False, gpus, lo[q], hi[q], per_gpu, demand[q], nodes, left)
+            held[q] = OUT
+    return stop, used
 
 
 @kernel
@@ -539,117 +646,42 @@ def admit(
     3. In order, place the rest; one that does not fit because of lower-ranked running jobs makes them move.
     4. In order, use what is left over (backfill), first for those who can simply stay.
     """
-    n, nodes = len(order), len(node_gpus)
+    n = len(order)
     limits = bool(per_gpu.any())
-    spare = capacity.copy() if limits else capacity
-    taken = np.zeros(len(gpu_node), dtype=np.bool_)
-    free = np.zeros(nodes, dtype=np.int64)
-    racks, budget = 1, 0
-    for node in range(nodes):
-        racks = max(racks, node_rack[node] + 1)
-        if node_up[node]:
-            free[node] = node_gpus[node]
-            budget += node_gpus[node]
-        else:
-            taken[first_gpu[node] : first_gpu[node + 1]] = True
-    whole = free.copy()
-    if not node_up.all():
-        for row in order:
-            if slot[row] >= 0:
-                for i in range(now_first[slot[row]], now_first[slot[row] + 1]):
-                    if taken[now_gpus[i]]:
-                        taken[now_gpus[i]] = False
-                        free[gpu_node[now_gpus[i]]] += 1
-                        budget += 1
+    taken, free, whole, budget = idle(order, slot, now_gpus, now_first, node_gpus, first_gpu, gpu_node, node_up)
+    racks = 1
+    for rack in node_rack:
+        racks = max(racks, rack + 1)
     plain = not limits and bool(node_up.all())
-    status = np.full(n, TOO_FEW, dtype=np.int64)
-    held = np.zeros(n, dtype=np.int64)  # 1: keeps its GPUs so far, 2: placed for good
-    take = np.zeros(nodes, dtype=np.int64)
-    lo, hi = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
-    stays = np.zeros(n, dtype=np.bool_)
-    out = np.empty(len(taken) + 1, dtype=np.int64)
-    used = 0
+    nodes = Nodes(cap_prefix, node_kind, node_rack, node_gpus, gpu_node, racks, plain, limits, whole, capacity)
+    left = Left(taken, free, capacity.copy() if limits else capacity)
     admitted, now_lo, now_hi, stop = count(order, size, slot, strict, now_first, budget)
+    running = Running(now_gpus, now_lo, now_hi, np.zeros(n, dtype=np.int64))
     demand = np.minimum(order, len(per_gpu) - 1)
-
-    for p in range(stop):
-        if admitted[p] and now_hi[p] > now_lo[p] and now_hi[p] - now_lo[p] == size[order[p]]:
-            # Running groups share all their GPUs or none: while nothing is placed anew, one GPU tells for all.
-            ok = not taken[now_gpus[now_lo[p]]]
-            if limits:
-                ok = all_free(now_gpus, now_lo[p], now_hi[p], limits, per_gpu, demand[p], gpu_node, taken, spare)
-            if ok:
-                hold(True, now_gpus, now_lo[p], now_hi[p], limits, per_gpu, demand[p], gpu_node, taken, free, spare)
-                held[p] = 1
-    for turn in range(2):
-        left = free.sum()
-        for p in range(stop):
-            if held[p] == 2 or (turn == 0 and not admitted[p]):
-                continue
-            if held[p] == 1:
-                held[p], stays[p], status[p] = 2, True, PLACED
-                continue
-            row = order[p]
-            need = size[row]
-            if (
-                now_hi[p] - now_lo[p] == need
-                and now_hi[p] > now_lo[p]
-                and all_free(now_gpus, now_lo[p], now_hi[p], limits, per_gpu, demand[p], gpu_node, taken, spare)
-            ):
-                hold(True, now_gpus, now_lo[p], now_hi[p], limits, per_gpu, demand[p], gpu_node, taken, free, spare)
-                held[p], stays[p], status[p] = 2, True, PLACED
-                left -= need
-                continue
-            how = scheme[min(row, len(scheme) - 1)]
-            kinds = kinds_allowed[min(row, len(kinds_allowed) - 1)]
-            ok = need <= left and choose(
-                need, how, kinds, seed + p, per_gpu[demand[p]], cap_prefix, racks, plain, whole, capacity,
-                node_kind, node_rack, node_gpus, gpu_node, taken, free, spare, take,
-            )  # fmt: skip
-            if not ok and turn == 0:
-                ok = make_room(
-                    p, need, how, kinds, seed + p, limits, per_gpu, demand, held, now_gpus, now_lo, now_hi,
-                    cap_prefix, racks, plain, whole, capacity, node_kind, node_rack, node_gpus, gpu_node, taken, free,
-                    spare, take,
-                )  # fmt: skip
-                left = free.sum()
-            if not ok:
-                status[p] = FRAGMENTED if left >= need else TOO_FEW
-                if strict[min(row, len(strict) - 1)]:
-                    stop = p
-                    break
-                continue
-            lo[p] = used
-            hi[p] = used = name_gpus(take, first_gpu, taken, out, used)
-            hold(True, out, lo[p], used, limits, per_gpu, demand[p], gpu_node, taken, free, spare)
-            held[p], status[p] = 2, PLACED
-            left -= need
-        for q in range(stop, n):
-            if held[q] == 1:  # after a strict job that does not fit nobody runs
-                hold(False, now_gpus, now_lo[q], now_hi[q], limits, per_gpu, demand[q], gpu_node, taken, free, spare)
-                held[q] = 0
-    return gather(status, stop, stays, now_gpus, now_lo, now_hi, out, lo, hi)
+    keep(order, size, admitted, stop, per_gpu, demand, running, nodes, left)
+    found = Found(
+        np.full(n, TOO_FEW, dtype=np.int64), np.zeros(n, dtype=np.bool_), np.empty(len(taken) + 1, dtype=np.int64),
+        np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64),
+    )  # fmt: skip
+    used = 0
+    for backfill in (False, True):
+        stop, used = place_in_order(
+            backfill, stop, used, order, size, scheme, strict, kinds_allowed, seed, per_gpu, demand, admitted,
+            first_gpu, running, nodes, left, found,
+        )  # fmt: skip
+    return gather(stop, running, found)
 
 
-@kernel
-def gather(
-    status: IntArray,
-    stop: int,
-    stays: BoolArray,
-    now_gpus: IntArray,
-    now_lo: IntArray,
-    now_hi: IntArray,
-    out: IntArray,
-    lo: IntArray,
-    hi: IntArray,
-) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+@part
+def gather(stop: int, running: Running, found: Found) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Collect the GPUs of all that were placed, in order."""
+    status = found.status
     n = len(status)
     count, total = 0, 0
     for p in range(n):
         if status[p] == PLACED:
             count += 1
-            total += now_hi[p] - now_lo[p] if stays[p] else hi[p] - lo[p]
+            total += running.hi[p] - running.lo[p] if found.stays[p] else found.hi[p] - found.lo[p]
         elif p > stop:
             status[p] = BLOCKED
     positions = np.empty(count, dtype=np.int64)
@@ -660,13 +692,13 @@ def gather(
         if status[p] != PLACED:
             continue
         positions[k] = p
-        if stays[p]:
-            for i in range(now_lo[p], now_hi[p]):
-                gpus[at] = now_gpus[i]
+        if found.stays[p]:
+            for i in range(running.lo[p], running.hi[p]):
+                gpus[at] = running.gpus[i]
                 at += 1
         else:
-            for i in range(lo[p], hi[p]):
-                gpus[at] = out[i]
+            for i in range(found.lo[p], found.hi[p]):
+                gpus[at] = found.gpus[i]
                 at += 1
         k += 1
         offsets[k] = at
