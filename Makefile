@@ -7,6 +7,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := demo-out
 PYTEST_ARGS ?=
+# Byte code is kept whatever the environment says: tests start hundreds of processes, and each would compile the sources.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

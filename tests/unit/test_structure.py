@@ -6,6 +6,8 @@ import ast
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,13 +25,28 @@ def _name(path: Path) -> str:
 
 
 FILES = {_name(path): path for path in sorted((ROOT / "plait").rglob("*.py")) if "migrations" not in path.parts}
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
 
 
-def _imported(tree: ast.Module) -> set[tuple[str, str]]:
+@cache
+def tree(name: str) -> ast.Module:
+    return ast.parse(FILES[name].read_text(encoding="utf-8"))
+
+
+def _statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """All statements of a file; expressions, which are most of a tree and import nothing, are not looked at."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        inside = getattr(node, field, ())
+        for one in inside if isinstance(inside, list) else ():
+            if isinstance(one, ast.stmt):
+                yield one
+            yield from _statements(one)
+
+
+@cache
+def imported(name: str) -> set[tuple[str, str]]:
     """(module, name) of everything that a file imports from plait, anywhere in it; "" for a whole module."""
     found = set()
-    for node in ast.walk(tree):
+    for node in _statements(tree(name)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "plait":
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
@@ -39,12 +56,9 @@ def _imported(tree: ast.Module) -> set[tuple[str, str]]:
     return found
 
 
-IMPORTED = {name: _imported(tree) for name, tree in TREES.items()}
-
-
 def _circles() -> list[list[str]]:
     """Sets of files that import one another, directly or through others (Tarjan's components)."""
-    edges = {name: {module for module, _ in found if module in FILES} for name, found in IMPORTED.items()}
+    edges = {name: {module for module, _ in imported(name) if module in FILES} for name in FILES}
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -88,14 +102,14 @@ def test_folders_can_be_overlooked() -> None:
 
 @pytest.mark.parametrize("name", [name for name, path in FILES.items() if path.name == "__init__.py"])
 def test_every_folder_says_what_is_in_it(name: str) -> None:
-    assert (ast.get_docstring(TREES[name]) or "").strip(), f"{name} has no docstring"
+    assert (ast.get_docstring(tree(name)) or "").strip(), f"{name} has no docstring"
 
 
 def test_what_crosses_a_package_is_public() -> None:
     private = [
         f"{name} imports {module}.{what}"
-        for name, found in IMPORTED.items()
-        for module, what in found
+        for name in FILES
+        for module, what in imported(name)
         if (what.startswith("_") and not what.startswith("__"))
         or any(part.startswith("_") for part in module.split("."))
         if module.split(".")[1:2] != name.split(".")[1:2]
@@ -105,12 +119,12 @@ def test_what_crosses_a_package_is_public() -> None:
 
 def test_classes_use_nothing_private_of_a_base_in_another_package() -> None:
     private = []
-    for name, tree in TREES.items():
+    for name in FILES:
         homes = {
-            what: module for module, what in IMPORTED[name] if what and module.split(".")[1] != name.split(".")[1:2]
+            what: module for module, what in imported(name) if what and module.split(".")[1] != name.split(".")[1:2]
         }
         text = FILES[name].read_text(encoding="utf-8")
-        for node in ast.walk(tree):
+        for node in ast.walk(tree(name)):
             if isinstance(node, ast.ClassDef) and any(isinstance(b, ast.Name) and b.id in homes for b in node.bases):
                 foreign = next(homes[b.id] for b in node.bases if isinstance(b, ast.Name) and b.id in homes)
                 if foreign.split(".")[1] == name.split(".")[1]:
@@ -130,7 +144,7 @@ def test_classes_use_nothing_private_of_a_base_in_another_package() -> None:
 def test_merged_jobs_have_one_door() -> None:
     door = "plait.training.merged"
     knowing = [
-        name for name in FILES if not name.startswith(door) and any(m.startswith(door) for m, _ in IMPORTED[name])
+        name for name in FILES if not name.startswith(door) and any(m.startswith(door) for m, _ in imported(name))
     ]
     assert knowing == [], "what a job asks of its process goes through plait.training.process"
     users = [ROOT.parent / folder for folder in ("benchmarks", "docs", "examples")]
@@ -151,8 +165,8 @@ def test_the_version_is_that_of_the_package() -> None:
 def test_only_the_controller_makes_a_table_of_jobs_the_rest_take_a_subset() -> None:
     makers = {
         name
-        for name, tree in TREES.items()
-        for node in ast.walk(tree)
+        for name in FILES
+        for node in ast.walk(tree(name))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "JobTable"
     }
     assert makers == {"plait.core.jobs", "plait.control.controller"}
