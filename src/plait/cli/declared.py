@@ -5,15 +5,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, fields
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from plait.core.options import Declared, declared
 
 
 def command(request: type[Any], run: Callable[[Any], object]) -> Callable[[Callable[[], None]], Callable[..., None]]:
     """Make a command of a function that has only a name and a text for people: it calls `run(request(**options))`.
 
-    Annotations of the fields are `Annotated[type, typer.Option(...)]`, as for parameters of a command.
+    Annotations of the fields are `Annotated[type, typer.Option(...)]`, as for parameters of a command, or the fields
+    are options of `plait.core.options`.
     """
     hints = get_type_hints(request, include_extras=True)
+    hints |= {one.name: Annotated[hints[one.name], _parameter(one)] for one in declared(request)}
     parameters = [
         inspect.Parameter(
             field.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=hints[field.name],
@@ -32,3 +38,12 @@ def command(request: type[Any], run: Callable[[Any], object]) -> Callable[[Calla
         return call
 
     return decorate
+
+
+def _parameter(one: Declared) -> Any:
+    """An option as typer has it."""
+    told = one.option
+    flags = [*([f"-{told.short}"] if told.short else []), f"--{one.word}"]
+    return typer.Option(
+        *reversed(flags), help=one.text, min=told.least, max=told.most, metavar=told.metavar, envvar=told.env
+    )

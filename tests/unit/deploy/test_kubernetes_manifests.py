@@ -20,7 +20,7 @@ from typer.main import get_command
 
 from plait.cli.app import app
 from plait.live.service.http.gateway import HEALTH
-from plait.live.service.main import _arguments
+from plait.live.service.options import read_options
 from plait.live.supervisor import agent_keeper
 
 kubernetes_validate = pytest.importorskip(
@@ -315,8 +315,8 @@ def parse(words: list[str]) -> dict:
     """The options of a command of plait, by whichever of its parsers has to understand them."""
     if words[0] == "plait":
         return parse_plait(words[1:])
-    parser = {"plait.live.service": _arguments, "plait.live.supervisor.agent_keeper": agent_keeper.arguments}[words[2]]
-    return vars(parser(words[3:]))
+    parsers = {"plait.live.service": read_options, "plait.live.supervisor.agent_keeper": agent_keeper.arguments}
+    return vars(parsers[words[2]](words[3:]))
 
 
 def commands_of_plait(pod: dict) -> list[list[str]]:
@@ -414,7 +414,7 @@ def test_jobs_have_time_for_a_checkpoint(objects):
     workers = of(objects, "ray-worker")
     (leave,) = commands_of_plait(workers)
     wait_s = float(parse(leave)["wait"].removesuffix("s"))
-    assert _arguments([]).grace < wait_s < workers["spec"]["terminationGracePeriodSeconds"]
+    assert read_options([]).grace_s < wait_s < workers["spec"]["terminationGracePeriodSeconds"]
 
 
 def test_drains_go_one_worker_after_another(objects):

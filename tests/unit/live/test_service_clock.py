@@ -14,7 +14,7 @@ from plait.live.layout import Layout
 from plait.live.service import clock as clocks
 from plait.live.service.clock import FACT, MOST_AWAY_S, SLOW, Anchor, Clock, begin_s
 from plait.live.service.leadership import open_lead
-from plait.live.service.main import _arguments
+from plait.live.service.options import read_options
 
 DAY, YEAR = 86_400.0, 365 * 86_400.0
 MADE = 1.7e9
@@ -150,7 +150,7 @@ def test_secrets_end_by_the_date_where_no_service_ran_for_long() -> None:
 
 def test_a_service_started_under_a_wrong_date_goes_on_where_it_was(tmp_path: Path, monkeypatch: Any) -> None:
     """The whole way: store, engine, log."""
-    args, layout = _arguments(["--home", str(tmp_path), "--policy", "fifo"]), Layout(tmp_path)
+    args, layout = read_options(["--home", str(tmp_path), "--policy", "fifo"]), Layout(tmp_path)
     real, wrong = time.time, [0.0]
     monkeypatch.setattr(time, "time", lambda: real() + wrong[0])
 

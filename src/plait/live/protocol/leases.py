@@ -8,6 +8,8 @@ from plait.core.errors import InputError
 LOST_S = 300.0
 #: The lease of a node is this share of that, unless told otherwise.
 LEASE_SHARE = 0.8
+#: Seconds that a silent leader keeps its place, unless told otherwise.
+LEAD_S = 3.0
 #: How much shorter it has to be: seconds for ending what runs, and a share for clocks that do not run alike.
 SPARE_S, DRIFT = 0.2, 0.01
 

@@ -19,6 +19,8 @@ from plait.live.layout import Layout
 
 #: The name of a home's first service, whose log and lock are service.log and service.lock.
 FIRST = "1"
+#: The name of one that stands by for it, unless told otherwise.
+SECOND = "2"
 #: Where the store is, for a service that was started without --db.
 STORE_VARIABLE = "PLAIT_DB"
 

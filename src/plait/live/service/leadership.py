@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from plait.live.service.clock import FACT, Anchor, Clock, begin_s
 if TYPE_CHECKING:
     from plait.live.scheduler.engine import Engine
     from plait.live.scheduler.snapshots import Later
+    from plait.live.service.options import ServiceOptions
     from plait.live.store import Store
     from plait.live.store.leader_lease import LeaderLease
 
@@ -38,27 +38,18 @@ class Lead:
         )  # fmt: skip
 
 
-def open_lead(args: argparse.Namespace, layout: Layout, seat: LeaderLease | None) -> Lead:
+def open_lead(options: ServiceOptions, layout: Layout, seat: LeaderLease | None) -> Lead:
     """Open the store and go on from it."""
     from plait.live.agent.lease import unpark
     from plait.live.fencing import Fences
     from plait.live.scheduler.engine import Engine
-    from plait.live.scheduler.options import ANY_SIZE, Options
     from plait.live.store import Store
 
-    store = Store.open(args.db or layout.database, seat=seat)
+    store = Store.open(options.db or layout.database, seat=seat)
     unpark(layout.leases())  # before the engine begins to wait for its nodes
     try:
         ahead_s = 0.0 if seat is None else seat.now_s() - time.time()  # all services share the database's date
         clock = Clock(0.0, store.made_at, lambda: time.time() + ahead_s)
-        most_gpus = (0 if args.backend == "local" else ANY_SIZE) if args.most_gpus is None else args.most_gpus
-        options = Options(
-            round_s=args.round, lost_s=args.lost, lease_s=args.lease, settle_s=args.settle, grace_s=args.grace,
-            estimate_s=args.estimates, first_step_s=args.first_step, user_jobs=args.user_jobs,
-            project_jobs=args.project_jobs, suspect_s=min(3.0, args.lost / 2), most_gpus=most_gpus,
-            expect_gpus=args.expect_gpus,
-            policy_modules=tuple(args.allow_policy),
-        )  # fmt: skip
         beside = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
         start = Anchor.now(0.0, time.time() + ahead_s)
 
@@ -69,9 +60,9 @@ def open_lead(args: argparse.Namespace, layout: Layout, seat: LeaderLease | None
             store,
             Fences(layout),
             now=now,
-            policy=args.policy,
-            may_lose_work=args.may_lose_work or None,
-            options=options,
+            policy=options.policy,
+            may_lose_work=options.may_lose_work or None,
+            options=options.engine,
             later=beside.submit,
             timer=time.perf_counter,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import logging
@@ -19,6 +18,7 @@ from plait.live.service import discovery
 from plait.live.service.http.connections import Connection, Connections, Door, counted, room
 from plait.live.service.http.gateway import Front
 from plait.live.service.leadership import Lead, open_lead
+from plait.live.service.options import ServiceOptions
 from plait.live.service.warmup import get_ready, warm_up
 
 if TYPE_CHECKING:
@@ -41,11 +41,11 @@ class Service:
     """One service, from its first answer to its last."""
 
     def __init__(
-        self, args: argparse.Namespace, layout: Layout, listener: socket.socket, address: str, begin: float,
+        self, options: ServiceOptions, layout: Layout, listener: socket.socket, address: str, begin: float,
         seat: LeaderLease | None = None,
     ) -> None:  # fmt: skip
         """Nothing runs yet."""
-        self.args, self.layout, self.address, self.begin, self.seat = args, layout, address, begin, seat
+        self.options, self.layout, self.address, self.begin, self.seat = options, layout, address, begin, seat
         self._listener = listener
         self.front = Front(seat)
         self._code = 0
@@ -61,7 +61,7 @@ class Service:
         self._loop, self._told = asyncio.get_running_loop(), asyncio.Event()
         config = uvicorn.Config(
             self.front, log_config=None, access_log=False, lifespan="off", server_header=False, date_header=False,
-            ssl_certfile=self.args.tls_cert, ssl_keyfile=self.args.tls_key, timeout_graceful_shutdown=GOODBYE_S,
+            ssl_certfile=self.options.tls_cert, ssl_keyfile=self.options.tls_key, timeout_graceful_shutdown=GOODBYE_S,
             timeout_keep_alive=75, ws="none",
         )  # fmt: skip
         self._answers = asyncio.Event()
@@ -124,7 +124,7 @@ class Service:
                 if await asyncio.to_thread(self.seat.try_take):
                     break
                 if not prepared:
-                    policy = self.args.policy or await asyncio.to_thread(self.seat.policy)
+                    policy = self.options.policy or await asyncio.to_thread(self.seat.policy)
                     threading.Thread(target=self._prepare, args=(policy,), name="prepare", daemon=True).start()
                 said, prepared = "", True
             except Exception as error:  # the database is away: whoever leads has the same trouble
@@ -136,7 +136,7 @@ class Service:
             return None
         began = time.monotonic()
         try:
-            lead = await asyncio.to_thread(open_lead, self.args, self.layout, self.seat)
+            lead = await asyncio.to_thread(open_lead, self.options, self.layout, self.seat)
         except PlaitError as error:
             _LOG.critical("cannot lead", exc_info=error)
             self._error = error
@@ -210,9 +210,9 @@ class Service:
 
     def _facts(self) -> dict[str, Any]:
         return {
-            "url": self.address, **discovery.own_process(), "backend": self.args.backend,
+            "url": self.address, **discovery.own_process(), "backend": self.options.backend,
             "admin_token_file": str(self.layout.token_file),
-            **({"certificate": certificates(self.args.tls_cert)} if self.args.tls_cert else {}),
+            **({"certificate": certificates(self.options.tls_cert)} if self.options.tls_cert else {}),
         }  # fmt: skip
 
     def _announce(self) -> None:
@@ -224,8 +224,8 @@ class Service:
         _LOG.info("answers", extra={"facts": {"url": self.address, "after_s": after_s}})
 
     def _record(self, role: str) -> None:
-        words = {"name": self.args.name, "role": role, "standby": bool(self.args.standby)}
-        discovery.write(discovery.record_file(self.layout, self.args.name), self._facts() | words)
+        words = {"name": self.options.name, "role": role, "standby": bool(self.options.standby)}
+        discovery.write(discovery.record_file(self.layout, self.options.name), self._facts() | words)
 
     async def _stay(self) -> None:
         """Until told to end, or the home folder has vanished; see to it that service.json names the leader."""

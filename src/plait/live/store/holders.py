@@ -6,12 +6,10 @@ import json
 import os
 
 from plait.live.agent import procs
-
-#: Seconds that a lease lasts.
-LEASE_S = 3.0
+from plait.live.protocol.leases import LEAD_S
 
 
-def this_process(lease_s: float = LEASE_S) -> str:
+def this_process(lease_s: float = LEAD_S) -> str:
     """How the lease names the process that asks, and how long its leases last.
 
     Another one on the same machine can see whether it is dead.

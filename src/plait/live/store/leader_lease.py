@@ -28,8 +28,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from plait.live.agent import procs
+from plait.live.protocol.leases import LEAD_S
 from plait.live.store import schema
-from plait.live.store.holders import LEASE_S, is_dead, lasts_s
+from plait.live.store.holders import is_dead, lasts_s
 
 #: How often a lease is renewed while it lasts, and after how many seconds a follower looks again.
 RENEWALS, LOOK_S = 4, 0.3
@@ -76,7 +77,7 @@ class LeaderLease:
     """One service's way to lead. `lost(why)` is called once, in a thread, when it leads no more."""
 
     def __init__(
-        self, url: sa.URL, *, holder: str, address: str, lease_s: float = LEASE_S,
+        self, url: sa.URL, *, holder: str, address: str, lease_s: float = LEAD_S,
         clock: Callable[[], float] = procs.boot_s,
     ) -> None:  # fmt: skip
         """Nothing is taken yet. The clock has to count while the machine sleeps."""

@@ -8,11 +8,10 @@ from typing import Any
 
 from plait.core.errors import InputError
 from plait.live.layout import Layout
+from plait.live.service.discovery import SECOND
 from plait.live.supervisor import daemon
 from plait.live.supervisor.saved_options import remember, remembered
 from plait.live.supervisor.services import elsewhere, processes, refuse_elsewhere, refuse_taken_port, start_follower
-
-SECOND = "2"
 
 
 def start(layout: Layout, given: dict[str, Any], name: str = SECOND) -> str:

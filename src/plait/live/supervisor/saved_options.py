@@ -13,7 +13,8 @@ from plait.live.backends.base import NodeBackend
 from plait.live.backends.registry import open_backend
 from plait.live.layout import Layout
 from plait.live.service.discovery import FIRST
-from plait.live.supervisor.services import SERVICE_OPTIONS, STOP_S
+from plait.live.service.options import SERVICE_OPTIONS
+from plait.live.supervisor.services import STOP_S
 
 #: Among the options, that `plait down` has ended the nodes; no name of an option looks like it.
 _DOWN = "--down"

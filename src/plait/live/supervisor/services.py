@@ -14,21 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.errors import InputError
+from plait.core.options import words
 from plait.live.agent import procs
 from plait.live.agent.procs import Process, boot_id
 from plait.live.backends.host import DetachedProcess
 from plait.live.client.client import Client, read_service_file, service_url
 from plait.live.layout import Layout, is_locked
 from plait.live.service.discovery import FIRST, STORE_VARIABLE, file_of, record_file, records
+from plait.live.service.options import SERVICE_OPTIONS, ServiceOptions
 
 #: A service gets so many seconds to come up; one that was told to stop is killed after so many.
 PATIENCE_S, STOP_S = 30.0, 10.0
 LOOK_S = 0.02
-#: Options of `plait up` that are the service's own.
-SERVICE_OPTIONS = (
-    "policy", "round", "port", "db", "user-jobs", "project-jobs", "host", "tls-cert", "tls-key", "insecure", "lost",
-    "lease", "backend", "standby", "name", "most-gpus", "expect-gpus", "allow-policy", "policy-path", "may-lose-work",
-)  # fmt: skip
 
 
 def process_of(record: dict[str, Any]) -> Process | None:
@@ -149,8 +146,8 @@ def _spawn(layout: Layout, options: dict[str, Any], log_file: Path) -> subproces
 
     Where its store is may hold a password, and everybody sees the words of commands, so that goes by the environment.
     """
-    words = [word for k in SERVICE_OPTIONS if k in options and k != "db" for word in _words(k, options[k])]
-    command = [sys.executable, "-m", "plait.live.service", "--home", str(layout.home), *words]
+    said = words(ServiceOptions, {k: v for k, v in options.items() if k in SERVICE_OPTIONS and k != "db"})
+    command = [sys.executable, "-m", "plait.live.service", "--home", str(layout.home), *said]
     environment = {name: value for name, value in os.environ.items() if name != STORE_VARIABLE}
     if "db" in options:
         environment[STORE_VARIABLE] = str(options["db"])
@@ -159,12 +156,6 @@ def _spawn(layout: Layout, options: dict[str, Any], log_file: Path) -> subproces
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=layout.home,
             env=environment,
         )  # fmt: skip
-
-
-def _words(name: str, value: Any) -> list[str]:
-    if isinstance(value, list):
-        return [word for one in value for word in _words(name, one)]
-    return [f"--{name}"] if value is True else [f"--{name}", str(value)]
 
 
 def refuse_taken_port(port: int | None, host: str | None) -> None:

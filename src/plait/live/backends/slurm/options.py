@@ -9,14 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.core.errors import InputError
+from plait.core.options import declared, option
 from plait.live.backends.slurm.plan import Limits
-
-#: Options of ours; and those of `plait up` for other backends, which it may remember.
-OPTIONS = frozenset(
-    ("gpus-per-node", "fake", "partition", "time-limit", "min-nodes", "max-nodes", "idle", "notice", "replace", "look",
-     "sbatch")
-)  # fmt: skip
-OTHERS = frozenset(("backend", "nodes", "address"))
 
 
 @dataclass(frozen=True)
@@ -25,15 +19,24 @@ class SlurmOptions:
 
     gpus: int = 1
     cuda: bool = True
-    partition: str | None = None
-    time_limit: str | None = None
-    min_nodes: int = 0
-    max_nodes: int = 4
-    idle_s: float = 300.0
-    notice_s: float = 60.0
-    replace_s: float = 900.0
-    look_s: float = 5.0
-    sbatch: tuple[str, ...] = ()
+    partition: str | None = option("Partition of the allocations", default=None, unset="Slurm's default")
+    time_limit: str | None = option(
+        "Time limit of an allocation, as for `sbatch --time`", default=None, unset="the partition's"
+    )
+    min_nodes: int = option("Allocations that always exist", default=0)
+    max_nodes: int = option("Most allocations; while one is being replaced there is one more", default=4)
+    idle_s: float = option("Seconds without work after which an allocation is released", default=300.0)
+    notice_s: float = option(
+        "Seconds before the time limit at which the agent is told to leave; jobs have this long for a checkpoint",
+        default=60.0,
+    )
+    replace_s: float = option(
+        "Seconds before the time limit at which the replacement is requested, at most half of the limit", default=900.0
+    )
+    look_s: float = option("Seconds between two polls of Slurm's queue", default=5.0)
+    sbatch: tuple[str, ...] = option(
+        "More arguments for `sbatch`, e.g. account, constraint, memory", default=(), unset="none"
+    )
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> SlurmOptions:
@@ -91,3 +94,9 @@ def _seconds(given: Mapping[str, Any], name: str, default: float) -> float:
     if not 0 <= number < math.inf:
         raise InputError(f"{name}={value} of --backend slurm; needs seconds, at least 0")
     return number
+
+
+#: Options as `-o NAME=VALUE`; those of `plait up` that count here, too; and those for other backends.
+OWN = tuple(one.word for one in declared(SlurmOptions))
+OPTIONS = frozenset((*OWN, "gpus-per-node", "fake"))
+OTHERS = frozenset(("backend", "nodes", "address"))
