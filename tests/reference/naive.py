@@ -166,7 +166,7 @@ class Naive:
     news: bool = False
     gpu_free_at: dict[int, float] = field(default_factory=dict)
     last: Groups = field(default_factory=lambda: NO_GROUPS)
-    last_slot: dict[int, int] = field(default_factory=dict)
+    last_group: dict[int, int] = field(default_factory=dict)
     departed: list[int] = field(default_factory=list)
     competing_ms: float = 0.0
 
@@ -253,12 +253,12 @@ class Naive:
     def end(self, job: Job, state: str) -> None:
         job.state = state
         self.departed.append(job.number)
-        self.last_slot.pop(job.number, None)
+        self.last_group.pop(job.number, None)
         self.news = True
 
     def back_to_waiting(self, job: Job) -> None:
         job.state, job.waits_since_s = "waiting", self.now_s
-        self.last_slot.pop(job.number, None)
+        self.last_group.pop(job.number, None)
         self.news = True
 
     def change_node(self, node: str, up: bool) -> None:
@@ -359,10 +359,10 @@ class Naive:
     def lock_step_s(self, mates: list[Job]) -> float:
         """One slot after the other: whoever meets on a resource is served by its share, or one by one."""
         total = 0.0
-        for slot in range(4):
+        for step in range(4):
             longest, asked = 0.0, [0.0] * 4
             for mate in mates:
-                r = (mate.turn + slot) % 4
+                r = (mate.turn + step) % 4
                 seconds = mate.spec.profile.stage_s[r] * self.place_factor(mate)
                 longest = max(longest, seconds)
                 asked[r] += seconds * (self.share_of_cores(mate) if r == int(Resource.CPU) else 1.0)
@@ -372,7 +372,7 @@ class Naive:
         # Side by side as planned, or nobody planned: then every order of turns may be taken.
         stages = [[t * self.place_factor(m) for t in m.spec.profile.stage_s] for m in mates]
         orders = (
-            sum(max(stages[i][(turn + slot) % 4] for i, turn in enumerate(some)) for slot in range(4))
+            sum(max(stages[i][(turn + step) % 4] for i, turn in enumerate(some)) for step in range(4))
             for some in permutations(range(4), len(mates))
         )
         return min(total, *orders)
@@ -441,7 +441,7 @@ class Naive:
             self.jobs[n].rank = place
         for n, level in zip(choice.order, choice.levels, strict=False):
             self.jobs[n].level = level
-        self.last_slot = {n: i for i, (members, _) in enumerate(choice.groups) for n in members}
+        self.last_group = {n: i for i, (members, _) in enumerate(choice.groups) for n in members}
         if choice.raw is not None:
             self.last = choice.raw
         if choice.valid_until_s < NEVER:
@@ -492,7 +492,7 @@ class Naive:
             # all save when they are told to stop, which then loses less than anybody's patience
             "checkpoints": np.full(len(jobs), int(Checkpoints.ON_STOP)),
             **{name: np.zeros(len(jobs)) for name in ("saved_run_s", "restart_s")},
-            "slot": np.array([self.last_slot.get(j.number, -1) for j in jobs], dtype=np.int64),
+            "running_group": np.array([self.last_group.get(j.number, -1) for j in jobs], dtype=np.int64),
             "attained_base_gpu_s": state("promoted_at_service") / 1e3,
             "run_base_s": state("promoted_at_held") / 1e3,
             "wait_s": state("waited_s"),

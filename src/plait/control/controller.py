@@ -226,10 +226,10 @@ class Controller:
         """Speeds of groups whose members all report a pace; else somebody has just left and the rest runs faster."""
         columns = self.books.columns
         members = np.diff(self.running.first_job)
-        slot = columns["slot"][event.jobs]
-        paced = (slot >= 0) & ~np.isnan(event.iteration_s)
-        reporting = np.bincount(slot[paced], minlength=len(members))
-        shares = paced & (members[slot] > 1) & (reporting[slot] == members[slot])
+        running_group = columns["running_group"][event.jobs]
+        paced = (running_group >= 0) & ~np.isnan(event.iteration_s)
+        reporting = np.bincount(running_group[paced], minlength=len(members))
+        shares = paced & (members[running_group] > 1) & (reporting[running_group] == members[running_group])
         jobs = event.jobs[shares]
         columns["shared_speed"][jobs] = columns["iteration_s"][jobs] / event.iteration_s[shares]
 
@@ -314,7 +314,7 @@ class Controller:
         hit[owner[self.cluster.gpu_node[groups.gpus] == node]] = True
         members = groups.jobs[hit[groups.group_of_member()]]
         columns = self.books.columns
-        lost = members[(columns["phase"][members] == _RUNNING) & (columns["slot"][members] >= 0)]
+        lost = members[(columns["phase"][members] == _RUNNING) & (columns["running_group"][members] >= 0)]
         columns["reason"][lost] = f"lost node {event.node}"
         # Processes of the gang on other nodes are told to go; there is nothing left to checkpoint.
         self._to_waiting(lost)
@@ -343,7 +343,7 @@ class Controller:
         columns = self.books.columns
         columns["phase"][jobs] = int(phase)
         columns["end_s"][jobs] = end_s
-        columns["slot"][jobs] = -1
+        columns["running_group"][jobs] = -1
         self.books.depart(jobs)
         self.active = unfinished(self.active, columns["phase"])
         if not self.plan.settled:
@@ -354,7 +354,7 @@ class Controller:
         if columns["has_losses"][0]:
             self._note_lost_runs(jobs)
         columns["phase"][jobs] = _WAITING
-        columns["slot"][jobs] = -1
+        columns["running_group"][jobs] = -1
         columns["pending_since_s"][jobs] = self.now_s
         self.changed = True
 
@@ -402,7 +402,7 @@ class Controller:
         if len(changes.starts):
             self._start(changes.starts)
         order = NO_JOBS if plan.order is None else plan.order
-        assign(groups.jobs, groups.first_job, order, columns["slot"], columns["rank"])
+        assign(groups.jobs, groups.first_job, order, columns["running_group"], columns["rank"])
         if plan.levels is not None:
             columns["level"][order] = plan.levels
         if len(changes.adjusted):

@@ -41,7 +41,7 @@ LIFE_COLUMNS: dict[str, tuple[Any, Any]] = {
     "promotions": (0, np.int64),
     "rank": (1 << 60, np.int64),
     "level": (-1, np.int64),
-    "slot": (-1, np.int64),
+    "running_group": (-1, np.int64),
     "attained_base_gpu_s": (0.0, np.float64),
     "run_base_s": (0.0, np.float64),
     "wait_s": (0.0, np.float64),
@@ -56,6 +56,8 @@ LIFE_COLUMNS: dict[str, tuple[Any, Any]] = {
 }
 
 
+#: columns that have another name in snapshots, as they were called when these were first written
+_STORED_AS = {"running_group": "slot"}
 #: columns with several numbers a job
 _WIDE = ("stage_s", "goodput")
 #: columns of the spec that what was measured replaces
@@ -236,7 +238,11 @@ class Books:
             out = {
                 "count": count,
                 "specs": [spec_to_json(spec) for spec in specs],
-                "life": {name: plain_array(column) for name, column in columns.items() if name not in _WIDE},
+                "life": {
+                    _STORED_AS.get(name, name): plain_array(column)
+                    for name, column in columns.items()
+                    if name not in _WIDE
+                },
                 "stage_s": plain_array(columns["stage_s"]),
                 "goodput": _known_rows(columns["goodput"]),
                 "users": users,
@@ -272,8 +278,9 @@ class Books:
             batch = JobBatch.of(specs)
             books._place(numbers, batch)
             books.batches = _runs(numbers, batch)
+        here = {stored: name for name, stored in _STORED_AS.items()}
         for name, values in data["life"].items():
-            column = books.columns[name]
+            column = books.columns[here.get(name, name)]
             filled = floats(values)
             column[numbers] = objects(filled) if column.dtype == object else filled
         for number, row in zip(numbers.tolist(), data["stage_s"], strict=True):

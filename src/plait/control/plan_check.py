@@ -58,12 +58,12 @@ def use_gpus(
 
 
 @part
-def not_stamped(jobs: IntArray, slot: IntArray, stamp: IntArray, mark: int) -> IntArray:
+def not_stamped(jobs: IntArray, running_group: IntArray, stamp: IntArray, mark: int) -> IntArray:
     """Those of these jobs that run and do not bear the mark."""
     out = np.empty(len(jobs), dtype=np.int64)
     n = 0
     for job in jobs:
-        if slot[job] >= 0 and stamp[job] != mark:
+        if running_group[job] >= 0 and stamp[job] != mark:
             out[n] = job
             n += 1
     return out[:n]
@@ -79,7 +79,7 @@ def compare(
     old_first_job: IntArray,
     old_gpus: IntArray,
     old_first_gpu: IntArray,
-    slot: IntArray,
+    running_group: IntArray,
     phase: IntArray,
     stamp: IntArray,
     tag: int,
@@ -93,7 +93,7 @@ def compare(
     """Validate, and say what changes.
 
     Returns (code, job, gpu, change of each group, jobs that start, jobs that leave their GPUs). A member stays
-    if it runs on the very same GPUs; only running jobs have a `slot`, so one that stays needs no other check.
+    if it runs on the very same GPUs; only running jobs have a `running_group`, so one that stays needs no other check.
     Change is 0 nothing, 1 same GPUs but another company, 2 somebody starts. `stamp[job]` becomes 2 tag + 1 for
     those who stay and 2 tag for those who start; `tag` must be new.
     """
@@ -111,7 +111,7 @@ def compare(
                 return NO_SUCH_JOB, job, -1, change, starts, starts
             if stamp[job] >> 1 == tag:
                 return TWICE, job, -1, change, starts, starts
-            old = slot[job]
+            old = running_group[job]
             stays = old >= 0 and alike(gpus, lo, hi, old_gpus, old_first_gpu[old], old_first_gpu[old + 1])
             stamp[job] = 2 * tag + stays
             if not stays:
@@ -131,15 +131,15 @@ def compare(
         code, gpu = use_gpus(gpus, lo, hi, fresh, used, gpu_node, node_kind, node_up)
         if code != OK:
             return code, jobs[first_job[g]], gpu, change, starts, starts
-    return OK, -1, -1, change, starts[:starting], not_stamped(old_jobs, slot, stamp, 2 * tag + 1)
+    return OK, -1, -1, change, starts[:starting], not_stamped(old_jobs, running_group, stamp, 2 * tag + 1)
 
 
 @kernel
-def assign(jobs: IntArray, first_job: IntArray, order: IntArray, slot: IntArray, rank: IntArray) -> None:
+def assign(jobs: IntArray, first_job: IntArray, order: IntArray, running_group: IntArray, rank: IntArray) -> None:
     """Note the group of each member and the place of each job in the order."""
     for g in range(len(first_job) - 1):
         for m in range(first_job[g], first_job[g + 1]):
-            slot[jobs[m]] = g
+            running_group[jobs[m]] = g
     for i in range(len(order)):
         rank[order[i]] = i
 
@@ -186,7 +186,7 @@ def review(
         running.first_job,
         running.gpus,
         running.first_gpu,
-        columns["slot"],
+        columns["running_group"],
         columns["phase"],
         columns["stamp"],
         tag,
@@ -200,7 +200,7 @@ def review(
     if code != OK:
         return code, job, gpu, Review(NO_JOBS, NO_JOBS, NO_JOBS, NO_JOBS, NO_CHANGE)
     if groups.details is not None or running.details is not None or groups.gate is not None or running.gate is not None:
-        change = _details_differ(groups, running, columns["slot"], change)
+        change = _details_differ(groups, running, columns["running_group"], change)
     launched = (change == 2).nonzero()[0] if len(starts) else NO_JOBS
     adjusted = NO_JOBS
     if not (groups.single and running.single) or groups.details is not None or running.details is not None:
@@ -210,10 +210,10 @@ def review(
     return code, job, gpu, Review(starts, leave, adjusted, launched, change > 0)
 
 
-def _details_differ(groups: Groups, running: Groups, slot: IntArray, change: IntArray) -> IntArray:
+def _details_differ(groups: Groups, running: Groups, running_group: IntArray, change: IntArray) -> IntArray:
     """A group whose members and GPUs stay still changes if turns, shares, memory, batches or gate do."""
     same = np.flatnonzero(change == 0)
-    old = slot[groups.jobs[groups.first_job[same]]]
+    old = running_group[groups.jobs[groups.first_job[same]]]
     differs = _gates(groups)[same] != _gates(running)[old]
     if groups.details is not None or running.details is not None:
         members = groups.first_job[same + 1] - groups.first_job[same]

@@ -493,7 +493,7 @@ class JobTable:
     promotions = Column[IntArray]("number of promotions")
     rank = Column[IntArray]("place in the order of the last plan; large if it was in none")
     level = Column[IntArray]("queue in the last plan; -1 if it was in none")
-    slot = Column[IntArray]("its group in `View.running`; -1 if it is not running")
+    running_group = Column[IntArray]("its group in `View.running`; -1 if it is not running")
     attained_base_gpu_s = Column[FloatArray]("attained GPU-seconds at the last promotion")
     run_base_s = Column[FloatArray]("run seconds at the last promotion")
     wait_s = Column[FloatArray]("closed waits between runs since the last promotion, seconds")
@@ -625,7 +625,7 @@ def _remaining(t: JobTable) -> FloatArray:
 
 def _stop_loss(t: JobTable) -> FloatArray:
     c = t.columns
-    return stop_losses(t.number, c["slot"], c["checkpoints"], c["run_s"], c["saved_run_s"], c["restart_s"])
+    return stop_losses(t.number, c["running_group"], c["checkpoints"], c["run_s"], c["saved_run_s"], c["restart_s"])
 
 
 def _idled(t: JobTable) -> FloatArray:

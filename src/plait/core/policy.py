@@ -20,7 +20,7 @@ from plait.core.preemption_kernels import CLOCK_S
 class View:
     """All that a policy may see: the time, the hardware, the active jobs, and what runs now.
 
-    `jobs.slot` says which entry of `running` a job is in. A group may still name a member that has just
+    `jobs.running_group` says which entry of `running` a job is in. A group may still name a member that has just
     ended; such a job is no longer in `jobs`. `rule` says which running jobs a policy may stop or move: `may_stop` is
     one flag a row of `jobs`, and `keeps` says until when the others stay. `plait.placement.place` minds them; a policy
     that names GPUs itself gives them the GPUs they have, in `running`. A job may run on a node that is down in
@@ -44,7 +44,9 @@ class View:
         if self.also_until_s is None:
             return kept
         until_s = np.maximum(kept.until_s, self.also_until_s)
-        return KeptJobs((until_s > self.now_s + CLOCK_S) & (self.jobs.slot >= 0), until_s, kept.lasting, kept.losses)
+        return KeptJobs(
+            (until_s > self.now_s + CLOCK_S) & (self.jobs.running_group >= 0), until_s, kept.lasting, kept.losses
+        )
 
     def _kept(self) -> KeptJobs:
         """Who stays by the rule, and who runs on a silent node: nobody can tell it anything."""
@@ -62,8 +64,8 @@ class View:
             return rows
         away = ~cluster.node_up[cluster.gpu_node[running.gpus]]
         if away.any():
-            slot = self.jobs.slot
-            rows = (slot >= 0) & np.logical_or.reduceat(away, running.first_gpu[:-1])[slot]
+            running_group = self.jobs.running_group
+            rows = (running_group >= 0) & np.logical_or.reduceat(away, running.first_gpu[:-1])[running_group]
         return rows
 
     @property
@@ -73,9 +75,9 @@ class View:
         if cluster.all_up:
             return cluster.node_gpus
         there: IntArray = np.where(cluster.node_up, cluster.node_gpus, 0)
-        slots = np.unique(self.jobs.slot[self.on_silent_nodes])
-        if len(slots):
-            nodes = cluster.gpu_node[self.running[slots].gpus]
+        groups = np.unique(self.jobs.running_group[self.on_silent_nodes])
+        if len(groups):
+            nodes = cluster.gpu_node[self.running[groups].gpus]
             there = there + np.bincount(nodes[~cluster.node_up[nodes]], minlength=len(there))
         return there
 

@@ -84,7 +84,7 @@ class PreemptionRule:
         losses = said is not None and bool(said[0])
         if losses:
             keep(
-                jobs.number, jobs.now_s, self.may_lose_work, float(self.runs_for), self.finishes, c["slot"],
+                jobs.number, jobs.now_s, self.may_lose_work, float(self.runs_for), self.finishes, c["running_group"],
                 c["checkpoints"], c["run_s"], c["saved_run_s"], c["restart_s"], c["last_start_s"], c["keep_until_s"],
                 c["iterations"], c["iterations_done"], c["iteration_s"], rows, until_s, lasting,
             )  # fmt: skip

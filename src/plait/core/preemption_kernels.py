@@ -33,7 +33,7 @@ def _loss_s(saves: int, run_s: float, saved_run_s: float, restart_s: float) -> f
 @kernel
 def stop_losses(
     number: IntArray,
-    slot: IntArray,
+    running_group: IntArray,
     checkpoints: IntArray,
     run_s: FloatArray,
     saved_run_s: FloatArray,
@@ -43,7 +43,7 @@ def stop_losses(
     out = np.zeros(len(number))
     for i in range(len(number)):
         j = number[i]
-        if slot[j] >= 0:
+        if running_group[j] >= 0:
             out[i] = _loss_s(checkpoints[j], run_s[j], saved_run_s[j], restart_s[j])
     return out
 
@@ -55,7 +55,7 @@ def keep(
     may_lose_work: bool,
     runs_for: float,
     finishes: bool,
-    slot: IntArray,
+    running_group: IntArray,
     checkpoints: IntArray,
     run_s: FloatArray,
     saved_run_s: FloatArray,
@@ -72,7 +72,7 @@ def keep(
     """Fill `rows`, `until_s` and `lasting`, one entry an entry of `number`, as `PreemptionRule.kept` says."""
     for i in range(len(number)):
         j = number[i]
-        if slot[j] < 0:
+        if running_group[j] < 0:
             continue
         until = -math.inf
         if keep_until_s[j] > now_s + CLOCK_S:

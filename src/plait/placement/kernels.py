@@ -444,7 +444,7 @@ def make_room(
 def count(
     order: IntArray,
     size: IntArray,
-    slot: IntArray,
+    running_group: IntArray,
     strict: BoolArray,
     now_first: IntArray,
     budget: int,
@@ -459,8 +459,8 @@ def count(
     stop = n
     for p in range(n):
         row = order[p]
-        if slot[row] >= 0:
-            now_lo[p], now_hi[p] = now_first[slot[row]], now_first[slot[row] + 1]
+        if running_group[row] >= 0:
+            now_lo[p], now_hi[p] = now_first[running_group[row]], now_first[running_group[row] + 1]
         if p < stop:
             if size[row] <= budget:
                 budget -= size[row]
@@ -488,7 +488,7 @@ def name_gpus(take: IntArray, first_gpu: IntArray, taken: BoolArray, out: IntArr
 @part
 def idle(
     order: IntArray,
-    slot: IntArray,
+    running_group: IntArray,
     now_gpus: IntArray,
     now_first: IntArray,
     node_gpus: IntArray,
@@ -513,8 +513,8 @@ def idle(
     whole = free.copy()
     if not node_up.all():
         for row in order:
-            if slot[row] >= 0:
-                for i in range(now_first[slot[row]], now_first[slot[row] + 1]):
+            if running_group[row] >= 0:
+                for i in range(now_first[running_group[row]], now_first[running_group[row] + 1]):
                     if taken[now_gpus[i]]:
                         taken[now_gpus[i]] = False
                         free[gpu_node[now_gpus[i]]] += 1
@@ -616,7 +616,7 @@ def place_in_order(
 def admit(
     order: IntArray,
     size: IntArray,
-    slot: IntArray,
+    running_group: IntArray,
     scheme: IntArray,
     strict: BoolArray,
     kinds_allowed: IntArray,
@@ -635,7 +635,7 @@ def admit(
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Walk the order and say who gets which GPUs.
 
-    `order` lists rows; `size`, `slot` (-1 or the running group whose GPUs the job holds), `scheme`, `strict`
+    `order` lists rows; `size`, `running_group` (-1 or the running group whose GPUs the job holds), `scheme`, `strict`
     (if it does not fit nobody after it runs), `kinds_allowed` (bit mask) and `per_gpu` (cores and bytes a GPU)
     have one entry a row, the last four alternatively one entry for all. Group `g` holds
     `now_gpus[now_first[g]:now_first[g + 1]]`. Returns (status of each position, positions placed, their GPUs,
@@ -648,14 +648,16 @@ def admit(
     """
     n = len(order)
     limits = bool(per_gpu.any())
-    taken, free, whole, budget = idle(order, slot, now_gpus, now_first, node_gpus, first_gpu, gpu_node, node_up)
+    taken, free, whole, budget = idle(
+        order, running_group, now_gpus, now_first, node_gpus, first_gpu, gpu_node, node_up
+    )
     racks = 1
     for rack in node_rack:
         racks = max(racks, rack + 1)
     plain = not limits and bool(node_up.all())
     nodes = Nodes(cap_prefix, node_kind, node_rack, node_gpus, gpu_node, racks, plain, limits, whole, capacity)
     left = Left(taken, free, capacity.copy() if limits else capacity)
-    admitted, now_lo, now_hi, stop = count(order, size, slot, strict, now_first, budget)
+    admitted, now_lo, now_hi, stop = count(order, size, running_group, strict, now_first, budget)
     running = Running(now_gpus, now_lo, now_hi, np.zeros(n, dtype=np.int64))
     demand = np.minimum(order, len(per_gpu) - 1)
     keep(order, size, admitted, stop, per_gpu, demand, running, nodes, left)

@@ -149,48 +149,48 @@ def allowed_kinds(view: View) -> IntArray:
     return masks
 
 
-def _slots_of_units(view: View, order: IntArray, companions: Mapping[int, Sequence[int]]) -> IntArray:
+def _groups_of_units(view: View, order: IntArray, companions: Mapping[int, Sequence[int]]) -> IntArray:
     """A unit stays where a member is that must stay, or else where its first running member of the right size is."""
     jobs = view.jobs
     counts = view.running.gpu_count()
-    out = jobs.slot.copy()
+    out = jobs.running_group.copy()
     if view.keeps.losses:
-        return _slots_of_most(view, order, companions)
+        return _groups_of_most(view, order, companions)
     for row in order.tolist():
         for other in companions.get(row, ()):
             if out[row] < 0 or counts[out[row]] != jobs.gpus[row]:
-                out[row] = jobs.slot[other]
+                out[row] = jobs.running_group[other]
     return out
 
 
-def _slots_of_most(view: View, order: IntArray, companions: Mapping[int, Sequence[int]]) -> IntArray:
+def _groups_of_most(view: View, order: IntArray, companions: Mapping[int, Sequence[int]]) -> IntArray:
     """A unit stays where a member is that must stay, or else where most of its members are and no other unit stays.
 
     Units of which more members could stay choose first, then those ahead in the order.
     """
     jobs, kept = view.jobs, view.keeps.rows
-    counts, slots = view.running.gpu_count().tolist(), jobs.slot.tolist()
+    counts, held = view.running.gpu_count().tolist(), jobs.running_group.tolist()
     offers: list[tuple[bool, int, int, int, int]] = []
-    out = jobs.slot.copy()
+    out = jobs.running_group.copy()
     for place, row in enumerate(order.tolist()):
         mates = companions.get(row, ())
         if not len(mates):
-            if slots[row] >= 0:
-                offers.append((not kept[row], -1, place, row, slots[row]))
+            if held[row] >= 0:
+                offers.append((not kept[row], -1, place, row, held[row]))
             continue
         here: dict[int, int] = {}
         for one in (row, *mates):
-            if slots[one] >= 0 and counts[slots[one]] == jobs.gpus[row]:
-                here[slots[one]] = here.get(slots[one], 0) + (len(order) if kept[one] else 1)
-        offers += [(number < len(order), -number, place, row, slot) for slot, number in here.items()]
+            if held[one] >= 0 and counts[held[one]] == jobs.gpus[row]:
+                here[held[one]] = here.get(held[one], 0) + (len(order) if kept[one] else 1)
+        offers += [(number < len(order), -number, place, row, group) for group, number in here.items()]
         out[row] = -1
     taken: set[int] = set()
     settled: set[int] = set()
-    for _, _, _, row, slot in sorted(offers):
-        if row not in settled and slot not in taken:
-            out[row] = slot
+    for _, _, _, row, group in sorted(offers):
+        if row not in settled and group not in taken:
+            out[row] = group
             settled.add(row)
-            taken.add(slot)
+            taken.add(group)
     return out
 
 
@@ -259,8 +259,8 @@ class Walk:
     def moved(self, view: View, kept: BoolArray) -> IntArray:
         """Those of the `kept` rows that would not stay on their GPUs."""
         return elsewhere(
-            np.flatnonzero(kept), self.group_of(view), self.gpus, self.first_gpu, view.jobs.slot, view.running.gpus,
-            view.running.first_gpu,
+            np.flatnonzero(kept), self.group_of(view), self.gpus, self.first_gpu, view.jobs.running_group,
+            view.running.gpus, view.running.first_gpu,
         )  # fmt: skip
 
     def waiting_for_kept(self, rows: BoolArray) -> Walk:
@@ -293,17 +293,17 @@ class Asked:
     def walk(self, order: IntArray, companions: Mapping[int, Sequence[int]], taken_out: IntArray = NO_JOBS) -> Walk:
         """Walk an order of rows with their companions; rows that were `taken_out` of units keep the GPUs they have."""
         view, cluster = self.view, self.view.cluster
-        slot = _slots_of_units(view, order, companions) if companions else view.jobs.slot
+        running_group = _groups_of_units(view, order, companions) if companions else view.jobs.running_group
         gpus = self.gpus
         if self.move is not None or len(taken_out):
-            slot, gpus = slot.copy(), gpus.copy()
-            slot[self.move if self.move is not None else NO_JOBS] = -1
-            slot[taken_out] = view.jobs.slot[taken_out]
-            gpus[taken_out] = view.running.gpu_count()[slot[taken_out]]
+            running_group, gpus = running_group.copy(), gpus.copy()
+            running_group[self.move if self.move is not None else NO_JOBS] = -1
+            running_group[taken_out] = view.jobs.running_group[taken_out]
+            gpus[taken_out] = view.running.gpu_count()[running_group[taken_out]]
         status, positions, taken, offsets = kernels.admit(
             order,
             gpus,
-            slot,
+            running_group,
             self.scheme,
             self.strict,
             _for_units(allowed_kinds(view), companions, np.bitwise_and),
@@ -353,9 +353,9 @@ def _keeping(ask: Asked, free: Walk) -> tuple[Walk, float]:
         wanted[free.gpus[np.repeat(of_blocked, np.diff(free.first_gpu))]] = True
         touches = np.logical_or.reduceat(wanted[found.gpus], found.first_gpu[:-1]) if len(rows) else now[:0]
         later = place_of[rows] > place_of[shut_out].min()
-        starts = view.jobs.slot[rows] < 0
+        starts = view.jobs.running_group[rows] < 0
         for i in np.flatnonzero(starts).tolist():
-            starts[i] = all(view.jobs.slot[mate] < 0 for mate in found.companions.get(int(rows[i]), ()))
+            starts[i] = all(view.jobs.running_group[mate] < 0 for mate in found.companions.get(int(rows[i]), ()))
         gone = later & starts & (touches | (then[rows] < 0))
         if gone.any():
             found = found.without(gone)
@@ -368,7 +368,7 @@ def _as_running(view: View, rows: IntArray, turns: IntArray | None, gate: Gate) 
     if not len(rows) or running.single:
         return turns, gate
     turns = np.zeros(len(view.jobs), dtype=np.int64) if turns is None else turns.copy()
-    turn_of = {m.job: m.turn for slot in set(view.jobs.slot[rows].tolist()) for m in running[slot].members}
+    turn_of = {m.job: m.turn for group in set(view.jobs.running_group[rows].tolist()) for m in running[group].members}
     turns[rows] = [turn_of[job] for job in view.jobs.number[rows].tolist()]
     if gate is Gate.NONE and running.gate is not None:
         gate = Gate(int(running.gate.max()))

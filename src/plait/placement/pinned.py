@@ -27,7 +27,7 @@ def elsewhere(
     group_of: IntArray,
     gpus: IntArray,
     first_gpu: IntArray,
-    slot: IntArray,
+    running_group: IntArray,
     now_gpus: IntArray,
     now_first: IntArray,
 ) -> IntArray:
@@ -39,7 +39,7 @@ def elsewhere(
     out = np.empty(len(rows), dtype=np.int64)
     n = 0
     for row in rows:
-        g, s = group_of[row], slot[row]
+        g, s = group_of[row], running_group[row]
         same = g >= 0 and first_gpu[g + 1] - first_gpu[g] == now_first[s + 1] - now_first[s]
         if same:
             for i in range(first_gpu[g + 1] - first_gpu[g]):
@@ -63,7 +63,7 @@ def broken(view: View, plan: Plan) -> IntArray:
     known = number[row] == groups.jobs
     group_of[row[known]] = groups.group_of_member()[known]
     return elsewhere(
-        np.flatnonzero(kept.rows), group_of, groups.gpus, groups.first_gpu, view.jobs.slot, view.running.gpus,
+        np.flatnonzero(kept.rows), group_of, groups.gpus, groups.first_gpu, view.jobs.running_group, view.running.gpus,
         view.running.first_gpu,
     )  # fmt: skip
 
@@ -79,9 +79,9 @@ def keep_running(view: View, plan: Plan) -> Plan:
     if not len(moved):
         return plan
     jobs, running = view.jobs, view.running
-    kept, slots = view.keeps, set(jobs.slot[moved].tolist())
-    numbers = {slot: set(jobs.number[kept.rows & (jobs.slot == slot)].tolist()) for slot in slots}
-    stay = [_only(running[slot], numbers[slot]) for slot in sorted(slots)]
+    kept, held = view.keeps, set(jobs.running_group[moved].tolist())
+    numbers = {group: set(jobs.number[kept.rows & (jobs.running_group == group)].tolist()) for group in held}
+    stay = [_only(running[group], numbers[group]) for group in sorted(held)]
     names, held = set().union(*numbers.values()), {gpu for group in stay for gpu in group.gpus}
     groups, reasons = list(stay), dict(plan.reasons)
     for group in plan.groups:
@@ -130,19 +130,19 @@ def kept_units(
     those on other GPUs in others. Where a unit has to be taken apart for that, its kept members go on as they are and
     the rest stays together. Units with kept jobs come first, then the rest in its order. `alone`: nobody joins them.
     """
-    slot, rows = view.jobs.slot, np.flatnonzero(kept)
+    running_group, rows = view.jobs.running_group, np.flatnonzero(kept)
     size = view.running.gpu_count()
-    if not companions and len(np.unique(slot[rows])) == len(rows):
-        taken_out = rows[size[slot[rows]] != view.jobs.gpus[rows]]
+    if not companions and len(np.unique(running_group[rows])) == len(rows):
+        taken_out = rows[size[running_group[rows]] != view.jobs.gpus[rows]]
         return np.concatenate([rows, order[~kept[order]]]), companions, taken_out
     units = {row: (row, *companions.get(row, ())) for row in order.tolist()}
     unit_of = {row: lead for lead, members in units.items() for row in members}
-    by_slot: dict[int, list[int]] = {}
+    by_group: dict[int, list[int]] = {}
     for row in rows.tolist():
-        by_slot.setdefault(int(slot[row]), []).append(row)
+        by_group.setdefault(int(running_group[row]), []).append(row)
     first: list[int] = []  # keys of units that hold their GPUs
     taken_out = []
-    for at, mine in by_slot.items():
+    for at, mine in by_group.items():
         leads = {unit_of.get(row, -1) for row in mine}
         lead = leads.pop()
         whole = lead >= 0 and not leads and int(view.jobs.gpus[lead]) == int(size[at])

@@ -79,8 +79,8 @@ class Gandiva:
         """The same plan with one badly spread running job brought together, if there is room."""
         jobs, node = view.jobs, view.cluster.gpu_node
         for row in np.flatnonzero(jobs.running).tolist():
-            slot = int(jobs.slot[row])
-            gpus = view.running.gpus[view.running.first_gpu[slot] : view.running.first_gpu[slot + 1]]
+            group = int(jobs.running_group[row])
+            gpus = view.running.gpus[view.running.first_gpu[group] : view.running.first_gpu[group + 1]]
             enough = view.cluster.cap_prefix[view.cluster.node_kind[node[gpus[0]]]] >= len(gpus)
             nodes = len(np.unique(node[gpus]))
             if nodes <= 1 + int(np.argmax(enough)):
@@ -125,7 +125,7 @@ class Gandiva:
         jobs = view.jobs
         if view.running.single:
             return {}
-        by_slot: dict[int, list[int]] = {}
+        by_group: dict[int, list[int]] = {}
         for row in np.flatnonzero(jobs.running & can).tolist():
-            by_slot.setdefault(int(jobs.slot[row]), []).append(row)
-        return {rows[0]: rows[1] for rows in by_slot.values() if len(rows) == 2}
+            by_group.setdefault(int(jobs.running_group[row]), []).append(row)
+        return {rows[0]: rows[1] for rows in by_group.values() if len(rows) == 2}

@@ -23,7 +23,16 @@ from plait.grouping.exact.programs import need_highs
 from plait.grouping.model.bucket import Options
 from plait.grouping.model.interference import MEASURED_INTERFERENCE
 from plait.placement.packing import allowed_kinds
-from plait.policies.parts.regrouping import Together, gpus_of, parts_of, pays_s, slots_of, stay_whole, units_of, work
+from plait.policies.parts.regrouping import (
+    Together,
+    gpus_of,
+    parts_of,
+    pays_s,
+    running_groups,
+    stay_whole,
+    units_of,
+    work,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +203,7 @@ class Interleave:
         chosen = order
         if (room.asked(jobs.gpus, order) > room.gpus).any():
             kept = view.keeps
-            unit = np.where(kept.rows, jobs.slot, -1)
+            unit = np.where(kept.rows, jobs.running_group, -1)
             first = np.concatenate([order[kept.rows[order]], order[~kept.rows[order]]]) if kept.any else order
             chosen = candidates(first, jobs.gpus, bucket, room.of, room.gpus, room.inside, self.max_jobs, unit)
             if kept.any:
@@ -334,7 +343,7 @@ class Interleave:
             memory_limit_bytes=_MEMORY_LIMIT,
             improve=self.improve,
             cache=self.cache,
-            now=slots_of(view, rows).tolist() if self.sticky and (view.keeps.losses or view.keeps.any) else None,
+            now=running_groups(view, rows).tolist() if self.sticky and (view.keeps.losses or view.keeps.any) else None,
         )
         return _together(rows, found.groups, found.turns, found.speedup)
 

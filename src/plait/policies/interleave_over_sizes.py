@@ -128,11 +128,11 @@ def _running(view: View) -> tuple[dict[int, tuple[int, ...]], IntArray]:
     mates: dict[int, tuple[int, ...]] = {}
     if view.running.single:
         return mates, turns
-    by_slot: dict[int, list[int]] = {}
-    for row in np.flatnonzero(view.jobs.slot >= 0).tolist():
-        by_slot.setdefault(int(view.jobs.slot[row]), []).append(row)
-    turn_of = {m.job: m.turn for slot in by_slot for m in view.running[slot].members}
-    for rows in by_slot.values():
+    by_group: dict[int, list[int]] = {}
+    for row in np.flatnonzero(view.jobs.running_group >= 0).tolist():
+        by_group.setdefault(int(view.jobs.running_group[row]), []).append(row)
+    turn_of = {m.job: m.turn for group in by_group for m in view.running[group].members}
+    for rows in by_group.values():
         turns[rows] = [turn_of[int(view.jobs.number[row])] for row in rows]
         if len(rows) > 1:
             mates[rows[0]] = tuple(rows[1:])

@@ -109,7 +109,7 @@ class Invariants:
         """No GPU used twice, none on a node that is down, gangs whole, CPUs, memory and GPU memory within the node."""
         controller = self.controller
         groups, cluster, columns = controller.running, controller.cluster, controller.books.columns
-        alive = columns["slot"][groups.jobs] >= 0
+        alive = columns["running_group"][groups.jobs] >= 0
         member_group = groups.group_of_member()
         live = np.unique(member_group[alive])
         running = groups[live]

@@ -56,14 +56,14 @@ def on(c: Controller, node: int) -> set[int]:
     return {
         int(number)
         for number in c.active
-        if columns["slot"][number] >= 0
-        and node in cluster.gpu_node[list(c.running[int(columns["slot"][number])].gpus)].tolist()
+        if columns["running_group"][number] >= 0
+        and node in cluster.gpu_node[list(c.running[int(columns["running_group"][number])].gpus)].tolist()
     }
 
 
 def progressed(c: Controller, at_s: float) -> None:
     """Everything that runs has run since the beginning."""
-    jobs = np.array([n for n in c.active.tolist() if c.books.columns["slot"][n] >= 0])
+    jobs = np.array([n for n in c.active.tolist() if c.books.columns["running_group"][n] >= 0])
     done = np.full(len(jobs), at_s)
     handle(c, ProgressReported(at_s, jobs, done, done, done, np.full(len(jobs), np.nan)))
 
@@ -83,7 +83,7 @@ def test_a_silent_node_keeps_its_work_and_gets_no_other(name: str) -> None:
         commands += c.handle(ReplanDue(500.0 + 400 * i))
         assert on(c, silent) == before
     assert not before.intersection(n for s in commands if isinstance(s, Stop) for n in s.jobs.tolist())
-    others = {n for n in c.active.tolist() if c.books.columns["slot"][n] >= 0} - before
+    others = {n for n in c.active.tolist() if c.books.columns["running_group"][n] >= 0} - before
     assert len(others) >= 4, "the GPUs of the other nodes are used"
     handle(c, NodeSuspected(3000.0, f"n{silent}", suspect=False), ReplanDue(3000.0))
     assert c.cluster.all_up

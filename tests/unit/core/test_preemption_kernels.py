@@ -13,7 +13,7 @@ from plait.core.preemption_kernels import CLOCK_S, keep, stop_losses
 from plait.placement.pinned import elsewhere
 
 COLUMNS = (
-    "slot", "checkpoints", "run_s", "saved_run_s", "restart_s", "last_start_s", "keep_until_s", "iterations",
+    "running_group", "checkpoints", "run_s", "saved_run_s", "restart_s", "last_start_s", "keep_until_s", "iterations",
     "iterations_done", "iteration_s",
 )  # fmt: skip
 #: Few values, so that times meet and limits are reached exactly.
@@ -22,7 +22,7 @@ NOW_S = 50.0
 
 one_job = st.fixed_dictionaries(
     {
-        "slot": st.sampled_from([-1, 0, 1]),
+        "running_group": st.sampled_from([-1, 0, 1]),
         "checkpoints": st.sampled_from([int(kind) for kind in Checkpoints]),
         "run_s": SECONDS,
         "saved_run_s": SECONDS,
@@ -39,7 +39,7 @@ Job = dict[str, float]
 
 def loss_of(job: Job) -> float:
     """What stopping a job now loses: the work since its last checkpoint and a restart; all of it without one."""
-    if job["slot"] < 0:
+    if job["running_group"] < 0:
         return 0.0
     restart_s = 0.0 if math.isnan(job["restart_s"]) else job["restart_s"]
     since_checkpoint_s = max(job["run_s"] - job["saved_run_s"], 0.0)
@@ -52,7 +52,7 @@ def loss_of(job: Job) -> float:
 
 def stays_until(job: Job, may_lose_work: bool, runs_for: float, finishes: bool) -> float:
     """When a job may be stopped, by the reasons that there are to keep it; -inf if there is none."""
-    if job["slot"] < 0:
+    if job["running_group"] < 0:
         return -math.inf
     reasons = [-math.inf]
     if job["keep_until_s"] > NOW_S + CLOCK_S:  # somebody holds it
@@ -70,7 +70,7 @@ def stays_until(job: Job, may_lose_work: bool, runs_for: float, finishes: bool) 
 
 
 def columns_of(jobs: list[Job]) -> dict[str, np.ndarray]:
-    whole = ("slot", "checkpoints")
+    whole = ("running_group", "checkpoints")
     return {
         name: np.array([job[name] for job in jobs], dtype=np.int64 if name in whole else np.float64) for name in COLUMNS
     }
@@ -90,7 +90,7 @@ def test_losses_and_who_is_kept_are_as_the_rule_says(jobs: list[Job], data: st.D
     expected = [stays_until(jobs[i], *rule) for i in number]
     assert rows.tolist() == [until > NOW_S for until in expected]
     assert until_s.tolist() == [until if until > NOW_S else -math.inf for until in expected]
-    plain = [jobs[i]["slot"] >= 0 and jobs[i]["checkpoints"] == Checkpoints.NEVER for i in number]
+    plain = [jobs[i]["running_group"] >= 0 and jobs[i]["checkpoints"] == Checkpoints.NEVER for i in number]
     assert lasting.tolist() == [one and not rule[0] for one in plain]
 
 
@@ -112,10 +112,10 @@ def test_who_is_elsewhere_has_other_gpus_or_none(now: list[list[int]], then: lis
     jobs = data.draw(
         st.lists(st.tuples(st.sampled_from(range(len(now))), st.sampled_from(range(-1, len(then)))), min_size=1)
     )
-    slot, group_of = (np.array(column, dtype=np.int64) for column in zip(*jobs, strict=True))
+    running_group, group_of = (np.array(column, dtype=np.int64) for column in zip(*jobs, strict=True))
     asked = np.array(data.draw(st.lists(st.sampled_from(range(len(jobs))), unique=True)), dtype=np.int64)
     gpus, first_gpu = packed(then)
     now_gpus, now_first = packed(now)
-    moved = elsewhere(asked, group_of, gpus, first_gpu, slot, now_gpus, now_first)
+    moved = elsewhere(asked, group_of, gpus, first_gpu, running_group, now_gpus, now_first)
     in_plan = [then[g] if g >= 0 else None for g in group_of]
-    assert moved.tolist() == [row for row in asked.tolist() if in_plan[row] != now[slot[row]]]
+    assert moved.tolist() == [row for row in asked.tolist() if in_plan[row] != now[running_group[row]]]

@@ -17,11 +17,11 @@ def compiled(gangs: list[Gang], cluster: Cluster, seed: int) -> list[Answer]:
     """The same question to the kernel; the order is the identity, seeds count up with the position."""
     held = [gang.runs_on for gang in gangs]
     distinct = sorted({h for h in held if h})
-    slot = np.array([distinct.index(h) if h else -1 for h in held], dtype=np.int64)
+    running_group = np.array([distinct.index(h) if h else -1 for h in held], dtype=np.int64)
     status, positions, gpus, offsets = kernels.admit(
         np.arange(len(gangs), dtype=np.int64),
         np.array([g.size for g in gangs], dtype=np.int64),
-        slot,
+        running_group,
         np.array([int(g.scheme) for g in gangs], dtype=np.int64),
         np.array([g.strict for g in gangs]),
         np.array([cluster.kind_mask(g.kinds) for g in gangs], dtype=np.int64),

@@ -17,11 +17,13 @@ from plait.core.policy import View
 from plait.policies.parts.regrouping import Together, parts_of, pays_s, stay_whole, units_of
 
 
-def view_of(slot: list[int], kept: list[int] = [], **more: object) -> View:  # noqa: B006 - never written
+def view_of(running_group: list[int], kept: list[int] = [], **more: object) -> View:  # noqa: B006 - never written
     """Rows in these running groups, all of one GPU; those `kept` may not be moved."""
-    jobs = SimpleNamespace(slot=np.array(slot), gpus=np.ones(len(slot), dtype=np.int64), **more)
-    running = SimpleNamespace(gpu_count=lambda: np.ones(max(slot, default=0) + 1, dtype=np.int64))
-    keeps = SimpleNamespace(rows=np.isin(np.arange(len(slot)), kept))
+    jobs = SimpleNamespace(
+        running_group=np.array(running_group), gpus=np.ones(len(running_group), dtype=np.int64), **more
+    )
+    running = SimpleNamespace(gpu_count=lambda: np.ones(max(running_group, default=0) + 1, dtype=np.int64))
+    keeps = SimpleNamespace(rows=np.isin(np.arange(len(running_group)), kept))
     return cast("View", SimpleNamespace(now_s=100.0, jobs=jobs, running=running, keeps=keeps))
 
 
@@ -55,24 +57,24 @@ def test_who_may_not_be_moved_decides_where_a_group_goes_on():
 
 @given(data=st.data())
 def test_parts_are_the_connected_sets_of_groups_and_running_groups(data: st.DataObject):
-    slot = data.draw(st.lists(st.integers(-1, 4), min_size=1, max_size=12))
-    label = data.draw(st.lists(st.integers(0, 5), min_size=len(slot), max_size=len(slot)))
+    running_group = data.draw(st.lists(st.integers(-1, 4), min_size=1, max_size=12))
+    label = data.draw(st.lists(st.integers(0, 5), min_size=len(running_group), max_size=len(running_group)))
     members = [tuple(i for i, one in enumerate(label) if one == g) for g in sorted(set(label))]
-    view = view_of(slot)
+    view = view_of(running_group)
     found = parts(view, *members)
     graph = nx.Graph()
     for some in members:
         graph.add_node(some)
-        graph.add_edges_from((some, slot[row]) for row in some if slot[row] >= 0)
+        graph.add_edges_from((some, running_group[row]) for row in some if running_group[row] >= 0)
     connected = [{one for one in nodes if isinstance(one, tuple)} for nodes in nx.connected_components(graph)]
     assert sorted(map(sorted, connected)) == sorted(sorted(some) for some, _, _ in found)
     for some, units, moved in found:
         here = sorted(row for one in some for row in one)
-        assert sorted(row for unit in units for row in unit) == [row for row in here if slot[row] >= 0]
+        assert sorted(row for unit in units for row in unit) == [row for row in here if running_group[row] >= 0]
         assert sorted(units) == sorted(units_of(view, np.array(here)))
-        stay = [row for row in here if slot[row] >= 0 and row not in moved]
+        stay = [row for row in here if running_group[row] >= 0 and row not in moved]
         for row, other in itertools.pairwise(stay):  # together before exactly if together then
-            assert (slot[row] == slot[other]) == (label[row] == label[other])
+            assert (running_group[row] == running_group[other]) == (label[row] == label[other])
         assert not units or stay, "somebody goes on"
 
 

@@ -113,7 +113,7 @@ class State:
         if not job.admitted or self.controller is None:
             return None
         columns = self.controller.books.columns
-        if columns["phase"][job.number] != _RUNNING or columns["slot"][job.number] < 0:
+        if columns["phase"][job.number] != _RUNNING or columns["running_group"][job.number] < 0:
             return None
         return self.groups.of_job.get(job.number)
 

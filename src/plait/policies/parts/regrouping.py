@@ -49,20 +49,20 @@ def work(jobs: JobTable, groups: Sequence[Together]) -> float:
     return sum(one.speedup * int(jobs.gpus[one.members[0]]) for one in groups)
 
 
-def slots_of(view: View, rows: IntArray) -> IntArray:
+def running_groups(view: View, rows: IntArray) -> IntArray:
     """The running group that each of these rows is in, -1 if it does not run or not at the size that it asks for."""
-    slot = view.jobs.slot[rows]
-    runs = np.flatnonzero(slot >= 0)
-    slot[runs[view.running.gpu_count()[slot[runs]] != view.jobs.gpus[rows[runs]]]] = -1
-    return slot
+    running_group = view.jobs.running_group[rows]
+    runs = np.flatnonzero(running_group >= 0)
+    running_group[runs[view.running.gpu_count()[running_group[runs]] != view.jobs.gpus[rows[runs]]]] = -1
+    return running_group
 
 
 def units_of(view: View, rows: IntArray) -> list[list[int]]:
     """Running rows by the groups they are in, in their order; only such as have the size that they ask for."""
     found: dict[int, list[int]] = {}
-    for row, slot in zip(rows.tolist(), slots_of(view, rows).tolist(), strict=True):
-        if slot >= 0:
-            found.setdefault(slot, []).append(row)
+    for row, group in zip(rows.tolist(), running_groups(view, rows).tolist(), strict=True):
+        if group >= 0:
+            found.setdefault(group, []).append(row)
     return list(found.values())
 
 
@@ -78,9 +78,9 @@ def parts_of(view: View, rows: IntArray, groups: Sequence[Together]) -> list[Par
 
     A group goes on where most of its members are: who may not be moved counts for more than all others.
     """
-    slot = dict(zip(rows.tolist(), slots_of(view, rows).tolist(), strict=True))
+    running_group = dict(zip(rows.tolist(), running_groups(view, rows).tolist(), strict=True))
     members: dict[int, list[int]] = {}
-    for row, at in slot.items():
+    for row, at in running_group.items():
         if at >= 0:
             members.setdefault(at, []).append(row)
     sets: dict[int, list[int]] = {}  # groups by the set they are in
@@ -91,9 +91,9 @@ def parts_of(view: View, rows: IntArray, groups: Sequence[Together]) -> list[Par
         sets[g] = [g]
         here: dict[int, int] = {}
         for row in one.members:
-            at = slot[row]
+            at = running_group[row]
             if at >= 0:
-                here[at] = here.get(at, 0) + (len(slot) if view.keeps.rows[row] else 1)
+                here[at] = here.get(at, 0) + (len(running_group) if view.keeps.rows[row] else 1)
         for at, number in here.items():
             offers.append((-number, g, at))
             small, large = sorted((set_of[g], set_of[first.setdefault(at, g)]), key=lambda s: len(sets[s]))
@@ -109,7 +109,12 @@ def parts_of(view: View, rows: IntArray, groups: Sequence[Together]) -> list[Par
         Part(
             [groups[g] for g in sorted(some)],
             units.get(number, []),
-            [row for g in sorted(some) for row in groups[g].members if slot[row] >= 0 and home.get(g) != slot[row]],
+            [
+                row
+                for g in sorted(some)
+                for row in groups[g].members
+                if running_group[row] >= 0 and home.get(g) != running_group[row]
+            ],
         )
         for number, some in sets.items()
     ]

@@ -172,11 +172,11 @@ def standing(
 
 
 @kernel
-def holdings(slot: IntArray, gpus: IntArray, first_gpu: IntArray, gpu_node: IntArray, nodes: int) -> IntArray:
+def holdings(running_group: IntArray, gpus: IntArray, first_gpu: IntArray, gpu_node: IntArray, nodes: int) -> IntArray:
     """(jobs, nodes): GPUs that each row has where every group has one member, group g `gpus[first_gpu[g]:...]`."""
-    held = np.zeros((len(slot), nodes), dtype=np.int64)
-    for row in range(len(slot)):
-        if slot[row] >= 0:
-            for i in range(first_gpu[slot[row]], first_gpu[slot[row] + 1]):
+    held = np.zeros((len(running_group), nodes), dtype=np.int64)
+    for row in range(len(running_group)):
+        if running_group[row] >= 0:
+            for i in range(first_gpu[running_group[row]], first_gpu[running_group[row] + 1]):
                 held[row, gpu_node[gpus[i]]] += 1
     return held

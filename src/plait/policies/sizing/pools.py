@@ -171,7 +171,7 @@ def nobody_adapts(view: View) -> bool:
 
 def staying(view: View) -> BoolArray:
     """(jobs,): whether each job is to go on where it runs: those that are kept, and whoever shares their GPUs."""
-    known, kept, slot = view.jobs.__dict__, view.keeps, view.jobs.slot
+    known, kept, slot = view.jobs.__dict__, view.keeps, view.jobs.running_group
     if known.get("_staying_for") is not kept:  # asked for often
         flags = kept.rows
         if kept.any and not view.running.single:
@@ -220,9 +220,9 @@ def held_gpus(view: View) -> IntArray:
     """(jobs, nodes): GPUs that each job of the view has; of several that share GPUs the first has them."""
     jobs, running, cluster = view.jobs, view.running, view.cluster
     if running.single and compiled(holdings, WORK):
-        return run(holdings, jobs.slot, running.gpus, running.first_gpu, cluster.gpu_node, len(cluster.nodes))
+        return run(holdings, jobs.running_group, running.gpus, running.first_gpu, cluster.gpu_node, len(cluster.nodes))
     held = np.zeros((len(jobs), len(cluster.nodes)), dtype=np.int64)
-    slots = jobs.slot
+    slots = jobs.running_group
     rows = np.flatnonzero(slots >= 0)
     if not len(rows):
         return held
@@ -252,7 +252,7 @@ class _Columns:
         self.taken_along = np.zeros((len(view.cluster.nodes), 2))
         if self.some_stay and self.demanding:
             for row in np.flatnonzero(stays).tolist():  # whoever shares GPUs takes its own part of cores and memory
-                slot = int(jobs.slot[row])
+                slot = int(jobs.running_group[row])
                 gpus = view.running.gpus[view.running.first_gpu[slot] : view.running.first_gpu[slot + 1]]
                 np.add.at(self.taken_along, view.cluster.gpu_node[gpus], self.per_gpu[row])
         self._stand(restart_s)

@@ -213,7 +213,7 @@ def groups_of(view: View, seated: Iterable[tuple[Pool, IntArray]]) -> Groups:
     if len(pools) == 1 and compiled(name_gpus, WORK):
         (pool, matrix), running = pools[0], view.running
         rows, gpus, offsets = run(
-            name_gpus, pool.rows, pool.nodes, matrix, pool.held, staying(view), view.jobs.slot, running.gpus,
+            name_gpus, pool.rows, pool.nodes, matrix, pool.held, staying(view), view.jobs.running_group, running.gpus,
             running.first_gpu, view.cluster.first_gpu,
         )  # fmt: skip
         if offsets[-1] >= 0:
@@ -223,7 +223,7 @@ def groups_of(view: View, seated: Iterable[tuple[Pool, IntArray]]) -> Groups:
 
 def _groups_of(view: View, seated: Iterable[tuple[Pool, IntArray]]) -> Groups:
     """`groups_of` in plain Python, also for several pools."""
-    cluster, running, slot = view.cluster, view.running, view.jobs.slot
+    cluster, running, running_group = view.cluster, view.running, view.jobs.running_group
     same: list[IntArray] = []
     others: list[tuple[int, Pool, IntArray]] = []
     for pool, matrix in seated:
@@ -231,11 +231,11 @@ def _groups_of(view: View, seated: Iterable[tuple[Pool, IntArray]]) -> Groups:
         same.append(pool.rows[stays & runs])
         others += [(int(pool.rows[j]), pool, matrix[j]) for j in np.flatnonzero(runs & ~stays).tolist()]
     rows = np.sort(np.concatenate([*same, NO_JOBS]))
-    kept = running[slot[rows]]
+    kept = running[running_group[rows]]
     if not others:
         return Groups(view.jobs.number[rows], kept.gpus, kept.first_gpu)
     taken = np.zeros(cluster.gpus, dtype=bool)
-    taken[running[np.unique(slot[staying(view)])].gpus] = True
+    taken[running[np.unique(running_group[staying(view)])].gpus] = True
     taken[kept.gpus] = True
     same_gpus, first_same = kept.gpus.tolist(), kept.first_gpu.tolist()
     gpus = {row: same_gpus[first_same[i] : first_same[i + 1]] for i, row in enumerate(rows.tolist())}
@@ -273,9 +273,9 @@ def with_staying(view: View, groups: Groups) -> Groups:
         return groups
     jobs, alive = view.jobs, set(view.jobs.number[stays].tolist())
     if all(some.single and some.gate is None and some.details is None for some in (groups, view.running)):
-        on = view.running[np.sort(jobs.slot[stays])]
+        on = view.running[np.sort(jobs.running_group[stays])]
         first_gpu = np.concatenate([groups.first_gpu, groups.first_gpu[-1] + on.first_gpu[1:]])
         return Groups(np.concatenate([groups.jobs, on.jobs]), np.concatenate([groups.gpus, on.gpus]), first_gpu)
-    same = [view.running[slot] for slot in sorted(set(jobs.slot[stays].tolist()))]
+    same = [view.running[group] for group in sorted(set(jobs.running_group[stays].tolist()))]
     with_others = [Group(tuple(m for m in group.members if m.job in alive), group.gpus, group.gate) for group in same]
     return Groups.of([*groups, *with_others])

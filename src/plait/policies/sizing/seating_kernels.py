@@ -211,22 +211,23 @@ def name_gpus(
     matrix: IntArray,
     held: IntArray,
     stays: BoolArray,
-    slot: IntArray,
+    running_group: IntArray,
     now_gpus: IntArray,
     now_first: IntArray,
     first_gpu: IntArray,
 ) -> tuple[IntArray, IntArray, IntArray]:
     """(rows, gpus, offsets): which GPUs each row of a view gets that has any, in the order of rows; see `groups_of`.
 
-    `rows` (J,) and `nodes` (N,) are those of the pool, `stays` and `slot` are of all rows of the view, and `first_gpu`
-    is the first GPU of each node of the cluster. The last offset is -1 if a node has fewer free GPUs than asked for.
+    `rows` (J,) and `nodes` (N,) are those of the pool, `stays` and `running_group` are of all rows of the view, and
+    `first_gpu` is the first GPU of each node of the cluster. The last offset is -1 if a node has fewer free GPUs than
+    asked for.
     """
-    jobs, taken = len(slot), np.zeros(first_gpu[-1], dtype=np.bool_)
+    jobs, taken = len(running_group), np.zeros(first_gpu[-1], dtype=np.bool_)
     place, same = np.full(jobs, -1, dtype=np.int64), np.ones(len(rows), dtype=np.bool_)
     named, total = 0, 0
     for row in range(jobs):
-        if stays[row] and slot[row] >= 0:
-            for i in range(now_first[slot[row]], now_first[slot[row] + 1]):
+        if stays[row] and running_group[row] >= 0:
+            for i in range(now_first[running_group[row]], now_first[running_group[row] + 1]):
                 taken[now_gpus[i]] = True
     for j in range(len(rows)):
         runs = False
@@ -238,7 +239,7 @@ def name_gpus(
             place[rows[j]] = j
             named += 1
             if same[j]:
-                for i in range(now_first[slot[rows[j]]], now_first[slot[rows[j]] + 1]):
+                for i in range(now_first[running_group[rows[j]]], now_first[running_group[rows[j]] + 1]):
                     taken[now_gpus[i]] = True
     who, gpus, offsets = np.empty(named, np.int64), np.empty(total, np.int64), np.zeros(named + 1, np.int64)
     g, end = 0, 0
@@ -248,7 +249,7 @@ def name_gpus(
             continue
         who[g], place[row] = row, end  # from now on: where its GPUs begin
         if same[j]:
-            for i in range(now_first[slot[row]], now_first[slot[row] + 1]):
+            for i in range(now_first[running_group[row]], now_first[running_group[row] + 1]):
                 gpus[end] = now_gpus[i]
                 end += 1
         else:

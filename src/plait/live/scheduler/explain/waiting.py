@@ -97,7 +97,7 @@ def _blockers(ctx: Context, controller: Controller, job: JobRecord) -> list[dict
     found = []
     for number, gpus in ctx.state.groups.of_job.items():
         ahead = int(columns["rank"][number]) <= rank or rank >= 1 << 60
-        if columns["slot"][number] >= 0 and (ahead or stop_costs.kept(controller, number)):
+        if columns["running_group"][number] >= 0 and (ahead or stop_costs.kept(controller, number)):
             found.append((int(columns["rank"][number]), number, gpus))
     out = []
     for _, number, gpus in sorted(found, reverse=True)[:BLOCKERS]:

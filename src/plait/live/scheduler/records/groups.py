@@ -34,10 +34,10 @@ class GroupBook:
         columns, running = controller.books.columns, controller.running
         new: dict[tuple[int, ...], GroupInfo] = {}
         of_job: dict[int, tuple[int, ...]] = {}
-        slots = columns["slot"]
+        group_of = columns["running_group"]
         for index in range(len(running)):
             group = running[index]
-            members = [m for m in group.members if slots[m.job] == index]
+            members = [m for m in group.members if group_of[m.job] == index]
             if not members:
                 continue
             worlds = [len(group.gpus) * per_gpu(m.job) for m in members]
