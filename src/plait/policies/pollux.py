@@ -11,7 +11,7 @@ from plait.core.arrays import IntArray
 from plait.core.errors import InputError, MissingExtra
 from plait.core.policy import View, Wanted
 from plait.goodput.allocate.fitness import after_restart, fitness
-from plait.goodput.allocate.knapsack import best_sizes
+from plait.goodput.allocate.knapsack import best_of_only_sizes, best_sizes
 from plait.goodput.allocate.ladder import column_of
 from plait.goodput.allocate.solver import HAVE_HIGHS
 from plait.policies.sizing.cluster_size import cluster_size
@@ -95,21 +95,38 @@ class Pollux(ByFitness):
 
         As if sizes were all that counts, and not where they find a place: the best of those is a bound.
         """
+        try:
+            most = self._bound(pool)
+        except InputError:
+            return False  # nor is there anything for the program
+        due, fresh, reached, _ = merit
+        if pool.some_first:
+            able = (np.cumsum(pool.least[pool.due]) <= pool.total).sum()
+            if due < able or fresh < pool.fresh.sum():
+                return True
+        return most * (1 + ROUNDING) > (1 + GAIN) * reached
+
+    def _bound(self, pool: Pool) -> float:
+        """The largest mean of speed-ups, wherever jobs find a place; raises `InputError` where no choice fits."""
+        must = guaranteed(pool, pool.least)
+        if pool.simple and pool.weights.all():
+            worth = np.where(pool.running[1] > 0, 1.0, pool.kept)
+            column = best_of_only_sizes(
+                worth, np.where(pool.least <= pool.total, pool.least, 0), np.arange(pool.total + 1), pool.total, self.p,
+                must=must, floor=self.floor, weights=pool.weights,
+            )  # fmt: skip
+            worth[column == 0] = 0.0
+            return float(fitness(worth, self.p, floor=self.floor, weights=pool.weights))
         some = np.flatnonzero(pool.weights > 0)
         configs, speedup = every_speedup(pool, only_used=True)
         here = column_of(configs, *pool.running)[some]
         worth = after_restart(speedup[some], pool.kept[some], here)
-        worth[np.isin(some, guaranteed(pool, pool.least)), 0] = np.nan
+        worth[np.isin(some, must), 0] = np.nan
         rising = np.argsort(configs[:, 1], kind="stable")
         weights, gpus = pool.weights[some], configs[rising, 1]
-        try:
-            column = best_sizes(worth[:, rising], gpus, pool.total, self.p, floor=self.floor, weights=weights)
-        except InputError:
-            return False  # nor is there anything for the program
-        most = fitness(worth[np.arange(len(some)), rising[column]], self.p, floor=self.floor, weights=weights)
-        due, fresh, reached, _ = merit
-        served = due >= (np.cumsum(pool.least[pool.due]) <= pool.total).sum() and fresh >= pool.fresh.sum()
-        return not served or float(most) * (1 + ROUNDING) > (1 + GAIN) * reached
+        column = best_sizes(worth[:, rising], gpus, pool.total, self.p, floor=self.floor, weights=weights)
+        chosen = worth[np.arange(len(some)), rising[column]]
+        return float(fitness(chosen, self.p, floor=self.floor, weights=weights))
 
     def would_repeat(self, pool: Pool, one: Seated, chosen: Chosen) -> bool:
         """Whether the same steps are the best, and neither a move nor the program gains more even without restarts."""
@@ -128,6 +145,12 @@ class Pollux(ByFitness):
 
     def _best_steps(self, pool: Pool, steps: Ladder) -> IntArray:
         """(J,): the step of each job."""
+        if pool.simple and pool.weights.all():
+            here = np.where(steps.running > 0, 1.0, pool.kept)
+            return best_of_only_sizes(
+                here, steps.first, steps.configs[:, 1], pool.total, self.p, must=steps.must(pool), floor=self.floor,
+                weights=pool.weights,
+            )  # fmt: skip
         worth = steps.worth(pool)
         worth[steps.must(pool), 0] = np.nan
         return best_sizes(worth, steps.configs[:, 1], pool.total, self.p, floor=self.floor, weights=pool.weights)

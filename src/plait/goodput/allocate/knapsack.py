@@ -44,6 +44,32 @@ def best_sizes(
     return chosen
 
 
+def best_of_only_sizes(
+    speedup: FloatArray,
+    column: IntArray,
+    gpus: IntArray,
+    total: int,
+    p: float = HARMONIC,
+    *,
+    must: IntArray,
+    floor: float = FLOOR,
+    weights: FloatArray,
+) -> IntArray:
+    """`best_sizes` where each job may have its `column` (J,), for its `speedup` (J,), or nothing; weights are > 0.
+
+    Rows of `must` may not have nothing; a job whose column is 0 can have nothing else.
+    """
+    jobs = len(speedup)
+    both = np.zeros((jobs, 2))
+    both[:, 1] = speedup
+    worth = terms(both, p, floor=floor, weights=weights)
+    gain = np.full((jobs, len(gpus)), -np.inf)
+    gain[np.arange(jobs), column] = worth[:, 1]
+    gain[:, 0] = worth[:, 0]
+    gain[must, 0] = -np.inf
+    return knapsack(gain, gpus, total)
+
+
 def knapsack(gain: FloatArray, gpus: IntArray, total: int) -> IntArray:
     """The column of `gain` (J, C) for each job with the largest sum among those that take at most `total` GPUs.
 

@@ -141,42 +141,95 @@ def first_change_s(
     return out
 
 
+@part
+def _by_turn(rows: IntArray, line: IntArray, turn: FloatArray) -> IntArray:
+    """Rows sorted by their place in `line`, then by their `turn`; equals stay in order."""
+    done, width = rows, 1
+    while width < len(rows):
+        merged = np.empty(len(rows), dtype=np.int64)
+        for start in range(0, len(rows), 2 * width):
+            i, middle = start, min(start + width, len(rows))
+            j, end = middle, min(start + 2 * width, len(rows))
+            for at in range(start, end):
+                take_left = j >= end
+                if i < middle and j < end:
+                    a, b = done[i], done[j]
+                    take_left = line[a] < line[b] or (line[a] == line[b] and turn[a] <= turn[b])
+                if take_left:
+                    merged[at] = done[i]
+                    i += 1
+                else:
+                    merged[at] = done[j]
+                    j += 1
+        done, width = merged, 2 * width
+    return done
+
+
 @kernel
-def standing(
+def plain_pool(
     number: IntArray,
     now_s: float,
     restart_s: float,
     stays: BoolArray,
+    due: BoolArray,
+    running_group: IntArray,
+    now_gpus: IntArray,
+    now_first: IntArray,
+    gpu_node: IntArray,
+    node_gpus: IntArray,
+    node_up: BoolArray,
     phase: IntArray,
     job_class: IntArray,
     weight: FloatArray,
     submit_s: FloatArray,
     starts: IntArray,
     last_start_s: FloatArray,
+    pending_since_s: FloatArray,
+    attained_gpu_s: FloatArray,
     goodput: FloatArray,
-) -> tuple[BoolArray, FloatArray, FloatArray]:
-    """(fresh, kept, weights) of each row, as `Pool` has them."""
-    jobs = len(number)
-    fresh, kept, weights = np.zeros(jobs, dtype=np.bool_), np.ones(jobs), np.zeros(jobs)
-    for i in range(jobs):
-        j = number[i]
-        cost_s = restart_s if math.isnan(goodput[j, _RESTART_S]) else goodput[j, _RESTART_S]
-        if job_class[j] != _OPPORTUNISTIC and not stays[i]:
-            weights[i] = max(weight[j], 0.0)
-        fresh[i] = phase[j] == _RUNNING and now_s - last_start_s[j] < 2 * cost_s - CLOCK_S and weights[i] > 0
-        if starts[j] > 0:
-            age_s = now_s - submit_s[j]
-            if age_s + cost_s > 0:
-                kept[i] = max(age_s - (starts[j] - 1) * cost_s, 0.0) / (age_s + cost_s)
-    return fresh, kept, weights
+    min_gpus: IntArray,
+    max_gpus: IntArray,
+) -> tuple[
+    IntArray, IntArray, IntArray, IntArray, IntArray, FloatArray, BoolArray, BoolArray, FloatArray
+]:  # fmt: skip
+    """(rows, capacity, held, least, most, weights, due, fresh, kept) of the only pool there is; see `Pool`.
 
-
-@kernel
-def holdings(running_group: IntArray, gpus: IntArray, first_gpu: IntArray, gpu_node: IntArray, nodes: int) -> IntArray:
-    """(jobs, nodes): GPUs that each row has where every group has one member, group g `gpus[first_gpu[g]:...]`."""
-    held = np.zeros((len(running_group), nodes), dtype=np.int64)
-    for row in range(len(running_group)):
+    For jobs that run alone on their GPUs, do not adapt, and take no cores or memory along. Those of `stays` (jobs,) are
+    left out, and so is what they hold.
+    """
+    jobs, nodes, count = len(number), len(node_gpus), 0
+    capacity = np.where(node_up, node_gpus, 0)
+    line, turn, rows = np.zeros(jobs, dtype=np.int64), np.zeros(jobs), np.empty(jobs, dtype=np.int64)
+    for row in range(jobs):
+        if not stays[row]:
+            waits, j = running_group[row] < 0, number[row]
+            line[row] = 2 * (not due[row]) + waits
+            turn[row] = pending_since_s[j] if due[row] and waits else attained_gpu_s[j]
+            rows[count] = row
+            count += 1
+        elif running_group[row] >= 0:
+            for i in range(now_first[running_group[row]], now_first[running_group[row] + 1]):
+                capacity[gpu_node[now_gpus[i]]] -= node_up[gpu_node[now_gpus[i]]]
+    rows = _by_turn(rows[:count], line, turn)
+    held, total = np.zeros((count, nodes), dtype=np.int64), 0
+    least, most = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    weights, kept = np.zeros(count), np.ones(count)
+    first, fresh = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.bool_)
+    for n in range(nodes):
+        total += capacity[n]
+    for i in range(count):
+        row = rows[i]
+        j = number[row]
         if running_group[row] >= 0:
-            for i in range(first_gpu[running_group[row]], first_gpu[running_group[row] + 1]):
-                held[row, gpu_node[gpus[i]]] += 1
-    return held
+            for g in range(now_first[running_group[row]], now_first[running_group[row] + 1]):
+                held[i, gpu_node[now_gpus[g]]] += 1
+        least[i], most[i] = min_gpus[j], max(min_gpus[j], max_gpus[j])
+        first[i] = due[row] and total >= least[i]
+        if job_class[j] != _OPPORTUNISTIC:
+            weights[i] = max(weight[j], 0.0)
+        cost_s = restart_s if math.isnan(goodput[j, _RESTART_S]) else goodput[j, _RESTART_S]
+        fresh[i] = phase[j] == _RUNNING and now_s - last_start_s[j] < 2 * cost_s - CLOCK_S and weights[i] > 0
+        age_s = now_s - submit_s[j]
+        if starts[j] > 0 and age_s + cost_s > 0:
+            kept[i] = max(age_s - (starts[j] - 1) * cost_s, 0.0) / (age_s + cost_s)
+    return rows, capacity, held, least, most, weights, first, fresh, kept

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.compile_policy import compiled, run
 from plait.core.goodput import THETA, Estimate
 from plait.core.jobs import JobClass, JobTable
@@ -22,10 +22,10 @@ from plait.goodput.model.batch import best_batch
 from plait.goodput.model.jobs import GoodputJobs
 from plait.goodput.model.speedup import fair_share, replica_cap, restart_factor
 from plait.placement.packing import allowed_kinds, demands
-from plait.policies.sizing.line_kernels import CLOCK_S, holdings, standing
+from plait.policies.sizing.line_kernels import CLOCK_S, plain_pool
 
-#: What each of the kernels saves, tenths of a millisecond.
-WORK = 1
+#: What a pool takes without its kernel, tenths of a millisecond.
+WORK = 2
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,16 @@ class Pool:
         return bool((self.least == self.limit).all())
 
     @cached_property
+    def simple(self) -> bool:
+        """Whether every job has one size for good, is charged just that, and is worth the same in it as any other."""
+        return self.jobs is None and not self.demanding and self.rigid
+
+    @cached_property
+    def some_first(self) -> bool:
+        """Whether some jobs come first: those that are due, or fresh."""
+        return bool(self.due.any() or self.fresh.any())
+
+    @cached_property
     def running(self) -> tuple[IntArray, IntArray]:
         """(J,), (J,): nodes and GPUs that each job has now."""
         return (self.held > 0).sum(axis=1), self.held.sum(axis=1)
@@ -130,10 +140,12 @@ class Pool:
 
         Jobs whose batch does not adapt, and those whose limits of the batch leave no way to run, are worth their GPUs.
         """
+        if self.jobs is None and gpus.shape[0] == len(self.rows):
+            return gpus.astype(np.float64)
         shape = np.broadcast_shapes(nodes.shape, gpus.shape, (len(self.rows), 1))
         many = np.broadcast_to(gpus, shape)
         out = many.astype(np.float64)
-        some = np.flatnonzero(self.adapts)
+        some = NO_JOBS if self.jobs is None else np.flatnonzero(self.adapts)
         if self.jobs is not None and len(some):
             apart = np.broadcast_to(nodes, shape)
             out[some] = best_batch(self.jobs[some], apart[some], many[some]).goodput
@@ -159,7 +171,8 @@ class Pool:
 
     def worth(self, matrix: IntArray) -> FloatArray:
         """(J,): speed-ups times restart factors under an allocation (J, N) of GPUs."""
-        nodes, gpus = (matrix > 0).sum(axis=1), matrix.sum(axis=1)
+        gpus = matrix.sum(axis=1)
+        nodes = gpus if self.jobs is None else (matrix > 0).sum(axis=1)  # else they make no difference
         speedup = self.goodput(nodes[:, None], gpus[:, None])[:, 0] / self.base
         return np.where((matrix == self.held).all(axis=1), speedup, speedup * self.kept)
 
@@ -195,6 +208,12 @@ def pools(
     it, seconds.
     """
     cluster = view.cluster
+    if _all_plain(view) and compiled(plain_pool, WORK):
+        stays = np.zeros(len(view.jobs), dtype=bool) if everybody else staying(view)
+        pool = _plain_pool(view, due, stays, restart_s)
+        if len(pool.rows):
+            yield pool
+        return
     held = held_gpus(view)
     waits = held.sum(axis=1) == 0
     turn = np.where(due & waits, view.jobs.pending_since_s, view.jobs.attained_gpu_s)
@@ -208,6 +227,27 @@ def pools(
             yield columns.pool(rows, kind, held, due)
 
 
+def _all_plain(view: View) -> bool:
+    """Whether all nodes are of one kind, and no job shares GPUs, adapts, or takes cores or memory along."""
+    plain = len(view.cluster.kinds) == 1 and view.running.single and nobody_adapts(view)
+    return plain and not demands(view.jobs).any()
+
+
+def _plain_pool(view: View, due: BoolArray, stays: BoolArray, restart_s: float) -> Pool:
+    """The pool of all jobs but those that stay, in one go."""
+    jobs, running, cluster, c = view.jobs, view.running, view.cluster, view.jobs.columns
+    rows, capacity, held, least, most, weights, line, fresh, kept = run(
+        plain_pool, jobs.number, view.now_s, float(restart_s), stays, due, jobs.running_group, running.gpus,
+        running.first_gpu, cluster.gpu_node, cluster.node_gpus, cluster.node_up, c["phase"], c["job_class"],
+        c["weight"], c["submit_s"], c["starts"], c["last_start_s"], c["pending_since_s"], c["attained_gpu_s"],
+        c["goodput"], c["min_gpus"], c["max_gpus"],
+    )  # fmt: skip
+    nodes, nothing = np.arange(len(cluster.nodes)), np.zeros((len(rows), 2))
+    return Pool(
+        rows, nodes, capacity, cluster.node_spare, nothing, held, least, most, most, weights, line, fresh, kept, None
+    )
+
+
 def every_pool(view: View, *, due: BoolArray, restart_s: float) -> Iterator[Pool]:
     """One pool a GPU kind, each with all jobs of the view, in their order; those that are `staying` weigh nothing."""
     held, rows = held_gpus(view), np.arange(len(view.jobs))
@@ -219,8 +259,6 @@ def every_pool(view: View, *, due: BoolArray, restart_s: float) -> Iterator[Pool
 def held_gpus(view: View) -> IntArray:
     """(jobs, nodes): GPUs that each job of the view has; of several that share GPUs the first has them."""
     jobs, running, cluster = view.jobs, view.running, view.cluster
-    if running.single and compiled(holdings, WORK):
-        return run(holdings, jobs.running_group, running.gpus, running.first_gpu, cluster.gpu_node, len(cluster.nodes))
     held = np.zeros((len(jobs), len(cluster.nodes)), dtype=np.int64)
     slots = jobs.running_group
     rows = np.flatnonzero(slots >= 0)
@@ -263,13 +301,7 @@ class _Columns:
 
     def _stand(self, restart_s: float) -> None:
         """Work out who has just begun, what a restart leaves of everybody's speed-up, and weights."""
-        jobs, stays, now_s, c = self.view.jobs, self.stays, self.view.now_s, self.view.jobs.columns
-        if compiled(standing, WORK):
-            self.fresh, self.kept, self.weights = run(
-                standing, jobs.number, now_s, float(restart_s), stays, c["phase"], c["job_class"], c["weight"],
-                c["submit_s"], c["starts"], c["last_start_s"], c["goodput"],
-            )  # fmt: skip
-            return
+        jobs, stays, now_s = self.view.jobs, self.stays, self.view.now_s
         measured = jobs.goodput[:, Estimate.RESTART_S]
         delta = np.where(np.isnan(measured), restart_s, measured)
         guest = (jobs.job_class == int(JobClass.OPPORTUNISTIC)) | stays

@@ -277,10 +277,15 @@ class ByFitness(InRounds):
     def _merit(self, pool: Pool, matrix: IntArray, pace: FloatArray | float = 1.0) -> tuple[float, ...]:
         """Due and fresh jobs that have GPUs, the fitness at a `pace` relative to alone, and that of weight 0."""
         worth, first = pool.worth(matrix) * pace, pool.weights > 0
-        fit = [
-            float(fitness(worth[some], self.p, floor=self.floor, weights=weights))
-            for some, weights in ((first, pool.weights[first]), (~first, None))
-        ]
+        if first.all():
+            fit = [float(fitness(worth, self.p, floor=self.floor, weights=pool.weights)), 0.0]
+        else:
+            fit = [
+                float(fitness(worth[some], self.p, floor=self.floor, weights=weights))
+                for some, weights in ((first, pool.weights[first]), (~first, None))
+            ]
+        if not pool.some_first:
+            return (0.0, 0.0, *fit)
         return (float(_in_line(pool, matrix)), float(matrix[pool.fresh].any(axis=1).sum()), *fit)
 
 
@@ -300,7 +305,7 @@ def _reasons(view: View, seated: list[Seated], until_s: float) -> Mapping[int, s
             continue
         free = pool.total - int(matrix.sum())
         said = f"of {pool.total} GPUs {free} are free; sizes are {method}, {then}"
-        numbers = view.jobs.number[pool.rows[waits]].tolist()
-        for job, least in zip(numbers, pool.least[waits].tolist(), strict=True):
-            out[job] = f"needs {least} GPU{'s' if least > 1 else ''} together; {said}"
+        least = pool.least[waits].tolist()
+        why = {gpus: f"needs {gpus} GPU{'s' if gpus > 1 else ''} together; {said}" for gpus in set(least)}
+        out.update(zip(view.jobs.number[pool.rows[waits]].tolist(), map(why.__getitem__, least), strict=True))
     return out

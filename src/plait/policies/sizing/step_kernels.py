@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from plait.core.arrays import BoolArray, IntArray
-from plait.core.jit import kernel
+from plait.core.jit import kernel, part
 
 
 @kernel
@@ -51,3 +51,57 @@ def gpus_on_steps(
                 free[n] += out[j, n] - held[j, n]
                 out[j, n] = held[j, n]
     return out
+
+
+@kernel
+def only_steps(
+    least: IntArray, held: IntArray, capacity: IntArray, configs: IntArray
+) -> tuple[IntArray, IntArray, IntArray]:
+    """(gpus, running, held) of a `Ladder` with `configs` (C, 2) for jobs that have one size each, `least` (J,)."""
+    jobs, nodes = held.shape
+    gpus, charged = np.zeros((jobs, len(configs)), dtype=np.int64), np.zeros((jobs, nodes), dtype=np.int64)
+    running = np.full(jobs, -1, dtype=np.int64)
+    for j in range(jobs):
+        step = 0
+        while step < len(configs) and configs[step, 1] < least[j]:
+            step += 1
+        now, parts, charge = 0, 0, 0
+        for n in range(nodes):
+            now += held[j, n]
+            parts += held[j, n] > 0
+            charged[j, n] = min(held[j, n], capacity[n])
+            charge += charged[j, n]
+        if step == len(configs):
+            continue
+        gpus[j, step] = least[j]
+        if now != least[j] or (configs[step, 0] > 1) != (parts > 1):
+            continue
+        running[j] = step
+        for n in range(nodes if charge != configs[step, 1] else 0):
+            if held[j, n] > 0:
+                charged[j, n] = min(configs[step, 1], capacity[n]) if parts == 1 else capacity[n]
+    return gpus, running, charged
+
+
+@part
+def _add_those_that_fit(
+    which: BoolArray, but: BoolArray, charge: IntArray, left: int, rows: IntArray, count: int
+) -> tuple[int, int]:
+    """Append those of `which` and not of `but`, as long as they fit; (GPUs left, how many rows there are)."""
+    asked, fits = 0, left
+    for j in range(len(which)):
+        if which[j] and not but[j] and charge[j] > 0:
+            asked += charge[j]
+            if asked <= fits:
+                rows[count] = j
+                count, left = count + 1, fits - asked
+    return left, count
+
+
+@kernel
+def first_served(due: BoolArray, fresh: BoolArray, charge: IntArray, total: int) -> IntArray:
+    """Rows of jobs that get GPUs whatever it costs: `steps.guaranteed`."""
+    rows = np.empty(len(due), dtype=np.int64)
+    left, count = _add_those_that_fit(due, np.zeros(len(due), dtype=np.bool_), charge, total, rows, 0)
+    left, count = _add_those_that_fit(fresh, due, charge, left, rows, count)
+    return rows[:count]

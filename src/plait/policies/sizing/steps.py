@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.compile_policy import compiled, run
 from plait.goodput.allocate.fitness import after_restart
 from plait.goodput.allocate.ladder import every_size, ladder
 from plait.placement.elastic import place_sizes
 from plait.policies.sizing.pools import Pool
-from plait.policies.sizing.step_kernels import gpus_on_steps
+from plait.policies.sizing.step_kernels import first_served, gpus_on_steps, only_steps
 
 #: What finding the GPUs of a pool's jobs takes without the kernel, tenths of a millisecond.
 WORK = 1
@@ -28,6 +28,10 @@ def guaranteed(pool: Pool, charge: IntArray) -> IntArray:
 
     `charge` (J,) is the least that each takes of the GPUs; 0 for those who cannot be given any.
     """
+    if not pool.some_first:
+        return NO_JOBS
+    if compiled(first_served, WORK):
+        return run(first_served, pool.due, pool.fresh, charge, pool.total)
     able = charge > 0
     due = np.flatnonzero(pool.due & able)
     due = due[np.cumsum(charge[due]) <= pool.total]
@@ -72,10 +76,10 @@ class Ladder(NamedTuple):
     @classmethod
     def of(cls, pool: Pool) -> Ladder:
         """The steps that the jobs of a pool may take."""
-        per_node, share = pool.per_node, pool.share
-        needed = int(np.ceil((pool.most * share).max(initial=1.0) - 1e-9))
-        needed = -(-needed // per_node) * per_node if needed > per_node else per_node
-        configs = ladder(per_node, pool.total // per_node, needed)
+        if pool.rigid and not pool.demanding and compiled(only_steps, WORK):
+            configs = _configs(pool, int(pool.least.max(initial=1)))
+            return cls(configs, *run(only_steps, pool.least, pool.held, pool.capacity, configs))
+        configs = _configs(pool, int(np.ceil((pool.most * pool.share).max(initial=1.0) - 1e-9)))
         gpus = _only_size(pool, configs[:, 1]) if pool.plain and pool.rigid else _every_size(pool, configs)
         running = _running(pool, configs[:, 0], gpus)
         return cls(configs, gpus, running, _charged(pool, configs, running))
@@ -127,6 +131,13 @@ class Ladder(NamedTuple):
             if left:
                 out[j] = 0
         return out
+
+
+def _configs(pool: Pool, needed: int) -> IntArray:
+    """(C, 2): nodes and GPUs of the steps up to one of the `needed` GPUs, or more."""
+    per_node = pool.per_node
+    needed = -(-needed // per_node) * per_node if needed > per_node else per_node
+    return ladder(per_node, pool.total // per_node, needed)
 
 
 def _only_size(pool: Pool, charge: IntArray) -> IntArray:
