@@ -39,7 +39,7 @@ def ends(kind: type[Simulator], batch: JobBatch, cluster: Cluster, policy: str) 
     """When each job ends, seconds."""
     controller = Controller(make_policy(policy), cluster)
     drive(controller, kind(batch, cluster, SimulationSettings(overheads=make_world("pollux").overheads)))
-    found: FloatArray = controller.books.columns["end_s"][: len(batch)]
+    found: FloatArray = controller.job_store.columns["end_s"][: len(batch)]
     if np.isnan(found).any():
         raise SystemExit(f"{policy}: some jobs never ended")
     return found

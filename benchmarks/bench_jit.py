@@ -29,8 +29,8 @@ def measured(count: int, nodes: int, runs: int) -> list[tuple[float, float]]:
         common.run(common.jobs(300, 64), "8x8", make_policy(policy), round_s)
         once = partial(common.run, batch, f"{nodes}x8", make_policy(policy), round_s)
         seconds = common.cpu_s(once, runs)
-        books = once().controller.books
-        out.append((seconds, float(books.columns["end_s"][: books.count].sum())))
+        job_store = once().controller.job_store
+        out.append((seconds, float(job_store.columns["end_s"][: job_store.count].sum())))
     return out
 
 

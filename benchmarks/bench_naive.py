@@ -45,8 +45,10 @@ def compare(policy: str, count: int, nodes: int, round_s: float, how: str) -> Fi
     ends = []
     naive_s = common.cpu_s(lambda: ends.append(np.array([job.ended_at / 1000 for job in slow().jobs])), 1)
     fast = partial(common.run, batch, f"{nodes}x8", make_policy(policy), round_s)
-    books = fast().controller.books
-    assert np.array_equal(ends[0], books.columns["end_s"][: books.count]), f"{policy}: engine and reference differ"
+    job_store = fast().controller.job_store
+    assert np.array_equal(ends[0], job_store.columns["end_s"][: job_store.count]), (
+        f"{policy}: engine and reference differ"
+    )
     seconds = common.cpu_s(fast)
     label = f"{count:,} jobs, {8 * nodes} GPUs, {policy}, {how}"
     note = f"naive {naive_s:.1f} s, one run"

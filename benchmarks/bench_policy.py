@@ -39,7 +39,7 @@ def main() -> None:
             common.run(common.jobs(300, 64), "8x8", policy, round_s)
         batch = common.jobs(count, 8 * nodes)
         ends = [common.run(batch, f"{nodes}x8", p, round_s).controller for p in (make_policy("srsf"), MySrsf())]
-        same = np.array_equal(*(c.books.columns["end_s"][: c.books.count] for c in ends))
+        same = np.array_equal(*(c.job_store.columns["end_s"][: c.job_store.count] for c in ends))
         assert same, "the two policies must decide the same, or the comparison says nothing"
         built_in, own = (
             common.cpu_s(partial(common.run, batch, f"{nodes}x8", policy, round_s), runs)

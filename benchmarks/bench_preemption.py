@@ -81,7 +81,7 @@ def run(jobs: JobBatch, policy: str, rule: PreemptionRule, cluster: str = "8x8")
     """One run in the default world, with measured overheads."""
     timed = Timed(make_policy(policy))
     done = simulate(jobs, Cluster.parse(cluster), timed, make_world("plait"), rule=rule)
-    n, columns = len(jobs), done.controller.books.columns
+    n, columns = len(jobs), done.controller.job_store.columns
     return Outcome(
         columns["end_s"][:n] - columns["submit_s"][:n],
         jobs.column("checkpoints") == int(Checkpoints.NEVER),

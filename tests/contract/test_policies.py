@@ -212,7 +212,7 @@ def raises(view: View, plan: Plan) -> Plan:
     raise ZeroDivisionError("oops")
 
 
-def writes_the_books(view: View, plan: Plan) -> Plan:
+def writes_the_job_store(view: View, plan: Plan) -> Plan:
     view.jobs.columns["priority"][view.jobs.number] += 1.0
     return plan
 
@@ -256,7 +256,7 @@ def never_again(view: View, plan: Plan) -> Plan:
         (runs_nothing, "finishes", r"12 jobs can never finish under policy wrong"),
         (runs_nothing, "admits", r"policy wrong runs nothing at .* s, and job 'j\d+' .* would fit"),
         (raises, "finishes", r"ZeroDivisionError: oops"),
-        (writes_the_books, "pure", r"policy wrong changed priority of what it was shown at"),
+        (writes_the_job_store, "pure", r"policy wrong changed priority of what it was shown at"),
         (reads_ids, "nameless", r"a run under other job ids differs at step"),
         (blocks_wide_gangs, "feeds-all", r"'wide'"),
         (never_again, "survives-nodes", r"jobs can never finish under policy wrong"),

@@ -50,10 +50,10 @@ def test_every_job_ends(trace: str, policy: str, published: Path) -> None:
     if not THOROUGH and (trace, policy) not in WHOLE:
         jobs, cluster = JobBatch.of(list(jobs)[::3]), "4x8"
     run = simulate(jobs, Cluster.parse(cluster), make_policy(policy), make_world("plait"), check=True)
-    columns = run.controller.books.columns
+    columns = run.controller.job_store.columns
     longer_s = (columns["end_s"] - columns["submit_s"])[: len(jobs)] - jobs.iterations * jobs.iteration_s
     assert longer_s.max() > 3 * 86400, "hardly anybody waited"
-    phases = run.controller.books.columns["phase"][: len(jobs)]
+    phases = run.controller.job_store.columns["phase"][: len(jobs)]
     assert (phases == int(Phase.FINISHED)).all()
 
 
@@ -61,10 +61,10 @@ def test_a_gang_wider_than_the_cluster_is_refused_with_the_reason(published: Pat
     jobs = load_jobs(read_trace(published / "tiresias" / "60_job.csv")).jobs
     assert int(jobs.gpus.max()) == 8
     run = simulate(jobs, Cluster.parse("2x2"), make_policy("srsf"), make_world("plait"), check=True)
-    books = run.controller.books
+    job_store = run.controller.job_store
     for number, spec in enumerate(jobs):
-        phase = Phase(int(books.columns["phase"][number]))
+        phase = Phase(int(job_store.columns["phase"][number]))
         assert phase is (Phase.FAILED if spec.gpus > 4 else Phase.FINISHED)
         if spec.gpus > 4:
             words = f"needs {spec.gpus} GPUs of one kind; the largest gang that fits this cluster is 4"
-            assert books.columns["reason"][number] == words
+            assert job_store.columns["reason"][number] == words

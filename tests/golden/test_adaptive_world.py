@@ -28,7 +28,7 @@ def test_adaptive_sizes_end_sooner_than_sizes_as_asked():
     mean_s = {}
     for policy in ("tiresias-l", "srtf", "pollux"):
         run = simulate(jobs, Cluster.parse("16x4"), make_policy(policy), make_world("pollux"), check=True)
-        mean_s[policy] = float((run.controller.books.columns["end_s"][:160] - jobs.submit_s).mean())
+        mean_s[policy] = float((run.controller.job_store.columns["end_s"][:160] - jobs.submit_s).mean())
         assert np.isfinite(mean_s[policy])
     # measured: 4,024 s, 3,781 s, 2,824 s; the paper's simulator has 30 % less than Tiresias, too
     assert mean_s["pollux"] < 0.8 * mean_s["tiresias-l"]

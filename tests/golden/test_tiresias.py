@@ -50,7 +50,7 @@ def toy(policy: Policy, order: str = "ABC") -> tuple[float, ...]:
     jobs = JobBatch.of(JobSpec(id=n, gpus=shape[n][0], iterations=shape[n][1], iteration_s=1.0) for n in order)
     # The published toys have a clock of whole seconds: a demotion due at 1.5 s happens at 2 s.
     controller = run(jobs, "1x2", policy, check=True, round_s=1.0)
-    ends = dict(zip(order, controller.books.columns["end_s"][:3].tolist(), strict=True))
+    ends = dict(zip(order, controller.job_store.columns["end_s"][:3].tolist(), strict=True))
     return tuple(ends[n] for n in "ABC")
 
 
@@ -198,7 +198,7 @@ def trace(name: str) -> JobBatch:
 
 
 def figures(controller: Controller) -> tuple[float, float, float, float, float, int]:
-    columns, n = controller.books.columns, controller.books.count
+    columns, n = controller.job_store.columns, controller.job_store.count
     jct = columns["end_s"][:n] - columns["submit_s"][:n]
     p50, p95, p99 = np.percentile(jct, [50, 95, 99])
     return jct.mean(), p50, p95, p99, columns["end_s"][:n].max(), int(columns["preemptions"][:n].sum())
@@ -299,7 +299,7 @@ def test_trace1_on_64_gpus(policy: str, published: tuple[float, ...]) -> None:
 def test_promotion(options: str, mean: float, preemptions: int, promotions: int) -> None:
     controller = run(trace("muri/trace3.csv"), "8x8", make_policy(f"tiresias-l:{options},{C}"))
     ours = figures(controller)
-    counted = int(controller.books.columns["promotions"][: controller.books.count].sum())
+    counted = int(controller.job_store.columns["promotions"][: controller.job_store.count].sum())
     assert (round(ours[0]), ours[5], counted) == (mean, preemptions, promotions)
 
 
@@ -312,7 +312,7 @@ def test_promotion_without_its_guard_thrashes() -> None:
     policy = make_policy(f"tiresias-l:thresholds=57600,knob=8,guard=off,{C}")
     controller = run(trace("muri/trace3.csv"), "8x8", policy)
     mean, *_, preemptions = figures(controller)
-    promotions = int(controller.books.columns["promotions"][: controller.books.count].sum())
+    promotions = int(controller.job_store.columns["promotions"][: controller.job_store.count].sum())
     assert (mean, preemptions, promotions) == pytest.approx((412_562, 12_510, 5_625), rel=0.02)
 
 
@@ -334,7 +334,7 @@ def random_jobs(seed: int, *, gpus: bool = True, scale: float = 1.0) -> JobBatch
 
 
 def ends(jobs: JobBatch, policy: str, cluster: str = "2x8") -> list[float]:
-    return run(jobs, cluster, make_policy(policy)).books.columns["end_s"][: len(jobs)].tolist()  # type: ignore[no-any-return]
+    return run(jobs, cluster, make_policy(policy)).job_store.columns["end_s"][: len(jobs)].tolist()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -368,4 +368,4 @@ def test_time_has_no_unit(seed: int, policy: str) -> None:
 def test_orders_are_what_their_names_say() -> None:
     jobs = random_jobs(3)
     controller = run(jobs, "1x8", Composed("x", orders.by_gpus))
-    assert sorted(controller.books.columns["phase"][: len(jobs)].tolist()) == [2] * len(jobs)
+    assert sorted(controller.job_store.columns["phase"][: len(jobs)].tolist()) == [2] * len(jobs)

@@ -136,7 +136,7 @@ def _look_back(home: Path, result: Outcome) -> None:
     verified = replay(rows)
     result.difference = verified.difference
     assert verified.state.controller is not None
-    result.estimates = verified.state.controller.books.columns["goodput"][: len(result.jobs)].copy()
+    result.estimates = verified.state.controller.job_store.columns["goodput"][: len(result.jobs)].copy()
     result.foretold = fidelity(rows, round_s=ROUND_S)
 
 

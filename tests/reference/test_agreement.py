@@ -131,15 +131,15 @@ def agree(
         JobBatch.of(specs), cluster, policy, world_of(rules), seed=rules.seed, node_changes=node_changes, check=True,
         rule=FREELY,
     )  # fmt: skip
-    books = fast.controller.books.columns
+    job_store = fast.controller.job_store.columns
     n = len(specs)
     engine = story(
-        [round(end * 1000) for end in books["end_s"][:n].tolist()],
-        failed=(books["phase"][:n] == int(Phase.FAILED)).astype(float).tolist(),
-        starts=books["starts"][:n].tolist(),
-        preemptions=books["preemptions"][:n].tolist(),
-        promotions=books["promotions"][:n].tolist(),
-        failures=books["failures"][:n].tolist(),
+        [round(end * 1000) for end in job_store["end_s"][:n].tolist()],
+        failed=(job_store["phase"][:n] == int(Phase.FAILED)).astype(float).tolist(),
+        starts=job_store["starts"][:n].tolist(),
+        preemptions=job_store["preemptions"][:n].tolist(),
+        promotions=job_store["promotions"][:n].tolist(),
+        failures=job_store["failures"][:n].tolist(),
         service_ms=fast.backend.service_ms.tolist(),
         held_ms=fast.backend.run_ms.tolist(),
     )

@@ -79,8 +79,8 @@ def refuse_overload(
 ) -> None:
     """Raise `PlanError` if groups ask a node for more than it has; nothing is looked at where nothing is limited.
 
-    `changed` (groups,) says which groups start or change; `columns` are the books' by job number; `name` gives a job's
-    name for messages.
+    `changed` (groups,) says which groups start or change; `columns` are those of the job store, by job number; `name`
+    gives a job's name for messages.
     """
     asked = cluster.limits_nodes and bool(columns["has_demands"][0])
     if not (asked or cluster.limits_gpu_memory) or not changed.any():

@@ -1,10 +1,10 @@
 """The scheduler as a state machine: events in, commands out.
 
-The controller keeps the books, asks the policy when a decision is due, checks the plan, compares it with
+The controller keeps the job store, asks the policy when a decision is due, checks the plan, compares it with
 what runs and says what has to change. It has no clock, thread, socket, file or GPU, so a simulation, a live
 cluster and the replay of a log all run this very code.
 
-Rules of the books (one place each):
+Rules of the job store (one place each):
   a job waits from submission, or from the moment it loses its GPUs           `_to_waiting`
   progress, service and run time are what the backend measured                `_progress`
   a job's waits count from its first run on, and from zero after a promotion  `_start`, `_promote`
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from plait.control.capacity import refuse_overload
-from plait.control.job_store import Books, refusal
+from plait.control.job_store import JobStore, refusal
 from plait.control.messages import (
     Adjust,
     Command,
@@ -98,7 +98,7 @@ def note(
     iteration_s: FloatArray,
     lost_s: FloatArray,
 ) -> None:
-    """Write what the monitors measured into the books. Iterations that were done and no longer are were lost."""
+    """Write what the monitors measured into the job store. Iterations that were done and no longer are were lost."""
     for i in range(len(jobs)):
         lost = (iterations_done[jobs[i]] - done[i]) * iteration_s[jobs[i]]
         if lost > 1e-6:  # unknown (NaN) compares false
@@ -128,7 +128,7 @@ class Controller:
         self.policy = policy
         self.cluster = cluster
         self.rule = rule
-        self.books = Books()
+        self.job_store = JobStore()
         self.active: IntArray = NO_JOBS
         self.running: Groups = NO_GROUPS
         self.plan: Plan = Plan(NO_GROUPS)
@@ -169,20 +169,20 @@ class Controller:
     def view(self, now_s: float | None = None) -> View:
         """What the policy would see at `now_s`; at the time of the last event by default."""
         at_s = self.now_s if now_s is None else now_s
-        table = JobTable(self.books.columns, self.active, at_s, self.competing, self.books)
+        table = JobTable(self.job_store.columns, self.active, at_s, self.competing, self.job_store)
         return View(at_s, self.cluster, table, self.running, self.rule)
 
     # -- jobs -----------------------------------------------------------------------------------------
 
     def _submit(self, event: JobSubmitted) -> Sequence[Command]:
-        if event.first != self.books.count:
-            raise PlaitError(f"submission starts at number {event.first}, expected {self.books.count}")
-        numbers = self.books.append(event.jobs, self.competing)
+        if event.first != self.job_store.count:
+            raise PlaitError(f"submission starts at number {event.first}, expected {self.job_store.count}")
+        numbers = self.job_store.append(event.jobs, self.competing)
         refused = self._refusals(numbers, event.room)
         if refused:
             jobs = np.array(list(refused), dtype=np.int64)
             for job, reason in refused.items():
-                self.books.columns["reason"][job] = reason
+                self.job_store.columns["reason"][job] = reason
             self._end(jobs, Phase.FAILED, event.at_s)
             numbers = numbers[~np.isin(numbers, jobs)]
         self.active = np.concatenate([self.active, numbers])
@@ -190,7 +190,7 @@ class Controller:
         return (Refuse(self.events, jobs, tuple(refused.values())),) if refused else ()
 
     def _refusals(self, numbers: IntArray, room: int) -> dict[int, str]:
-        columns = self.books.columns
+        columns = self.job_store.columns
         simple = not (columns["has_demands"][0] or columns["has_kinds"][0])
         if self.cluster.limits_gpu_memory and columns["gpu_memory_bytes"][numbers].any():
             simple = False
@@ -201,11 +201,11 @@ class Controller:
             suspects = numbers[needs > self.cluster.gpus]
         else:
             suspects = numbers
-        reasons = {int(n): refusal(self.books.spec(int(n)), self.cluster, room) for n in suspects}
+        reasons = {int(n): refusal(self.job_store.spec(int(n)), self.cluster, room) for n in suspects}
         return {n: reason for n, reason in reasons.items() if reason is not None}
 
     def _progress(self, event: ProgressReported) -> Sequence[Command]:
-        columns = self.books.columns
+        columns = self.job_store.columns
         note(
             event.jobs, event.iterations_done, event.attained_gpu_s, event.run_s,
             columns["iterations_done"], columns["attained_gpu_s"], columns["run_s"], columns["iteration_s"],
@@ -217,14 +217,14 @@ class Controller:
 
     def _note_lost_runs(self, jobs: IntArray) -> None:
         """The runs of jobs without checkpoints of whose progress nothing is known, in seconds on their GPUs."""
-        columns = self.books.columns
+        columns = self.job_store.columns
         lost = jobs[(columns["checkpoints"][jobs] == int(Checkpoints.NEVER)) & (columns["iterations_done"][jobs] == 0)]
         columns["lost_s"][lost] += columns["run_s"][lost] - columns["saved_run_s"][lost]
         columns["saved_run_s"][lost] = columns["run_s"][lost]
 
     def _note_shared_speed(self, event: ProgressReported) -> None:
         """Speeds of groups whose members all report a pace; else somebody has just left and the rest runs faster."""
-        columns = self.books.columns
+        columns = self.job_store.columns
         members = np.diff(self.running.first_job)
         running_group = columns["running_group"][event.jobs]
         paced = (running_group >= 0) & ~np.isnan(event.iteration_s)
@@ -234,17 +234,17 @@ class Controller:
         columns["shared_speed"][jobs] = columns["iteration_s"][jobs] / event.iteration_s[shares]
 
     def _profile(self, event: JobProfiled) -> Sequence[Command]:
-        self.books.columns["iteration_s"][event.jobs] = event.iteration_s
-        self.books.columns["stage_s"][event.jobs] = event.stage_s
+        self.job_store.columns["iteration_s"][event.jobs] = event.iteration_s
+        self.job_store.columns["stage_s"][event.jobs] = event.stage_s
         self.changed = True
         return ()
 
     def _estimate(self, event: GoodputReported) -> Sequence[Command]:
-        self.books.columns["goodput"][event.jobs] = event.goodput
+        self.job_store.columns["goodput"][event.jobs] = event.goodput
         return ()
 
     def _stop_cost(self, event: StopCostReported) -> Sequence[Command]:
-        columns = self.books.columns
+        columns = self.job_store.columns
         columns["has_losses"][0] = True
         columns["checkpoints"][event.jobs] = event.checkpoints
         for name, values in (("saved_run_s", event.saved_run_s), ("restart_s", event.restart_s)):
@@ -254,25 +254,25 @@ class Controller:
         return ()
 
     def _keep(self, event: JobKept) -> Sequence[Command]:
-        self.books.columns["has_losses"][0] = True
-        self.books.columns["keep_until_s"][event.jobs] = event.until_s
+        self.job_store.columns["has_losses"][0] = True
+        self.job_store.columns["keep_until_s"][event.jobs] = event.until_s
         self._may_release()
         return ()
 
     def _may_release(self) -> None:
         """Decide anew if somebody waits for GPUs that a job may have to give up now."""
-        if (self.books.columns["phase"][self.active] == _WAITING).any():
+        if (self.job_store.columns["phase"][self.active] == _WAITING).any():
             self.changed = True
 
     def _finish(self, event: JobFinished) -> Sequence[Command]:
         self._require(event.jobs, Phase.FINISHED, event)
-        columns = self.books.columns
+        columns = self.job_store.columns
         complete(event.jobs, columns["iterations"], columns["iterations_done"])
         self._end(event.jobs, Phase.FINISHED, event.end_s)
         return ()
 
     def _fail(self, event: JobFailed) -> Sequence[Command]:
-        columns = self.books.columns
+        columns = self.job_store.columns
         self._require(event.jobs, Phase.FAILED, event)
         columns["failures"][event.jobs] += 1
         columns["reason"][event.jobs] = event.reason
@@ -289,12 +289,12 @@ class Controller:
 
     def _cancel(self, event: JobCancelled) -> Sequence[Command]:
         self._require(event.jobs, Phase.CANCELLED, event)
-        stop = event.jobs[self.books.columns["phase"][event.jobs] == _RUNNING]
+        stop = event.jobs[self.job_store.columns["phase"][event.jobs] == _RUNNING]
         self._end(event.jobs, Phase.CANCELLED, event.at_s)
         return (Stop(self.events, stop, checkpoint=False),) if len(stop) else ()
 
     def _launch_failed(self, event: LaunchFailed) -> Sequence[Command]:
-        self.books.columns["reason"][event.jobs] = event.reason
+        self.job_store.columns["reason"][event.jobs] = event.reason
         self._to_waiting(event.jobs)
         return ()
 
@@ -313,7 +313,7 @@ class Controller:
         owner = np.repeat(np.arange(len(groups)), groups.gpu_count())
         hit[owner[self.cluster.gpu_node[groups.gpus] == node]] = True
         members = groups.jobs[hit[groups.group_of_member()]]
-        columns = self.books.columns
+        columns = self.job_store.columns
         lost = members[(columns["phase"][members] == _RUNNING) & (columns["running_group"][members] >= 0)]
         columns["reason"][lost] = f"lost node {event.node}"
         # Processes of the gang on other nodes are told to go; there is nothing left to checkpoint.
@@ -328,29 +328,29 @@ class Controller:
         self.changed = True
         return ()
 
-    # -- the books ------------------------------------------------------------------------------------
+    # -- the job store --------------------------------------------------------------------------------
 
     def _require(self, jobs: IntArray, target: Phase, event: Event) -> None:
-        phases = self.books.columns["phase"]
+        phases = self.job_store.columns["phase"]
         for job in jobs.tolist():
             if target not in TRANSITIONS[_PHASES[phases[job]]]:
                 raise PlaitError(
-                    f"{self.books.name(job)} is {Phase(phases[job]).name.lower()} and cannot become "
+                    f"{self.job_store.name(job)} is {Phase(phases[job]).name.lower()} and cannot become "
                     f"{target.name.lower()} ({type(event).__name__} at {event.at_s} s)"
                 )
 
     def _end(self, jobs: IntArray, phase: Phase, end_s: Any) -> None:
-        columns = self.books.columns
+        columns = self.job_store.columns
         columns["phase"][jobs] = int(phase)
         columns["end_s"][jobs] = end_s
         columns["running_group"][jobs] = -1
-        self.books.depart(jobs)
+        self.job_store.depart(jobs)
         self.active = unfinished(self.active, columns["phase"])
         if not self.plan.settled:
             self.changed = True
 
     def _to_waiting(self, jobs: IntArray) -> None:
-        columns = self.books.columns
+        columns = self.job_store.columns
         if columns["has_losses"][0]:
             self._note_lost_runs(jobs)
         columns["phase"][jobs] = _WAITING
@@ -359,14 +359,14 @@ class Controller:
         self.changed = True
 
     def _start(self, jobs: IntArray) -> None:
-        c = self.books.columns
+        c = self.job_store.columns
         begin(
             jobs, self.now_s, c["run_s"], c["run_base_s"], c["wait_s"], c["pending_since_s"], c["first_start_s"],
             c["last_start_s"], c["starts"], c["phase"],
         )  # fmt: skip
 
     def _promote(self, jobs: IntArray) -> None:
-        columns = self.books.columns
+        columns = self.job_store.columns
         columns["promotions"][jobs] += 1
         columns["attained_base_gpu_s"][jobs] = columns["attained_gpu_s"][jobs]
         columns["run_base_s"][jobs] = columns["run_s"][jobs]
@@ -381,12 +381,12 @@ class Controller:
         return self._apply(keep_running(view, self.policy.decide(view)))
 
     def _apply(self, plan: Plan) -> Sequence[Command]:
-        groups, columns = plan.groups, self.books.columns
-        code, job, gpu, changes = review(groups, self.running, columns, self.events, self.books.count, self.cluster)
+        groups, columns = plan.groups, self.job_store.columns
+        code, job, gpu, changes = review(groups, self.running, columns, self.events, self.job_store.count, self.cluster)
         if code != OK:
-            name = self.books.name(job) if 0 <= job < self.books.count else f"job number {job}"
+            name = self.job_store.name(job) if 0 <= job < self.job_store.count else f"job number {job}"
             raise fault(code, name, gpu, self.cluster, describe(self.policy))
-        refuse_overload(groups, changes.changed, columns, self.cluster, self.books.name, describe(self.policy))
+        refuse_overload(groups, changes.changed, columns, self.cluster, self.job_store.name, describe(self.policy))
         if not plan.valid_until_s > self.now_s:
             raise PlaitError(
                 f"policy {describe(self.policy)} wants to be asked again at {plan.valid_until_s} s, "

@@ -1,6 +1,6 @@
 """What happened, folded into arrays: who held which GPUs when, who waited, which nodes were down.
 
-`History` listens to `drive` and sees only events, commands and the controller's books, so a simulated, a live
+`History` listens to `drive` and sees only events, commands and the controller's job store, so a simulated, a live
 and a replayed run are recorded by the same code. While the run goes on it only keeps references; `timeline`
 does the work at the end.
 
@@ -83,7 +83,7 @@ class Timeline:
     group_*  jobs on the same GPUs, held from `group_from_s` until the last member left; group `g` has the
              GPUs `group_gpus[group_first_gpu[g]:group_first_gpu[g + 1]]`
     wait_*   a job without GPUs, in order of job, then time; `wait_remaining_s` is the work left alone at the
-             asked size as the books know it, NaN if unknown
+             asked size as the job store knows it, NaN if unknown
     down_*   a place in the cluster without a node that is up: lost, forgotten or not there yet
     refused  jobs refused when they were submitted
     """
@@ -160,7 +160,7 @@ class History:
             self._codes.append(_START)
             self._jobs.append(groups.jobs)
             self._at.append(at_s)
-            self._done.append(self._controller.books.columns["iterations_done"].take(groups.jobs))
+            self._done.append(self._controller.job_store.columns["iterations_done"].take(groups.jobs))
             self._groups.append(groups)
             self._group_at.append(at_s)
         elif isinstance(command, Stop):
@@ -198,8 +198,8 @@ class History:
         """The run so far."""
         self._pack()
         log = {name: _join([p[name] for p in self._packed], dtype) for name, dtype in _LOG.items()}
-        books = self._controller.books
-        columns = {name: column[: books.count] for name, column in books.columns.items()}
+        job_store = self._controller.job_store
+        columns = {name: column[: job_store.count] for name, column in job_store.columns.items()}
         refused = _join(self._refused, np.int64)
         marks = _marks(log)
         spans = _spans(marks, log, columns, self.last_s)
@@ -207,7 +207,7 @@ class History:
         down = _down(self._up, self._node_changes, len(cluster.nodes))
         return Timeline(
             cluster=cluster,
-            jobs=books.count,
+            jobs=job_store.count,
             events=self.events,
             last_s=self.last_s,
             **spans,

@@ -1,7 +1,7 @@
 """The controller's memory: one growing array a column, one row a job, finished jobs included.
 
-Of a job that has left for good only its service counts any more (for policies that learn from it), so books can be kept
-without such jobs: numbers stay as they are, and what the jobs got is in `past_gpu_s`.
+Of a job that has left for good only its service counts any more (for policies that learn from it), so a store can be
+kept without such jobs: numbers stay as they are, and what the jobs got is in `past_gpu_s`.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ _MEASURED = ("iteration_s", "checkpoints", "restart_s")
 _FLAGS = ("has_demands", "has_kinds", "has_losses")
 
 
-class Books:
+class JobStore:
     """Columns of all jobs ever submitted; `columns[name]` may be longer than `count`."""
 
     def __init__(self) -> None:
-        """Empty books."""
+        """An empty store."""
         self.count = 0
         self.departed: IntArray = np.zeros(64, dtype=np.int64)  # jobs in order of departure; see `departures`
         self.departures = 0
@@ -263,59 +263,59 @@ class Books:
         return np.concatenate(parts).astype(np.int64)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Books:
-        """The books that `to_json` wrote."""
+    def from_json(cls, data: dict[str, Any]) -> JobStore:
+        """The store that `to_json` wrote."""
         from plait.control.messages import spec_from_json
 
-        books = cls()
+        job_store = cls()
         specs = [spec_from_json(row) for row in data["specs"]]
         count = int(data.get("count", len(specs)))
         numbers = np.array(data.get("numbers", range(count)), dtype=np.int64)
-        books._grow(max(count, 1))
-        books.count = count
-        books.columns["phase"][:count] = int(Phase.FINISHED)  # how those ended that are left out is not kept
+        job_store._grow(max(count, 1))
+        job_store.count = count
+        job_store.columns["phase"][:count] = int(Phase.FINISHED)  # how those ended that are left out is not kept
         if specs:
             batch = JobBatch.of(specs)
-            books._place(numbers, batch)
-            books.batches = _runs(numbers, batch)
+            job_store._place(numbers, batch)
+            job_store.batches = _runs(numbers, batch)
         here = {stored: name for name, stored in _STORED_AS.items()}
         for name, values in data["life"].items():
-            column = books.columns[here.get(name, name)]
+            column = job_store.columns[here.get(name, name)]
             filled = floats(values)
             column[numbers] = objects(filled) if column.dtype == object else filled
         for number, row in zip(numbers.tolist(), data["stage_s"], strict=True):
-            books.columns["stage_s"][number] = floats(row)
+            job_store.columns["stage_s"][number] = floats(row)
         for place, row in data.get("goodput", ()):
-            books.columns["goodput"][numbers[place]] = floats(row)
+            job_store.columns["goodput"][numbers[place]] = floats(row)
         past = base64.b64decode(data.get("past_gpu_s", ""))
-        books._past_gpu_s = np.frombuffer(past, dtype="<f8").astype(np.float64)
-        books.departures = len(books._past_gpu_s)
-        books.depart(np.array(data["departed"], dtype=np.int64))
-        books._users = {u: i for i, u in enumerate(data["users"])}
-        books._groups = {g: i for i, g in enumerate(data["groups"])}
+        job_store._past_gpu_s = np.frombuffer(past, dtype="<f8").astype(np.float64)
+        job_store.departures = len(job_store._past_gpu_s)
+        job_store.depart(np.array(data["departed"], dtype=np.int64))
+        job_store._users = {u: i for i, u in enumerate(data["users"])}
+        job_store._groups = {g: i for i, g in enumerate(data["groups"])}
         for name, flag in zip(_FLAGS, data.get("flags", ()), strict=False):
-            books.columns[name][0] = flag
-        return books
+            job_store.columns[name][0] = flag
+        return job_store
 
-    def select(self, numbers: IntArray, departed: IntArray) -> Books:
-        """Books of their own with these jobs only (numbers, growing), renumbered from 0 in the same order.
+    def select(self, numbers: IntArray, departed: IntArray) -> JobStore:
+        """A store of its own with these jobs only (numbers, growing), renumbered from 0 in the same order.
 
         `departed`: those of them that left last, in order of departure; of all before only the service is known.
         """
-        books = Books()
-        books._grow(max(len(numbers), 1))
-        books.count = n = len(numbers)
-        books._floats[:, :n], books._whole[:, :n] = self._floats[:, numbers], self._whole[:, numbers]
+        job_store = JobStore()
+        job_store._grow(max(len(numbers), 1))
+        job_store.count = n = len(numbers)
+        job_store._floats[:, :n], job_store._whole[:, :n] = self._floats[:, numbers], self._whole[:, numbers]
         for name in (*LIFE_COLUMNS, *_WIDE, "gpu_kinds"):
-            books.columns[name][:n] = self.columns[name][numbers]
+            job_store.columns[name][:n] = self.columns[name][numbers]
         for name in _FLAGS:
-            books.columns[name][0] = self.columns[name][0]
-        books._users, books._groups = dict(self._users), dict(self._groups)
-        books._chosen = [self._spec_if_kept(number) for number in numbers.tolist()]
-        books._past_gpu_s = self.departed_gpu_s(self.departures - len(departed)).copy()
-        books.departures = len(books._past_gpu_s)
-        books.depart(np.searchsorted(numbers, departed))
-        return books
+            job_store.columns[name][0] = self.columns[name][0]
+        job_store._users, job_store._groups = dict(self._users), dict(self._groups)
+        job_store._chosen = [self._spec_if_kept(number) for number in numbers.tolist()]
+        job_store._past_gpu_s = self.departed_gpu_s(self.departures - len(departed)).copy()
+        job_store.departures = len(job_store._past_gpu_s)
+        job_store.depart(np.searchsorted(numbers, departed))
+        return job_store
 
     def _spec_if_kept(self, number: int) -> JobSpec:
         try:

@@ -110,7 +110,7 @@ def measure(
     into the summary: trace, policy, world, seed, cluster, wall_s and any other.
     """
     timeline = history.timeline()
-    jobs = outcomes(controller.books, timeline, truth)
+    jobs = outcomes(controller.job_store, timeline, truth)
     if isinstance(window, tuple):
         window = Window(*window)
     counted = np.ones(len(jobs.state), dtype=bool) if window is None else window.mask(jobs.submit_s)
@@ -118,7 +118,7 @@ def measure(
     known.update(labels)
     use = usage(timeline, jobs)
     span = _span(jobs, timeline, counted)
-    columns = table(controller.books, jobs)
+    columns = table(controller.job_store, jobs)
     rho, slowdown = fairness(jobs, timeline, isolated), jobs.slowdown(isolated)
     summary: dict[str, Value] = {name: known.pop(name, "") for name in LABELS}
     summary |= _counts(jobs, counted)

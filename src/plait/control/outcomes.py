@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from plait.control.history import Timeline
-from plait.control.job_store import Books
+from plait.control.job_store import JobStore
 from plait.control.step_functions import Steps
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.jobs import JobBatch, Phase
@@ -65,13 +65,13 @@ class Outcomes:
         return np.where(np.isnan(alone_s), ratio, self.jct_s / alone_s)
 
 
-def outcomes(books: Books, timeline: Timeline, truth: JobBatch | None = None) -> Outcomes:
-    """Per-job figures from the books and the recorded spans.
+def outcomes(job_store: JobStore, timeline: Timeline, truth: JobBatch | None = None) -> Outcomes:
+    """Per-job figures from the job store and the recorded spans.
 
-    `truth` has the jobs as they are, by number, where the books hold noisy estimates of them.
+    `truth` has the jobs as they are, by number, where the job store holds noisy estimates of them.
     """
-    n = books.count
-    columns = {name: column[:n] for name, column in books.columns.items()}
+    n = job_store.count
+    columns = {name: column[:n] for name, column in job_store.columns.items()}
     state = columns["phase"].astype(np.int64)
     state[timeline.refused] = _REFUSED
     held = timeline.span_to_s - timeline.span_from_s
@@ -126,13 +126,13 @@ def fairness(jobs: Outcomes, timeline: Timeline, isolated: Isolated | None = Non
     return np.where(np.isnan(alone_s), rho, jobs.jct_s / alone_s)
 
 
-def table(books: Books, jobs: Outcomes) -> Mapping[str, Any]:
+def table(job_store: JobStore, jobs: Outcomes) -> Mapping[str, Any]:
     """The per-job table of reports and files, as columns in a stable order."""
-    n = books.count
-    columns = {name: column[:n] for name, column in books.columns.items()}
+    n = job_store.count
+    columns = {name: column[:n] for name, column in job_store.columns.items()}
 
     def text(name: str) -> Any:
-        parts = [batch.column(name) for _, batch in books.batches]
+        parts = [batch.column(name) for _, batch in job_store.batches]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=object)
 
     return {

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from plait.control.controller import Controller
-from plait.control.job_store import Books
+from plait.control.job_store import JobStore
 from plait.control.messages import group_from_json, group_to_json, node_from_json, node_to_json
 from plait.core.arrays import IntArray
 from plait.core.cluster import Cluster
@@ -30,11 +30,11 @@ def snapshot(controller: Controller) -> dict[str, Any]:
 def frozen(controller: Controller, keep: IntArray | None = None, recent: int = 0) -> Callable[[], dict[str, Any]]:
     """Copy what may change, which is quick; the function returned makes plain JSON values of it, in any thread.
 
-    The plan's order and levels are in the books already; its reasons are words and kept as they are. `keep` and
-    `recent` leave out jobs that have ended (`Books.frozen`).
+    The plan's order and levels are in the job store already; its reasons are words and kept as they are. `keep` and
+    `recent` leave out jobs that have ended (`JobStore.frozen`).
     """
     plan, running, cluster = controller.plan, controller.running, controller.cluster
-    reasons, books = dict(plan.reasons), controller.books.frozen(keep, recent)
+    reasons, job_store = dict(plan.reasons), controller.job_store.frozen(keep, recent)
     facts = {
         "version": VERSION,
         "now_s": _number(controller.now_s),
@@ -56,7 +56,7 @@ def frozen(controller: Controller, keep: IntArray | None = None, recent: int = 0
             },
             "running": [group_to_json(g) for g in running],
             "reasons": {str(job): reason for job, reason in reasons.items()},
-            "books": books(),
+            "books": job_store(),
         }
 
     return plain
@@ -68,11 +68,11 @@ def of_active(controller: Controller, recent: int = 0) -> tuple[Controller, IntA
     They are renumbered in the same order; the second result has their former numbers. What it decides is what the
     controller would decide, at a cost that does not grow with the jobs that ever were.
     """
-    books, running, plan = controller.books, controller.running, controller.plan
-    departed = books.last_departed(recent)
+    job_store, running, plan = controller.job_store, controller.running, controller.plan
+    departed = job_store.last_departed(recent)
     numbers = np.unique(np.concatenate([controller.active, running.jobs, departed]))
     small = Controller(controller.policy, controller.cluster, controller.rule)
-    small.books = books.select(numbers, departed)
+    small.job_store = job_store.select(numbers, departed)
     small.now_s, small.events = controller.now_s, controller.events
     small.changed, small.competing = controller.changed, controller.competing
     small.active = np.searchsorted(numbers, controller.active)
@@ -94,7 +94,7 @@ def restore(data: Mapping[str, Any], policy: Policy) -> Controller:
     nodes = tuple(node_from_json(node) for node in data["cluster"]["nodes"])
     rule = PreemptionRule.from_json(data.get("preemption"))
     controller = Controller(policy, Cluster(nodes, tuple(bool(up) for up in data["cluster"]["up"])), rule)
-    controller.books = Books.from_json(data["books"])
+    controller.job_store = JobStore.from_json(data["books"])
     controller.now_s = _parse(data["now_s"], -math.inf)
     controller.events = int(data["events"])
     controller.changed = bool(data["changed"])

@@ -56,7 +56,7 @@ def usage(timeline: Timeline, jobs: Outcomes) -> Usage:
 def _work(t: Timeline, jobs: Outcomes) -> FloatArray:
     """Useful GPU-seconds of each span: the job's, shared out by the progress made in the span.
 
-    Progress is what the books knew at the time; a job without any on record is spread over its run time.
+    Progress is what the job store knew at the time; a job without any on record is spread over its run time.
     """
     n, job = t.jobs, t.span_job
     length = t.span_to_s - t.span_from_s

@@ -419,7 +419,7 @@ class Column(Generic[A]):
     @overload
     def __get__(self, table: JobTable, owner: type) -> A: ...
     def __get__(self, table: JobTable | None, owner: type) -> A | Column[A]:
-        """Gather the rows; a copy, so a policy cannot change the books."""
+        """Gather the rows; a copy, so a policy cannot change the job store."""
         if table is None:
             return self
         values = table.columns[self.name].take(table.number, axis=0)

@@ -43,14 +43,14 @@ class Drawn:
 
 
 def draw(controller: Controller, pace: FloatArray, record: TrackRecord, starting: Collection[int], rng: Any) -> Drawn:
-    """One possible truth of every job of the books, at these seconds an iteration (`pace_s`).
+    """One possible truth of every job of the job store, at these seconds an iteration (`pace_s`).
 
     `starting`: those that run and have not made an iteration since their last start.
     """
-    books, now_s = controller.books, controller.now_s
-    n = books.count
-    c = {name: column[:n] for name, column in books.columns.items()}
-    specs = JobBatch.of([books.spec(i) for i in range(n)])
+    job_store, now_s = controller.job_store, controller.now_s
+    n = job_store.count
+    c = {name: column[:n] for name, column in job_store.columns.items()}
+    specs = JobBatch.of([job_store.spec(i) for i in range(n)])
     noise = np.exp(rng.normal(0.0, PACE_NOISE) + rng.normal(0.0, PACE_NOISE, size=n))
     done, running = c["iterations_done"], c["phase"] == int(Phase.RUNNING)
     ended = c["phase"] >= int(Phase.FINISHED)

@@ -123,17 +123,17 @@ def forecast(
     first = make()
     known = record or TrackRecord()
     now_s, jobs, assumptions = first.now_s, first.active.tolist(), _assumptions(first, runs, known)
-    running = {job for job in jobs if first.books.columns["phase"][job] == int(Phase.RUNNING)}
+    running = {job for job in jobs if first.job_store.columns["phase"][job] == int(Phase.RUNNING)}
     starts: dict[int, list[float]] = {job: [] for job in jobs}
     ends: dict[int, list[float]] = {job: [] for job in jobs}
     settings = SimulationSettings(physics=StandardPhysics(interference=TURNS_COST), round_s=round_s)
     for run in range(runs if jobs else 0):
         controller = first if run == 0 else make()
-        n = controller.books.count
-        pace = pace_s({name: column[:n] for name, column in controller.books.columns.items()}, n)
+        n = controller.job_store.count
+        pace = pace_s({name: column[:n] for name, column in controller.job_store.columns.items()}, n)
         drawn = draw(controller, pace, known, starting, np.random.default_rng((seed, run)))
         launched = play(controller, drawn, settings)
-        end_s = controller.books.columns["end_s"]
+        end_s = controller.job_store.columns["end_s"]
         for job in jobs:
             starts[job].append(launched.get(job, math.inf) - now_s)
             ended = float(end_s[job])
@@ -208,7 +208,7 @@ def pace_s(columns: dict[str, Any], n: int) -> FloatArray:
 
 
 def _assumptions(controller: Controller, runs: int, record: TrackRecord) -> tuple[str, ...]:
-    columns, active = controller.books.columns, controller.active
+    columns, active = controller.job_store.columns, controller.active
     silent = int(np.isnan(columns["iterations"][active]).sum())
     unmeasured = int(np.isnan(columns["iteration_s"][active]).sum())
     starts = record.starts_s

@@ -108,8 +108,8 @@ def fidelity(rows: Sequence[LoggedEntry], *, round_s: float = 1.0) -> Fidelity:
     controller = replayed.state.controller
     if controller is None:
         raise InputError("no node ever joined this cluster; start one with: plait up")
-    books = controller.books
-    columns = {name: column[: books.count] for name, column in books.columns.items()}
+    job_store = controller.job_store
+    columns = {name: column[: job_store.count] for name, column in job_store.columns.items()}
     finished: list[int] = np.flatnonzero(columns["phase"] == int(Phase.FINISHED)).tolist()
     if not finished:
         raise InputError("no job has finished yet; look again when one has (plait ls)")
@@ -118,7 +118,7 @@ def fidelity(rows: Sequence[LoggedEntry], *, round_s: float = 1.0) -> Fidelity:
     costs = _costs(truth, finished, seen)
     jobs = tuple(
         Compared(
-            str(books.spec(job).id),
+            str(job_store.spec(job).id),
             float(ends[i] - truth.submit_s[i]),
             float(columns["end_s"][job] - columns["submit_s"][job]),
             float(truth.iterations[i]),
@@ -130,16 +130,16 @@ def fidelity(rows: Sequence[LoggedEntry], *, round_s: float = 1.0) -> Fidelity:
         for i, job in enumerate(finished)
     )
     typical = float(np.median([job.start_s for job in jobs]))
-    left_out = books.count - len(finished)
+    left_out = job_store.count - len(finished)
     lost_gpu_s = sum(replayed.state.record.lost_gpu_s.values())
     return Fidelity(jobs, tuple(seen.policy_texts), typical, left_out, seen.failures, lost_gpu_s)
 
 
 def _relive(controller: Controller, truth: JobBatch, finished: list[int], seen: Observed, round_s: float) -> Any:
     """When each job ends in the simulation, seconds."""
-    books = controller.books
+    job_store = controller.job_store
     # The policy is told what was said at submission; the rest comes to it when it came live.
-    reported = JobBatch.of([books.spec(job) for job in finished])
+    reported = JobBatch.of([job_store.spec(job) for job in finished])
     told = [*seen.profiles, *seen.estimates, *seen.stop_costs]
     news: list[News] = [*seen.policies[1:], *numbered(told, finished)]
     news.sort(key=lambda told: told[0])
@@ -153,7 +153,7 @@ def _relive(controller: Controller, truth: JobBatch, finished: list[int], seen: 
     )
     backend: list[LiveReplay] = []
     physics = TurnsPhysics(
-        again.books.columns, lambda job, gpus: gpus * worlds[job], lambda jobs: backend[0].awake(jobs)
+        again.job_store.columns, lambda job, gpus: gpus * worlds[job], lambda jobs: backend[0].awake(jobs)
     )
     training = Training.reported(truth, [seen.reports.get(job, []) for job in finished])
     silent = [s - float(np.nan_to_num(seen.start_s(job))) for job, s in seen.silent_s.items() if s > 0]
@@ -170,27 +170,27 @@ def _relive(controller: Controller, truth: JobBatch, finished: list[int], seen: 
     drive(again, world)
     if len(again.active):
         raise InputError("the simulator cannot run what ran live: some jobs never start under this policy in it")
-    return again.books.columns["end_s"]
+    return again.job_store.columns["end_s"]
 
 
 def _truth(controller: Controller, finished: list[int], seen: Observed) -> JobBatch:
     """The finished jobs with what was measured; each is a model of its own, so that it has its own start-up."""
-    books = controller.books
+    job_store = controller.job_store
     specs = []
     for job in finished:
-        spec = books.spec(job)
+        spec = job_store.spec(job)
         said = spec.iterations
-        done = max(float(books.columns["iterations_done"][job]), 1.0) if said is None else float(said)
-        pace = float(books.columns["iteration_s"][job])
+        done = max(float(job_store.columns["iterations_done"][job]), 1.0) if said is None else float(said)
+        pace = float(job_store.columns["iteration_s"][job])
         if not math.isfinite(pace) or pace <= 0:
-            held_s = float(books.columns["run_s"][job])
+            held_s = float(job_store.columns["run_s"][job])
             worked_s = held_s - float(np.nan_to_num(seen.start_s(job)))
             if spec.min_gpus != spec.max_gpus and held_s > 0:  # it may have run on more GPUs or fewer than it asked for
-                worked_s *= float(books.columns["attained_gpu_s"][job]) / held_s / spec.gpus
+                worked_s *= float(job_store.columns["attained_gpu_s"][job]) / held_s / spec.gpus
             pace = max(worked_s, 1e-3) / done
         specs.append(replace(spec, iterations=done, iteration_s=pace, model=f"job-{job}", profile=None))
     batch = JobBatch.of(specs)
-    return batch.replace(stage_s=books.columns["stage_s"][finished].copy())
+    return batch.replace(stage_s=job_store.columns["stage_s"][finished].copy())
 
 
 def _costs(truth: JobBatch, finished: list[int], seen: Observed) -> list[tuple[float, float, float, float]]:

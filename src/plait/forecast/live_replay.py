@@ -103,7 +103,7 @@ class LiveReplay(Simulator):
         while self.news and to_ms(self.news[0][0]) <= now:
             what = self.news.pop(0)[1]
             if isinstance(what, (JobProfiled, GoodputReported, StopCostReported, JobKept)):
-                known = np.flatnonzero(what.jobs < self.controller.books.count)
+                known = np.flatnonzero(what.jobs < self.controller.job_store.count)
                 if len(known):
                     yield _rows(what, known, what.jobs[known], now / 1000)
             else:

@@ -79,12 +79,14 @@ class Replayed:
 
 def _isolated(controller: Controller) -> Isolated | None:
     """How long adaptive jobs would have taken alone, by what they said of themselves last."""
-    books = controller.books
-    if not (books.columns["batch_size"][: books.count] > 0).any():
+    job_store = controller.job_store
+    if not (job_store.columns["batch_size"][: job_store.count] > 0).any():
         return None
-    jobs = JobBatch.of([books.spec(i) for i in range(books.count)])
-    iterations = np.where(np.isnan(jobs.iterations), books.columns["iterations_done"][: books.count], jobs.iterations)
-    training = Training.reported(jobs, [[(0.0, row)] for row in books.columns["goodput"][: books.count]])
+    jobs = JobBatch.of([job_store.spec(i) for i in range(job_store.count)])
+    iterations = np.where(
+        np.isnan(jobs.iterations), job_store.columns["iterations_done"][: job_store.count], jobs.iterations
+    )
+    training = Training.reported(jobs, [[(0.0, row)] for row in job_store.columns["goodput"][: job_store.count]])
     return partial(isolated_s, jobs.replace(iterations=iterations), training, controller.cluster)
 
 

@@ -123,7 +123,7 @@ class Observed:
 
     def _report(self, state: State, event: GoodputReported) -> None:
         assert state.controller is not None
-        columns = state.controller.books.columns
+        columns = state.controller.job_store.columns
         done = columns["iterations_done"]
         for job, row in zip(event.jobs.tolist(), event.goodput, strict=True):
             self.silent_s.setdefault(job, float(columns["run_s"][job]))

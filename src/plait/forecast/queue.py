@@ -52,7 +52,7 @@ def foresee(state: Mapping[str, Any], seed: int = 0) -> Foreseen | None:
 
 
 def _now(controller: Controller, state: Mapping[str, Any]) -> Controller:
-    columns = controller.books.columns
+    columns = controller.job_store.columns
     asked_s = max(float(state["asked_s"]), controller.now_s)
     for name, pace in state["paces"].items():
         job = int(name)

@@ -21,12 +21,12 @@ from plait.sim.training import Training
 
 
 class Continued(Simulator):
-    """A cluster that is in the state of a controller's books: who runs where, what is done, who waits.
+    """A cluster that is in the state of a controller's job store: who runs where, what is done, who waits.
 
-    `truth` has every job of the books by number, with the work and pace that are assumed to be true. What runs needs
-    `left_s` seconds beside its iterations (what is left of its start-up, and its end). `costs_s` (jobs, 4) are costs
-    job by job, in the order of `plait.sim.overheads.FIELDS`, instead of those of `settings`. The first thing that
-    happens is a decision.
+    `truth` has every job of the job store by number, with the work and pace that are assumed to be true. What runs
+    needs `left_s` seconds beside its iterations (what is left of its start-up, and its end). `costs_s` (jobs, 4)
+    are costs job by job, in the order of `plait.sim.overheads.FIELDS`, instead of those of `settings`. The first
+    thing that happens is a decision.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class Continued(Simulator):
         left_s: FloatArray | None = None, costs_s: FloatArray | None = None,
     ) -> None:  # fmt: skip
         """Take over the state of `controller` as it is now."""
-        books = controller.books
-        n = books.count
+        job_store = controller.job_store
+        n = job_store.count
         if len(truth) != n:
-            raise InputError(f"the books have {n} jobs, the assumptions {len(truth)}; give one row a job")
-        columns = {name: column[:n] for name, column in books.columns.items()}
+            raise InputError(f"the job store has {n} jobs, the assumptions {len(truth)}; give one row a job")
+        columns = {name: column[:n] for name, column in job_store.columns.items()}
         training = _as_said(columns, truth)
         super().__init__(truth, controller.cluster, replace(settings, overheads=Overheads(), training=training))
         if self.adaptive is not None:
@@ -70,7 +70,7 @@ def _as_said(columns: Mapping[str, Any], truth: JobBatch) -> Training:
 
 def running_now(controller: Controller) -> Groups:
     """The groups of a controller without members that have ended since the last decision."""
-    phases = controller.books.columns["phase"]
+    phases = controller.job_store.columns["phase"]
     groups = []
     for group in controller.running:
         members = tuple(m for m in group.members if phases[m.job] == int(Phase.RUNNING))

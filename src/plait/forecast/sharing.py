@@ -90,11 +90,11 @@ class Watch:
     def _sharing(self, state: State, jobs: tuple[int, ...]) -> Sharing:
         assert state.controller is not None
         from_s, to_s, gate, turns = self._spans[jobs]
-        books, cluster = state.controller.books, state.controller.cluster
-        columns = {name: column[: books.count] for name, column in books.columns.items()}
-        alone = pace_s(columns, books.count)
+        job_store, cluster = state.controller.job_store, state.controller.cluster
+        columns = {name: column[: job_store.count] for name, column in job_store.columns.items()}
+        alone = pace_s(columns, job_store.count)
         # Jobs by number are rows of the truth; only the members' rows matter.
-        truth = JobBatch.of([books.spec(i) for i in range(books.count)]).replace(
+        truth = JobBatch.of([job_store.spec(i) for i in range(job_store.count)]).replace(
             iteration_s=alone, stage_s=columns["stage_s"].copy()
         )
         members = tuple(Member(job, turn=turns[job]) for job in jobs)
@@ -108,7 +108,7 @@ class Watch:
         reported = self._paces.get(jobs, {})
         shares = tuple(
             Share(
-                books.spec(job).id,
+                job_store.spec(job).id,
                 turns[job],
                 tuple(float(v) for v in columns["stage_s"][job]),
                 float(alone[job]),

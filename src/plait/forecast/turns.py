@@ -31,7 +31,8 @@ def everybody(jobs: IntArray) -> BoolArray:
 class TurnsPhysics:
     """Pace of members of live groups.
 
-    `known`: columns of the books that the gate is chosen from. `worlds`: processes of a job on a group of so many GPUs.
+    `known`: columns of the job store that the gate is chosen from. `worlds`: processes of a job on a group of so many
+    GPUs.
     `awake`: which jobs take part by now; one that is still starting is nobody's partner yet.
     """
 

@@ -200,8 +200,8 @@ class Played:
 
     def ends(self) -> Mapping[int, float]:
         """When each finished job finished, seconds."""
-        columns = self.controller.books.columns
-        jobs = np.flatnonzero(columns["phase"][: self.controller.books.count] == int(Phase.FINISHED))
+        columns = self.controller.job_store.columns
+        jobs = np.flatnonzero(columns["phase"][: self.controller.job_store.count] == int(Phase.FINISHED))
         return dict(zip(jobs.tolist(), columns["end_s"][jobs].tolist(), strict=True))
 
 
@@ -233,7 +233,7 @@ class _Watch:
         self.invariants(event, commands)
         self.decisions += isinstance(event, ReplanDue)
         if self.decisions > MOST_DECISIONS:
-            waiting = self.played.controller.books.name(int(self.played.controller.active[0]))
+            waiting = self.played.controller.job_store.name(int(self.played.controller.active[0]))
             raise BrokenPromise(
                 f"{MOST_DECISIONS} decisions until {event.at_s} s for {len(self.workload.jobs)} jobs, and {waiting} "
                 f"has not ended: policy {describe(self.played.controller.policy)} thrashes"
@@ -274,13 +274,13 @@ def _said(error: Exception) -> str:
 def _all_finish(make: Make, workload: Workload) -> Played:
     played = play(make(), workload)
     ends = played.ends()
-    books = played.controller.books
+    job_store = played.controller.job_store
     for job in range(len(workload.jobs)):
         if job not in ends:
-            phase = Phase(int(books.columns["phase"][job])).name.lower()
+            phase = Phase(int(job_store.columns["phase"][job])).name.lower()
             raise BrokenPromise(
-                f"workload {workload.name}, seed {workload.seed}: {books.name(job)} ended as {phase}: "
-                f"{books.columns['reason'][job]}"
+                f"workload {workload.name}, seed {workload.seed}: {job_store.name(job)} ended as {phase}: "
+                f"{job_store.columns['reason'][job]}"
             )
     return played
 
@@ -324,10 +324,10 @@ def _plan_json(plan: Plan) -> str:
     )
 
 
-def _books_bytes(controller: Controller) -> dict[str, Any]:
+def _store_bytes(controller: Controller) -> dict[str, Any]:
     seen: dict[str, Any] = {
         name: column.tolist() if column.dtype == object else column.tobytes()
-        for name, column in controller.books.columns.items()
+        for name, column in controller.job_store.columns.items()
     }
     running = controller.running
     seen["running"] = [running.jobs.tobytes(), running.gpus.tobytes(), running.first_gpu.tobytes()]
@@ -353,7 +353,7 @@ class _Doubtful:
 
     def decide(self, view: View) -> Plan:
         assert self.controller is not None
-        before = _books_bytes(self.controller)
+        before = _store_bytes(self.controller)
         plan = self.policy.decide(view)
         said = _plan_json(plan)
         for who, again in (
@@ -365,7 +365,7 @@ class _Doubtful:
                     f"policy {self.name} {who} about the same view at {view.now_s} s plans {_plan_json(again)[:300]}, "
                     f"first it was {said[:300]}"
                 )
-        after = _books_bytes(self.controller)
+        after = _store_bytes(self.controller)
         changed = [name for name in before if before[name] != after[name]]
         if changed:
             raise BrokenPromise(
@@ -411,7 +411,7 @@ def _feeds_all(make: Make, seed: int) -> None:
     for job, end_s in played.ends().items():
         if end_s > last:
             raise BrokenPromise(
-                f"workload {workload.name}: {played.controller.books.name(job)} ended at {end_s} s; one job after "
+                f"workload {workload.name}: {played.controller.job_store.name(job)} ended at {end_s} s; one job after "
                 f"the other would all have ended at {last} s"
             )
 
@@ -425,12 +425,12 @@ class _Idle:
     def __call__(self, event: Event, commands: Sequence[Command]) -> None:
         c = self.controller
         if isinstance(event, ReplanDue) and len(c.active) and all(c.cluster.up):
-            running = c.books.columns["phase"][c.active] == int(Phase.RUNNING)
+            running = c.job_store.columns["phase"][c.active] == int(Phase.RUNNING)
             if not running.any():
                 job = int(c.active[0])
                 raise BrokenPromise(
-                    f"policy {describe(c.policy)} runs nothing at {event.at_s} s, and {c.books.name(job)} would fit "
-                    f"the empty cluster: {c.plan.reasons.get(job, 'it gave no reason')}"
+                    f"policy {describe(c.policy)} runs nothing at {event.at_s} s, and {c.job_store.name(job)} would "
+                    f"fit the empty cluster: {c.plan.reasons.get(job, 'it gave no reason')}"
                 )
 
 
@@ -493,7 +493,7 @@ def _keeps_patience(make: Make, seed: int) -> None:
     workload = Workload("an overload of narrow jobs and a wide one on 2x4", jobs, Cluster.parse("2x4"), seed=seed)
     played = _all_finish(make, workload)
     job = jobs.id.tolist().index("wide")
-    waited_s = float(played.controller.books.columns["first_start_s"][job]) - wide.submit_s
+    waited_s = float(played.controller.job_store.columns["first_start_s"][job]) - wide.submit_s
     if waited_s > longest_s + 1e-3:
         raise BrokenPromise(
             f"workload {workload.name}: the wide job waited {waited_s} s, and policy {describe(policy)} "
@@ -540,12 +540,12 @@ def _keeps_work(make: Make, seed: int) -> None:
         played = play(watched, workload)
         if not watched.kept:
             raise BrokenPromise(f"workload {workload.name} kept nobody: this checks nothing")
-        books = played.controller.books
-        lost_s = books.columns["lost_s"][: len(jobs)][jobs.column("checkpoints") == int(Checkpoints.NEVER)]
+        job_store = played.controller.job_store
+        lost_s = job_store.columns["lost_s"][: len(jobs)][jobs.column("checkpoints") == int(Checkpoints.NEVER)]
         if len(played.ends()) < len(jobs) or lost_s.any():
             job = int(np.argmax(lost_s))
             raise BrokenPromise(
-                f"workload {workload.name}: {books.name(job)} lost {lost_s[job]} s of work, or a job never ended"
+                f"workload {workload.name}: {job_store.name(job)} lost {lost_s[job]} s of work, or a job never ended"
             )
 
 

@@ -39,7 +39,7 @@ class Invariants:
 
     def __call__(self, event: Event, commands: Sequence[Command]) -> None:
         """Check everything that can be checked after this event."""
-        self._books(event)
+        self._job_store(event)
         if isinstance(event, ProgressReported):
             self._progress(event)
         self._losses(event, commands)
@@ -53,14 +53,14 @@ class Invariants:
     def _fail(self, event: Event, what: str) -> None:
         raise SimulationError(f"invariant broken after {type(event).__name__} at {event.at_s} s: {what}")
 
-    def _books(self, event: Event) -> None:
+    def _job_store(self, event: Event) -> None:
         """Every job ever submitted is active or has ended; active jobs are in order and not ended."""
-        books, active = self.controller.books, self.controller.active
-        phase = books.columns["phase"][: books.count]
+        job_store, active = self.controller.job_store, self.controller.active
+        phase = job_store.columns["phase"][: job_store.count]
         live = np.flatnonzero(phase <= int(Phase.RUNNING))
         if not np.array_equal(live, active):
             lost = sorted(set(live.tolist()) ^ set(active.tolist()))
-            self._fail(event, f"{books.name(lost[0])} is neither active nor ended")
+            self._fail(event, f"{job_store.name(lost[0])} is neither active nor ended")
 
     def _progress(self, event: ProgressReported) -> None:
         """Work never exceeds the job; where it shrank, `_losses` will ask for the failure that took it."""
@@ -71,7 +71,7 @@ class Invariants:
         backend = self.backend
         over = now > backend.truth.iterations[event.jobs] * (1 + 1e-9) + 1.0 / backend.unit_ms[event.jobs]
         if over.any():
-            self._fail(event, f"{self.controller.books.name(int(event.jobs[np.argmax(over)]))} did too much")
+            self._fail(event, f"{self.controller.job_store.name(int(event.jobs[np.argmax(over)]))} did too much")
         self._done[event.jobs] = now
 
     def _losses(self, event: Event, commands: Sequence[Command]) -> None:
@@ -89,7 +89,7 @@ class Invariants:
             if not self._shrunk <= self._lost:
                 job = min(self._shrunk - self._lost)
                 self._fail(
-                    event, f"{self.controller.books.name(job)} lost progress, and neither it nor its node failed"
+                    event, f"{self.controller.job_store.name(job)} lost progress, and neither it nor its node failed"
                 )
             self._lost -= self._reported
             self._shrunk.clear()
@@ -108,7 +108,7 @@ class Invariants:
     def _gpus(self, event: Event) -> None:
         """No GPU used twice, none on a node that is down, gangs whole, CPUs, memory and GPU memory within the node."""
         controller = self.controller
-        groups, cluster, columns = controller.running, controller.cluster, controller.books.columns
+        groups, cluster, columns = controller.running, controller.cluster, controller.job_store.columns
         alive = columns["running_group"][groups.jobs] >= 0
         member_group = groups.group_of_member()
         live = np.unique(member_group[alive])
@@ -121,7 +121,7 @@ class Invariants:
         jobs = running.jobs
         wrong = (size < columns["min_gpus"][jobs]) | (size > columns["max_gpus"][jobs])
         if wrong.any():
-            self._fail(event, f"{controller.books.name(int(jobs[np.argmax(wrong)]))} does not have its whole gang")
+            self._fail(event, f"{controller.job_store.name(int(jobs[np.argmax(wrong)]))} does not have its whole gang")
         of_gpu = np.bincount(running.group_of_member(), columns["gpu_memory_bytes"][jobs], minlength=len(running))
         there = cluster.node_gpu_memory_bytes[cluster.gpu_node[running.gpus]]
         tight = np.repeat(of_gpu, running.gpu_count()) > there * (1 + 1e-9) + 1e-3
@@ -154,14 +154,14 @@ class Invariants:
             at = int(np.argmax(fast))
             self._fail(
                 event,
-                f"{self.controller.books.name(int(jobs[at]))} takes {inside_s[at]:g} s an iteration in its group and "
-                f"{alone_s[at]:g} s alone",
+                f"{self.controller.job_store.name(int(jobs[at]))} takes {inside_s[at]:g} s an iteration in its group "
+                f"and {alone_s[at]:g} s alone",
             )
 
     def _time(self, event: Event) -> None:
         """Each millisecond a job held its GPUs was start-up, work or save: nothing is charged twice."""
         b = self.backend
-        ended = self.controller.books.columns["phase"][: self.controller.books.count] == int(Phase.FINISHED)
+        ended = self.controller.job_store.columns["phase"][: self.controller.job_store.count] == int(Phase.FINISHED)
         rows = np.flatnonzero(ended)
         held = b.service_ms[rows]
         useful = b.worked_ms[rows] + b.overhead_ms[rows]
@@ -170,7 +170,7 @@ class Invariants:
             job = int(rows[np.argmax(off)])
             self._fail(
                 event,
-                f"{self.controller.books.name(job)} held GPUs {b.run_ms[job]} ms, used {useful[np.argmax(off)]} ms",
+                f"{self.controller.job_store.name(job)} held GPUs {b.run_ms[job]} ms, used {useful[np.argmax(off)]} ms",
             )
         if (held < 0).any():
             self._fail(event, "negative service")

@@ -1,4 +1,4 @@
-"""One simulated run: jobs, cluster, policy, world and seed in; the controller and its books out."""
+"""One simulated run: jobs, cluster, policy, world and seed in; the controller and its job store out."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def refuse_silence(controller: Controller) -> None:
     lines = []
     for job in controller.active.tolist()[:10]:
         why = controller.plan.reasons.get(job, "the policy gave no reason")
-        lines.append(f"  {controller.books.name(job)}: {why}")
+        lines.append(f"  {controller.job_store.name(job)}: {why}")
     more = len(controller.active) - len(lines)
     raise SimulationError(
         f"{len(controller.active)} jobs can never finish under policy {describe(controller.policy)}: nothing "

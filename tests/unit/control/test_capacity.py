@@ -117,8 +117,8 @@ def test_cores_and_gpu_memory_of_a_group_are_checked():
 
 def test_a_job_that_no_gpu_can_hold_is_refused_with_both_figures():
     controller = decided(Node("n0", 2, gpu_memory_bytes=10 * GB), asking("a", gpu_memory_bytes=12 * GB))
-    assert controller.books.columns["phase"][0] == int(Phase.FAILED)
-    assert controller.books.columns["reason"][0] == (
+    assert controller.job_store.columns["phase"][0] == int(Phase.FAILED)
+    assert controller.job_store.columns["reason"][0] == (
         "needs 12 GB of GPU memory on each GPU; the GPUs it may use have 10 GB (gpu)"
     )
 
@@ -145,4 +145,4 @@ def test_every_policy_keeps_to_cores_memory_and_gpu_memory(policy: str):
     ]
     name = "pollux-ga:generations=3,population=20" if policy == "pollux-ga" else policy
     run = simulate(JobBatch.of(specs), Cluster(tuple(nodes)), make_policy(name), make_world("ideal"), check=True)
-    assert (run.controller.books.columns["phase"][: len(specs)] == int(Phase.FINISHED)).all()
+    assert (run.controller.job_store.columns["phase"][: len(specs)] == int(Phase.FINISHED)).all()

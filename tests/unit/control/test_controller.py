@@ -52,7 +52,7 @@ def controller(policy: object, cluster: str = "2x2") -> Controller:
 
 
 def submit(c: Controller, *specs: JobSpec, at_s: float = 0.0) -> list[dict]:  # type: ignore[type-arg]
-    return commands(c, JobSubmitted(at_s, c.books.count, JobBatch.of(specs)))
+    return commands(c, JobSubmitted(at_s, c.job_store.count, JobBatch.of(specs)))
 
 
 def job(name: str, gpus: int = 1, seconds: float = 10.0, **more: object) -> JobSpec:
@@ -78,8 +78,8 @@ def test_a_job_is_launched_finishes_and_the_next_one_starts() -> None:
     assert commands(c, ReplanDue(0.0)) == [{"type": "Launch", "event": 2, "groups": [{"jobs": [0], "gpus": [0, 1]}]}]
     assert commands(c, JobFinished(10.0, numbers(0), np.array([10.0]))) == []
     assert commands(c, ReplanDue(10.0)) == [{"type": "Launch", "event": 4, "groups": [{"jobs": [1], "gpus": [0, 1]}]}]
-    assert c.books.columns["end_s"][0] == 10.0
-    assert Phase(c.books.columns["phase"][0]) is Phase.FINISHED
+    assert c.job_store.columns["end_s"][0] == 10.0
+    assert Phase(c.job_store.columns["phase"][0]) is Phase.FINISHED
 
 
 def test_a_shorter_job_takes_the_gpus_of_a_longer_one() -> None:
@@ -139,7 +139,7 @@ def test_company_changes_without_a_restart() -> None:
     assert [x["type"] for x in commands(c, ReplanDue(2.0))] == ["Adjust"]
     c.policy, c.changed = Fixed((group(0, 0, 1),)), True
     assert [x["type"] for x in commands(c, ReplanDue(3.0))] == ["Stop", "Adjust"]
-    assert c.books.columns["starts"][:2].tolist() == [1, 1]
+    assert c.job_store.columns["starts"][:2].tolist() == [1, 1]
 
 
 def test_a_gang_that_never_fits_is_refused_at_submission() -> None:
@@ -152,7 +152,7 @@ def test_a_gang_that_never_fits_is_refused_at_submission() -> None:
             "reasons": ["needs 5 GPUs of one kind; the largest gang that fits this cluster is 4"],
         }
     ]
-    assert Phase(c.books.columns["phase"][0]) is Phase.FAILED
+    assert Phase(c.job_store.columns["phase"][0]) is Phase.FAILED
     assert c.active.tolist() == [1]
 
 

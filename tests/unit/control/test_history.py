@@ -73,7 +73,7 @@ def test_a_preempted_job_waits_with_what_it_has_left():
     assert waits(t) == [(0, 30, 50, 70)]
     assert t.span_iterations.tolist() == [30, 70, 20]
     assert t.span_continued.tolist() == [False, False, False]
-    assert controller.books.columns["starts"][0] == 2
+    assert controller.job_store.columns["starts"][0] == 2
 
 
 def test_a_member_that_goes_on_continues_and_the_group_is_held_once():
@@ -129,7 +129,7 @@ def test_the_time_of_a_forgotten_node_stays_in_the_figures():
     t = history.timeline()
     assert [node.id for node in t.cluster] == ["n0", "other"]
     assert sorted(zip(t.down_node, t.down_from_s, t.down_to_s, strict=True)) == [(1, 20, 50), (1, 60, math.inf)]
-    capacity = usage(t, outcomes(controller.books, t)).capacity
+    capacity = usage(t, outcomes(controller.job_store, t)).capacity
     assert capacity.at(floats(0, 19, 20, 49, 50, 60)).tolist() == [2, 2, 1, 1, 2, 1]
 
 

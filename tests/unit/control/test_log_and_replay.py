@@ -109,12 +109,12 @@ def test_what_is_left_out_of_jobs_that_ended_decides_nothing(policy: str, tmp_pa
     for step in run.steps:
         recent = r.randrange(4)
         if r.random() < 0.1:
-            keep = np.unique(np.concatenate([controller.active, controller.books.last_departed(recent)]))
+            keep = np.unique(np.concatenate([controller.active, controller.job_store.last_departed(recent)]))
             data = frozen(controller, keep, recent)()
             assert len(data["books"]["specs"]) == len(keep)
             controller = restore(json.loads(json.dumps(data)), make_policy(policy))
         if r.random() < 0.1:
-            controller.books.forget(recent)
+            controller.job_store.forget(recent)
         if isinstance(step.event, ReplanDue):
             _decides_the_same(controller, make_policy(policy), step.event, recent)
         assert [to_json(c) for c in controller.handle(step.event)] == [to_json(c) for c in step.commands]
@@ -132,8 +132,10 @@ def _decides_the_same(controller: Controller, policy: Policy, event: ReplanDue, 
             assert groups.gpus.tolist() == its.groups.gpus.tolist()
         elif (jobs := getattr(mine, "jobs", None)) is not None:
             assert numbers[jobs].tolist() == its.jobs.tolist()
-    names = [whole.books.spec(n).id for n in controller.active.tolist()]
-    assert [small.books.spec(n).id for n in range(small.books.count) if numbers[n] in controller.active] == names
+    names = [whole.job_store.spec(n).id for n in controller.active.tolist()]
+    assert [
+        small.job_store.spec(n).id for n in range(small.job_store.count) if numbers[n] in controller.active
+    ] == names
 
 
 def test_replay_reports_the_first_difference(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def job(name: str, seconds: float = 10.0, **more: object) -> JobSpec:
 
 
 def submit(c: Controller, *specs: JobSpec, at_s: float = 0.0) -> None:
-    c.handle(JobSubmitted(at_s, c.books.count, JobBatch.of(specs)))
+    c.handle(JobSubmitted(at_s, c.job_store.count, JobBatch.of(specs)))
 
 
 @dataclass(frozen=True)

@@ -47,12 +47,12 @@ def handle(c: Controller, *events: Event) -> None:
 
 
 def submit(c: Controller, at_s: float, *specs: JobSpec) -> None:
-    handle(c, JobSubmitted(at_s, c.books.count, JobBatch.of(specs)), ReplanDue(at_s))
+    handle(c, JobSubmitted(at_s, c.job_store.count, JobBatch.of(specs)), ReplanDue(at_s))
 
 
 def on(c: Controller, node: int) -> set[int]:
     """Jobs with GPUs on a node."""
-    columns, cluster = c.books.columns, c.cluster
+    columns, cluster = c.job_store.columns, c.cluster
     return {
         int(number)
         for number in c.active
@@ -63,7 +63,7 @@ def on(c: Controller, node: int) -> set[int]:
 
 def progressed(c: Controller, at_s: float) -> None:
     """Everything that runs has run since the beginning."""
-    jobs = np.array([n for n in c.active.tolist() if c.books.columns["running_group"][n] >= 0])
+    jobs = np.array([n for n in c.active.tolist() if c.job_store.columns["running_group"][n] >= 0])
     done = np.full(len(jobs), at_s)
     handle(c, ProgressReported(at_s, jobs, done, done, done, np.full(len(jobs), np.nan)))
 
@@ -83,7 +83,7 @@ def test_a_silent_node_keeps_its_work_and_gets_no_other(name: str) -> None:
         commands += c.handle(ReplanDue(500.0 + 400 * i))
         assert on(c, silent) == before
     assert not before.intersection(n for s in commands if isinstance(s, Stop) for n in s.jobs.tolist())
-    others = {n for n in c.active.tolist() if c.books.columns["running_group"][n] >= 0} - before
+    others = {n for n in c.active.tolist() if c.job_store.columns["running_group"][n] >= 0} - before
     assert len(others) >= 4, "the GPUs of the other nodes are used"
     handle(c, NodeSuspected(3000.0, f"n{silent}", suspect=False), ReplanDue(3000.0))
     assert c.cluster.all_up

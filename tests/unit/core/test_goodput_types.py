@@ -1,4 +1,4 @@
-"""Limits of adaptive jobs: what is refused, columns and back, and estimates in the books and their snapshots."""
+"""Limits of adaptive jobs: what is refused, columns and back, and estimates in the job store and their snapshots."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_estimates_survive_snapshots_and_selections() -> None:
     controller = _controller()
     again = restore(json.loads(json.dumps(snapshot(controller))), controller.policy)
     np.testing.assert_array_equal(again.view().jobs.goodput, controller.view().jobs.goodput)
-    assert again.books.spec(1).batch == LIMITS
+    assert again.job_store.spec(1).batch == LIMITS
     small, _ = of_active(controller)
     np.testing.assert_array_equal(small.view().jobs.goodput, controller.view().jobs.goodput)
 

@@ -117,10 +117,10 @@ def test_nothing_waits_nothing_is_foreseen():
 
 def test_groups_are_taken_over_without_those_that_ended():
     controller = at_work()
-    backend = Continued(controller, JobBatch.of([controller.books.spec(i) for i in range(3)]), SimulationSettings())
+    backend = Continued(controller, JobBatch.of([controller.job_store.spec(i) for i in range(3)]), SimulationSettings())
     assert backend.is_running.tolist() == [1, 0, 0]
     assert backend.done_ms.tolist() == [50_000, 0, 0]
-    controller.books.columns["phase"][0] = 2
+    controller.job_store.columns["phase"][0] = 2
     assert len(running_now(controller)) == 0
 
 

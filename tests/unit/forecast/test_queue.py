@@ -54,7 +54,7 @@ def test_it_goes_on_from_what_was_seen_last(monkeypatch):
 def test_what_a_job_says_of_itself_counts_where_its_owner_said_nothing():
     pace = {"steps": 60.0, "step_s": 0.5, "total_steps": 80.0}
     make = controller_of(answer(state(spec("a", iterations=None, iteration_s=None)), **{"0": pace}))
-    columns = make().books.columns
+    columns = make().job_store.columns
     assert [columns[name][0] for name in ("iterations", "iteration_s", "iterations_done")] == [80.0, 0.5, 60.0]
 
 

@@ -102,9 +102,9 @@ class Served:
 
     @property
     def estimates(self) -> Any:
-        """What the books know at the end, by `Estimate`."""
+        """What the job store knows at the end, by `Estimate`."""
         assert self.fleet.engine.state.controller is not None
-        return self.fleet.engine.state.controller.books.columns["goodput"][sorted(self.models)]
+        return self.fleet.engine.state.controller.job_store.columns["goodput"][sorted(self.models)]
 
 
 def simulated(policy: str) -> Any:

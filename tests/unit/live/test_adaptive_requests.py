@@ -35,9 +35,9 @@ def said(progress: float = 10.0, estimate: list[float | None] | None = None, **m
     return Adaptive(progress, 100.0, 64.0, estimate or ESTIMATE, more.get("limits", LIMITS))
 
 
-def books(c: Cluster, name: str, job: int = 0) -> Any:
+def known(c: Cluster, name: str, job: int = 0) -> Any:
     assert c.engine.state.controller is not None
-    return c.engine.state.controller.books.columns[name][job]
+    return c.engine.state.controller.job_store.columns[name][job]
 
 
 def count(c: Cluster, kind: str) -> int:
@@ -51,7 +51,7 @@ def test_bounds_reach_the_policies_and_the_job(cluster: Make) -> None:
     c = cluster((4,))
     c.submit({"batch": BATCH, "max_gpus": 4}, {"batch": {"initial": 8}}, {})
     c.pass_s()
-    specs = [c.engine.state.controller.books.spec(n) for n in range(3)]  # type: ignore[union-attr]
+    specs = [c.engine.state.controller.job_store.spec(n) for n in range(3)]  # type: ignore[union-attr]
     whole = BatchLimits(initial=16, most=256, least_local=4, most_local=32, accumulation=True)
     fixed = BatchLimits(initial=8, most=8, least_local=1, most_local=8)
     assert [spec.batch for spec in specs] == [whole, fixed, None]
@@ -94,7 +94,7 @@ def test_a_wrong_bound_is_named(batch: Any, field: str) -> None:
     assert refused.value.field == field
 
 
-# -- from the page to the books ---------------------------------------------------------------------------------
+# -- from the page to the job store ---------------------------------------------------------------------------------
 
 
 def test_an_agent_reads_what_a_job_says(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_an_estimate_reaches_the_books_when_it_is_news_and_not_too_often(cluster
     c.pass_s()
     c.nodes[0].report(0, adaptive=said(), steps=4.0)
     c.pass_s()
-    np.testing.assert_array_equal(books(c, "goodput"), [*THETA, 1.0, 4.0, 2.0, math.nan])
+    np.testing.assert_array_equal(known(c, "goodput"), [*THETA, 1.0, 4.0, 2.0, math.nan])
     decisions = count(c, "ReplanDue")
     news = said(estimate=[*THETA, 2.0, 4.0, 1.0, 7.0])
     c.nodes[0].report(0, adaptive=news)
@@ -127,13 +127,13 @@ def test_an_estimate_reaches_the_books_when_it_is_news_and_not_too_often(cluster
     assert count(c, "GoodputReported") == 1
     c.pass_s(15.0)
     # The most GPUs that it has measured itself on do not become fewer, and what a restart costs it cannot know.
-    np.testing.assert_array_equal(books(c, "goodput"), [*THETA, 2.0, 4.0, 2.0, math.nan])
+    np.testing.assert_array_equal(known(c, "goodput"), [*THETA, 2.0, 4.0, 2.0, math.nan])
     c.nodes[0].report(0, adaptive=said(estimate=[*THETA, 2.05, 4.0, 2.0, None]))
     c.pass_s(40.0)
     assert count(c, "GoodputReported") == 2  # hardly any change
     assert count(c, "ReplanDue") == decisions  # policies that use it ask for decisions themselves
     c.restart()
-    np.testing.assert_array_equal(books(c, "goodput"), [*THETA, 2.0, 4.0, 2.0, math.nan])
+    np.testing.assert_array_equal(known(c, "goodput"), [*THETA, 2.0, 4.0, 2.0, math.nan])
 
 
 def test_only_adaptive_jobs_are_believed_an_estimate(cluster: Make) -> None:
@@ -143,7 +143,7 @@ def test_only_adaptive_jobs_are_believed_an_estimate(cluster: Make) -> None:
     c.nodes[0].report(0, adaptive=said(), steps=4.0)
     c.pass_s(12.0)
     assert count(c, "GoodputReported") == 0
-    assert books(c, "iterations_done") == 4.0
+    assert known(c, "iterations_done") == 4.0
     assert "adaptive" not in c.engine.fields([0])[0]
 
 
@@ -153,7 +153,7 @@ def test_progress_counts_iterations_at_the_first_batch_and_people_see_steps(clus
     c.pass_s()
     c.nodes[0].report(0, adaptive=said(10.0), steps=4.0, step_s=0.5)
     c.pass_s(2.2)
-    assert books(c, "iterations_done") == 10.0
+    assert known(c, "iterations_done") == 10.0
     (fields,) = c.engine.fields([0]).values()
     adaptive = fields["adaptive"]
     assert fields["steps"] == 4.0
@@ -165,7 +165,7 @@ def test_progress_counts_iterations_at_the_first_batch_and_people_see_steps(clus
     assert c.engine.explain(0, c.now)["left_s"] == pytest.approx(90 * 0.2)
     c.nodes[0].report(0, adaptive=said(5.0))  # late words
     c.pass_s(2.2)
-    assert books(c, "iterations_done") == 10.0
+    assert known(c, "iterations_done") == 10.0
     c.nodes[0].end(0)
     c.pass_s(2.2)
     row = c.store.job(0)
@@ -296,7 +296,7 @@ def test_nonsense_of_a_job_reaches_nobody(cluster: Make, bad: Adaptive) -> None:
     c.pass_s()
     c.nodes[0].report(0, adaptive=bad, steps=3.0, step_s=0.1)
     c.pass_s(5.0)
-    assert np.isnan(books(c, "goodput")).all()
+    assert np.isnan(known(c, "goodput")).all()
     assert not c.engine.broken
     json.dumps(c.engine.fields([0])[0], allow_nan=False)
     assert Engine(c.store, c.engine.fencing, now=c.now).state.seq >= c.engine.state.seq
@@ -315,7 +315,7 @@ def test_a_batch_or_a_step_that_cannot_be_stops_no_round(
     c.nodes[0].report(1, steps=7.0, step_s=1.0)
     c.pass_s(5.0)
     assert not c.engine.broken
-    assert books(c, "iterations_done", 1) == 7
+    assert known(c, "iterations_done", 1) == 7
     json.dumps(c.engine.fields([0])[0], allow_nan=False)
     json.dumps([c.engine.explain(0, c.now), c.engine.state_for_forecast(c.now)()], allow_nan=False, default=str)
 
@@ -378,7 +378,7 @@ def test_restarts_are_measured_and_averaged(cluster: Make, snapshot_weight: floa
     assert len(node.seen) == 4
     node.report(0, held_s=3.0, first_step_s=3.0, adaptive=said(), steps=4.0)
     c.pass_s(1.0)
-    assert math.isnan(books(c, "goodput")[Estimate.RESTART_S])  # its first start is none
+    assert math.isnan(known(c, "goodput")[Estimate.RESTART_S])  # its first start is none
     c.pass_s(8.0)  # until it has run for twice as long as a restart takes
     c.submit({"gpus": 2})
     stopped_and_begun(c, 4.0, 5.0)
@@ -387,7 +387,7 @@ def test_restarts_are_measured_and_averaged(cluster: Make, snapshot_weight: floa
     over = next(json.loads(row.entry)["ended_s"] for row in c.store.entries() if row.type == "AttemptOver")
     assert [n["cost_s"] for n in notes] == [pytest.approx(over - asked + 5.0)]
     first = notes[0]["cost_s"]
-    assert books(c, "goodput")[Estimate.RESTART_S] == first
+    assert known(c, "goodput")[Estimate.RESTART_S] == first
     c.pass_s(5.0)
     assert count(c, "Restarted") == 1  # once a restart, however often it is seen
     c.restart()
@@ -398,7 +398,7 @@ def test_restarts_are_measured_and_averaged(cluster: Make, snapshot_weight: floa
     c.pass_s(2.0)
     stopped_and_begun(c, 1.0, 2.0)
     second = [json.loads(row.entry)["cost_s"] for row in c.store.entries() if row.type == "Restarted"][1]
-    assert books(c, "goodput")[Estimate.RESTART_S] == pytest.approx((first + second) / 2)
+    assert known(c, "goodput")[Estimate.RESTART_S] == pytest.approx((first + second) / 2)
     adaptive = c.engine.fields([0])[0]["adaptive"]
     assert (adaptive["restarts"], adaptive["restart_s"]) == (2, pytest.approx((first + second) / 2))
 

@@ -515,7 +515,7 @@ def test_profiles_are_learnt_and_given_to_later_jobs_of_the_kind(cluster: Make) 
     c.submit({"model": "vgg"}, {"model": "gpt"}, {"model": "vgg", "gpus": 2}, {"model": "vgg", "skew": 0.1})
     controller = c.engine.state.controller
     assert controller is not None
-    columns = controller.books.columns
+    columns = controller.job_store.columns
     assert columns["stage_s"][1].tolist() == [0.1, 0.2, 0.3, 0.0]
     assert columns["skew"][1] == 0.8
     assert columns["skew"][4] == 0.1
@@ -532,7 +532,7 @@ def test_jobs_like_one_that_was_measured_get_a_provisional_profile(cluster: Make
     c.submit({"command": sweep[2], "workdir": "/a"}, {"command": sweep[2], "workdir": "/b"})
     controller = c.engine.state.controller
     assert controller is not None
-    known = [not math.isnan(t) for t in controller.books.columns["iteration_s"][:5].tolist()]
+    known = [not math.isnan(t) for t in controller.job_store.columns["iteration_s"][:5].tolist()]
     assert known == [True, True, False, True, False], "also the one that waited when it was measured"
     sources = {n: c.engine.fields([n])[n].get("profile_source") for n in range(5)}
     assert sources == {0: "measured", 1: (like := "provisional, from jobs like it"), 2: None, 3: like, 4: None}
@@ -588,7 +588,7 @@ def test_a_job_that_is_never_alone_measures_its_stages_behind_the_gate(cluster: 
     c = grouped(cluster, "tokens", stage_s=[0.05, 0.1, 0.15, 0.0])
     controller = c.engine.state.controller
     assert controller is not None
-    columns = controller.books.columns
+    columns = controller.job_store.columns
     assert columns["stage_s"][1].tolist() == [0.05, 0.1, 0.15, 0.1], "transfers are not seen in company"
     assert columns["iteration_s"][1] == pytest.approx(0.7 * 0.4 / 0.7)
     assert columns["stage_s"][0].tolist() == [0.0, 0.3, 0.3, 0.1]
@@ -612,7 +612,7 @@ def test_without_a_gate_or_marks_a_provisional_profile_stays(
     c = grouped(cluster, gate, stage_s=stage_s)
     controller = c.engine.state.controller
     assert controller is not None
-    assert controller.books.columns["stage_s"][1].tolist() == [0.0, 0.3, 0.3, 0.1]
+    assert controller.job_store.columns["stage_s"][1].tolist() == [0.0, 0.3, 0.3, 0.1]
     assert c.engine.fields([1])[1]["profile_source"] == "provisional, from jobs like it"
 
 
@@ -831,7 +831,7 @@ def test_an_elastic_job_has_two_bounds_and_they_are_checked(cluster: Make) -> No
     (number,) = c.submit({"gpus": 2, "min_gpus": 1, "max_gpus": 4})
     controller = c.engine.state.controller
     assert controller is not None
-    spec = controller.books.spec(number)
+    spec = controller.job_store.spec(number)
     assert (spec.min_gpus, spec.gpus, spec.max_gpus) == (1, 2, 4)
     with pytest.raises(InputError, match=r"min_gpus, max_gpus is \(3, 2\), needs min <= gpus <= max"):
         c.submit({"gpus": 2, "min_gpus": 3})

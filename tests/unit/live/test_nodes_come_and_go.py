@@ -317,7 +317,7 @@ def test_a_cluster_whose_nodes_come_and_go_does_not_grow(cluster: Cluster) -> No
     timeline = again.history.timeline()
     assert timeline.jobs == 3
     assert again.state.controller is not None
-    found = usage(timeline, outcomes(again.state.controller.books, timeline))
+    found = usage(timeline, outcomes(again.state.controller.job_store, timeline))
     assert (found.capacity.at(found.held.times_s) >= found.held.values).all()  # nothing ran where nothing was
     assert found.capacity.values[-1] == controller.cluster.gpus_up
 

@@ -291,7 +291,7 @@ def test_a_first_step_that_a_job_cannot_have_made_is_no_cost_of_starts(tmp_path:
     c.pass_s(1.0)
     record = c.engine.state.record
     assert max([*record.starts_s, *record.tails_s], default=0.0) < 100
-    columns = c.engine.state.controller.books.columns  # type: ignore[union-attr]
+    columns = c.engine.state.controller.job_store.columns  # type: ignore[union-attr]
     assert not columns["restart_s"][job] > 100
     c.store.close()
 

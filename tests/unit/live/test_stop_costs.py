@@ -121,7 +121,7 @@ def test_what_an_attempt_held_is_counted_though_its_node_never_reports_to_the_ne
     submit(fleet, {})
     fleet.pass_s(30.0)
     (held,) = [node for node, agent in fleet.agents.items() if agent.running()]
-    known_s = float(fleet.engine.state.controller.books.columns["run_s"][0])  # type: ignore[union-attr]
+    known_s = float(fleet.engine.state.controller.job_store.columns["run_s"][0])  # type: ignore[union-attr]
     assert known_s > 15.0
     fleet.agents[held].kill()
     fleet.restart()
@@ -156,9 +156,9 @@ def test_an_operator_may_let_a_policy_stop_plain_jobs_and_the_loss_is_counted(ma
     row = fleet.store.job(0)
     assert row is not None
     assert row["attempts"][0]["lost_work_s"] == lost["preempted"]
-    # The figures of a log, which come from the controller's books, say the same.
-    books = fleet.engine.state.controller.books  # type: ignore[union-attr]
-    assert books.columns["lost_s"][:2].tolist() == [lost["preempted"], 0.0]
+    # The figures of a log, which come from the controller's job store, say the same.
+    job_store = fleet.engine.state.controller.job_store  # type: ignore[union-attr]
+    assert job_store.columns["lost_s"][:2].tolist() == [lost["preempted"], 0.0]
     # The service remembers it over its death; another policy is another decision of the operator's.
     fleet.restart()
     assert fleet.engine.state.controller is not None

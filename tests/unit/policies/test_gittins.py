@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.control.job_store import Books
+from plait.control.job_store import JobStore
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch
 from plait.policies.catalog import make_policy
@@ -44,15 +44,15 @@ def test_censored_sizes_agree_with_kaplan_meier(sizes: list[float], steps: list[
 
 
 def test_sizes_are_sorted_as_they_come() -> None:
-    books, rng = Books(), np.random.default_rng(0)
+    job_store, rng = JobStore(), np.random.default_rng(0)
     n = 300
-    books.append(batch_of(n, 0), 0.0)
-    books.columns["attained_gpu_s"][:n] = np.where(rng.random(n) < 0.1, 0.0, rng.exponential(100, n))
+    job_store.append(batch_of(n, 0), 0.0)
+    job_store.columns["attained_gpu_s"][:n] = np.where(rng.random(n) < 0.1, 0.0, rng.exponential(100, n))
     for left in np.array_split(rng.permutation(n), 7):
-        books.depart(left)
-        for count in (books.departures, books.departures // 2, books.departures // 10 * 10):
-            sizes, sums = books.departed_sizes(count)
-            some = books.departed_gpu_s(count)
+        job_store.depart(left)
+        for count in (job_store.departures, job_store.departures // 2, job_store.departures // 10 * 10):
+            sizes, sums = job_store.departed_sizes(count)
+            some = job_store.departed_gpu_s(count)
             assert sizes.tolist() == np.sort(some[some > 0]).tolist()
             assert sums.tolist() == [0.0, *np.cumsum(sizes).tolist()]
 
@@ -71,17 +71,17 @@ def batch_of(n: int, seed: int) -> JobBatch:
 
 
 def test_learning_looks_at_every_departure_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    original, looked_at = Books.departed_gpu_s, []
+    original, looked_at = JobStore.departed_gpu_s, []
 
-    def counting(self: Books, count: int, first: int = 0) -> np.ndarray:
+    def counting(self: JobStore, count: int, first: int = 0) -> np.ndarray:
         found = original(self, count, first)
         looked_at.append(len(found))
         return found
 
-    monkeypatch.setattr(Books, "departed_gpu_s", counting)
+    monkeypatch.setattr(JobStore, "departed_gpu_s", counting)
     policy = make_policy("tiresias-g:thresholds=50/300,every=10")
     run = simulate(batch_of(600, 1), Cluster.parse("1x2"), policy, make_world("ideal"))
-    assert run.controller.books.departures == 600
+    assert run.controller.job_store.departures == 600
     assert 500 < sum(looked_at) <= 600
 
 
@@ -90,7 +90,7 @@ def test_quantum_changes_what_a_learnt_index_does() -> None:
 
     def ends(policy: str) -> list[float]:
         run = simulate(batch_of(n, 2), Cluster.parse("1x2"), make_policy(policy), make_world("ideal"))
-        return run.controller.books.columns["end_s"][:n].tolist()  # type: ignore[no-any-return]
+        return run.controller.job_store.columns["end_s"][:n].tolist()  # type: ignore[no-any-return]
 
     usual = ends("tiresias-g:every=5,thresholds=1000")
     assert ends("tiresias-g:every=5,thresholds=1000,quantum=20") != usual

@@ -65,7 +65,7 @@ def test_four_in_one_finish_in_the_time_of_about_one():
     jobs = JobBatch.of([job(f"j{i}", p) for i, p in enumerate(PURE)])
     alone = simulate(jobs, Cluster.parse("1x1"), make_policy("srsf"), make_world("ideal"))
     shared = simulate(jobs, Cluster.parse("1x1"), make_policy("muri-s"), make_world("ideal"), check=True)
-    last = [float(r.controller.books.columns["end_s"][:4].max()) for r in (alone, shared)]
+    last = [float(r.controller.job_store.columns["end_s"][:4].max()) for r in (alone, shared)]
     assert last[0] == 4000
     slots_s = 0.97 + 0.02 + 0.02 + 0.02  # the longest stage of each slot, under turns that let all four work at once
     assert last[1] == pytest.approx(1000 * slots_s * MEASURED_INTERFERENCE[3], rel=0.01)
@@ -147,7 +147,9 @@ def test_jobs_that_preprocess_side_by_side_run_as_fast_as_the_plan_says():
     jobs = JobBatch.of([job(f"j{i}", StageProfile.of(cpu=1.0), cpus=4.0) for i in range(2)])
     world = replace(make_world("ideal"), physics=StandardPhysics(interference=(1.0,)))
     run = simulate(jobs, cluster, make_policy("muri-s:interference=off"), world, check=True)
-    assert run.controller.books.columns["end_s"][:2].tolist() == [1000.0, 1000.0], "8 of 16 cores are enough for both"
+    assert run.controller.job_store.columns["end_s"][:2].tolist() == [1000.0, 1000.0], (
+        "8 of 16 cores are enough for both"
+    )
 
 
 def chosen(order: list[int], gpus: np.ndarray, bucket: np.ndarray, capacity: int, max_jobs: int) -> list[int]:

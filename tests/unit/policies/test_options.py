@@ -61,8 +61,8 @@ def test_an_odd_value_is_refused_by_name_or_runs(name: str, option: str) -> None
             assert re.search(r"it takes|goes with|ascending|must be|cannot read|give a", said), said
             continue
         if THOROUGH or value in EXTREME:
-            books = simulate(jobs(), CLUSTER, policy, make_world("ideal")).controller.books
-            assert (books.departures, text) == (4, text)
+            job_store = simulate(jobs(), CLUSTER, policy, make_world("ideal")).controller.job_store
+            assert (job_store.departures, text) == (4, text)
     assert refused or option == "speeds"
 
 

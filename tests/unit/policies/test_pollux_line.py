@@ -30,7 +30,7 @@ def run_on(c: Controller, until_s: float, every_s: float = 60.0) -> None:
     for at_s in np.arange(c.now_s + every_s, until_s + 1e-6, every_s):
         jobs = np.array(sorted(sizes(c)))
         gpus = np.array([sizes(c)[job] for job in jobs.tolist()])
-        columns = c.books.columns
+        columns = c.job_store.columns
         ran, attained = columns["run_s"][jobs] + every_s, columns["attained_gpu_s"][jobs] + every_s * gpus
         c.handle(ProgressReported(at_s, jobs, np.zeros(len(jobs)), attained, ran, np.ones(len(jobs))))
         c.handle(ReplanDue(at_s))
@@ -52,7 +52,7 @@ def test_a_wide_job_gets_on_in_the_gaps_of_a_stream_of_short_ones() -> None:
     jobs = JobBatch.of(sorted([*short, wide], key=lambda spec: spec.submit_s))
     done = simulate(jobs, Cluster.parse("1x4"), make_policy("pollux:patience_s=600"), make_world("pollux"))
     job = jobs.id.tolist().index("wide")
-    columns = done.controller.books.columns
+    columns = done.controller.job_store.columns
     assert columns["end_s"][job] < 2000.0  # alone it takes 630 s; it took until the stream had ended
     assert columns["starts"][job] <= 10
 
@@ -82,8 +82,8 @@ def test_without_a_cost_of_starting_nothing_is_kept_from_moving() -> None:
 def test_waits_add_up_until_a_job_is_due() -> None:
     """A job that waits 150 s again and again, and runs 90 s in between, has waited 600 s after five turns."""
     c = controlled(Pollux(patience_s=600.0), "1x1", [fixed("a", 1)])
-    c.books.columns["run_s"][0] = 90.0
-    c.books.columns["wait_s"][0] = 590.0
+    c.job_store.columns["run_s"][0] = 90.0
+    c.job_store.columns["wait_s"][0] = 590.0
     c.handle(JobSubmitted(60.0, 1, JobBatch.of([fixed("b", 1, 60.0)])))
     c.handle(NodeLost(61.0, "n0"))
     c.handle(ReplanDue(61.0))
@@ -99,7 +99,7 @@ def test_a_due_job_that_the_nodes_cannot_hold_stops_nobody_elses_turn(policy: st
     c.handle(JobSubmitted(0.0, 0, JobBatch.of(jobs)))
     c.handle(ReplanDue(0.0))
     run_on(c, 720.0)
-    assert 5 in c.books.columns["starts"].nonzero()[0].tolist()
+    assert 5 in c.job_store.columns["starts"].nonzero()[0].tolist()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -110,8 +110,8 @@ def test_a_job_of_weight_0_is_never_due(policy: str) -> None:
     ]
     c = controlled(make_policy(with_options(policy, patience_s=300)), "1x2", jobs)
     run_on(c, 1500.0)
-    assert c.books.columns["promotions"][0] == 0
-    assert c.books.columns["starts"][1:7].all()
+    assert c.job_store.columns["promotions"][0] == 0
+    assert c.job_store.columns["starts"][1:7].all()
 
 
 @pytest.mark.parametrize(

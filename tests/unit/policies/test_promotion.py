@@ -48,8 +48,8 @@ def shortest_runs_s(policy: str, batch: JobBatch) -> tuple[list[float], int]:
         return step
 
     run = simulate(batch, Cluster.parse("1x4"), make_policy(policy), make_world("ideal"), observe=observe)
-    books = run.controller.books
-    return sorted(found), int(books.columns["promotions"][: books.count].sum())
+    job_store = run.controller.job_store
+    return sorted(found), int(job_store.columns["promotions"][: job_store.count].sum())
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

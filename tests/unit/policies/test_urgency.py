@@ -29,10 +29,10 @@ def ends(policy: str, jobs: list[JobSpec], cluster: str = "1x1") -> dict[str, fl
 
 
 def columns_of(policy: str, jobs: list[JobSpec], cluster: str = "1x1") -> dict[str, np.ndarray]:
-    """The books at the end, in order of submission."""
+    """The job store at the end, in order of submission."""
     batch = JobBatch.of(sorted(jobs, key=lambda j: j.submit_s))
     done = simulate(batch, Cluster.parse(cluster), make_policy(policy), make_world("ideal"), check=True)
-    return {name: done.controller.books.columns[name][: len(batch)] for name in ("end_s", "preemptions")}
+    return {name: done.controller.job_store.columns[name][: len(batch)] for name in ("end_s", "preemptions")}
 
 
 @pytest.mark.parametrize("policy", ORDERED)

@@ -26,7 +26,7 @@ def test_every_job_ends_on_nodes_that_fail(seed: int) -> None:
     world = replace(COSTLY if seed % 2 else IDEAL, node_mtbf_s=3000.0, node_mttr_s=300.0, checkpoint_every_s=60.0)
     jobs = random_jobs(seed, 12, min(8, cluster.gpus))
     run = simulate(jobs, cluster, make_policy("yarn-cs"), world, seed=seed, check=True)
-    assert (run.controller.books.columns["end_s"][: len(jobs)] > 0).all()
+    assert (run.controller.job_store.columns["end_s"][: len(jobs)] > 0).all()
 
 
 @pytest.mark.parametrize("policy", ["yarn-cs", "yarn-cs:shares=1/1"])
@@ -36,4 +36,4 @@ def test_a_gang_no_switch_could_hold_runs_on_the_fewest_nodes_that_can(policy: s
         for i, gpus in enumerate((1, 7, 1))
     )
     run = simulate(jobs, Cluster.parse("1x1,1x2,1x4"), make_policy(policy), make_world("ideal"), check=True)
-    assert run.controller.books.columns["end_s"][:3].tolist()[1:] == [200.0, 300.0]
+    assert run.controller.job_store.columns["end_s"][:3].tolist()[1:] == [200.0, 300.0]

@@ -53,7 +53,7 @@ def make_result(policy: str = "fifo", seed: int = 0, jobs: int = 12, company: in
     tell(ReplanDue(0.0))
     left, now = seconds.copy(), 0.0
     while len(controller.active):
-        running = controller.active[controller.books.columns["phase"][controller.active] == 1]
+        running = controller.active[controller.job_store.columns["phase"][controller.active] == 1]
         first = int(running[np.argmin(left[running])])
         step = left[first]
         now += step

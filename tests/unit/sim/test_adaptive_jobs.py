@@ -193,7 +193,7 @@ def test_adaptive_jobs_on_two_kinds_of_gpus_keep_every_invariant(policy: str):
     changes = [NodeChange(600.0, "n0", False), NodeChange(1200.0, "n0", True)]
     cluster = Cluster.parse("1x4:slow,1x4:fast")
     done = simulate(jobs, cluster, make_policy(policy), world, node_changes=changes, check=True)
-    assert np.isfinite(done.controller.books.columns["end_s"][:4]).all()
+    assert np.isfinite(done.controller.job_store.columns["end_s"][:4]).all()
 
 
 def workload(count: int) -> JobBatch:
@@ -260,7 +260,7 @@ def test_to_ask_jobs_all_the_time_would_change_nothing():
         controller = Controller(make_policy("tiresias-l"), cluster)
         backend = kind(jobs, cluster, SimulationSettings(overheads=Overheads.constant(launch_s=30, restore_s=30)))
         drive(controller, backend)
-        ends.append(controller.books.columns["end_s"][: len(jobs)])
+        ends.append(controller.job_store.columns["end_s"][: len(jobs)])
     assert backend.asked > 200
     assert ends[0] == pytest.approx(ends[1], abs=0.5)  # each question rounds to a millisecond
 

@@ -34,7 +34,7 @@ class Asking:
 def end_s(policy: Policy, cluster: str, *changes: NodeChange, **job: object) -> float:
     spec = JobSpec(**{"id": "a", "gpus": 4, "iterations": 3600.0, "iteration_s": 1.0, **job})
     run = simulate(JobBatch.of([spec]), Cluster.parse(cluster), policy, make_world("ideal"), node_changes=changes)
-    return float(run.controller.books.columns["end_s"][0])
+    return float(run.controller.job_store.columns["end_s"][0])
 
 
 def away(node: str) -> tuple[NodeChange, NodeChange]:

@@ -34,11 +34,11 @@ def run(policy: object, *specs: JobSpec, rule: PreemptionRule = DEFAULT_RULE, wo
 
 
 def ends(made: Simulation) -> list[float]:
-    return made.controller.books.columns["end_s"][: made.controller.books.count].tolist()
+    return made.controller.job_store.columns["end_s"][: made.controller.job_store.count].tolist()
 
 
 def lost_s(made: Simulation) -> list[float]:
-    return made.controller.books.columns["lost_s"][: made.controller.books.count].tolist()
+    return made.controller.job_store.columns["lost_s"][: made.controller.job_store.count].tolist()
 
 
 def two(kind: Checkpoints) -> list[JobSpec]:
@@ -51,7 +51,7 @@ def test_two_equal_plain_jobs_on_one_slot_run_one_after_the_other(policy: str) -
     pair = [job(name, 2000.0, checkpoints=Checkpoints.NEVER) for name in ("first", "second")]
     made = run(make_policy(policy), *pair, world=make_world("plait"))
     assert ends(made) == [2010.0, 4020.0]  # each with a launch of 10 s
-    assert made.controller.books.columns["preemptions"][:2].sum() == 0
+    assert made.controller.job_store.columns["preemptions"][:2].sum() == 0
     assert lost_s(made) == [0.0, 0.0]
 
 

@@ -117,8 +117,8 @@ def outages(draw: st.DrawFn, cluster: Cluster) -> list[NodeChange]:
 def conserved(run: Simulation, cluster: Cluster) -> None:
     """What every run has in common at its end."""
     controller, backend = run.controller, run.backend
-    columns, n = controller.books.columns, len(backend.truth)
-    assert controller.books.count == n
+    columns, n = controller.job_store.columns, len(backend.truth)
+    assert controller.job_store.count == n
     assert not len(controller.active)
     phases = columns["phase"][:n]
     assert ((phases == int(Phase.FINISHED)) | (phases == int(Phase.FAILED))).all(), "jobs in = finished + failed"
@@ -167,7 +167,7 @@ def test_overheads_are_charged_once_to_who_pays_them() -> None:
     world = World("costly", "", overheads=Overheads.constant(launch_s=5, checkpoint_s=3, restore_s=4, migrate_s=9))
     run = simulate(jobs, Cluster.parse("1x2"), make_policy("srtf"), world, check=True)
     # long: 0-5 launch, 5-40 work (35), 40-43 save, [short: 43-48 launch, 48-58 work], 58-62 restore, 62-127 work
-    assert run.controller.books.columns["end_s"][:2].tolist() == [127.0, 58.0]
+    assert run.controller.job_store.columns["end_s"][:2].tolist() == [127.0, 58.0]
     assert run.backend.overhead_ms.tolist() == [12_000, 5_000]
     assert run.backend.service_ms.tolist() == [2 * 112_000, 2 * 15_000]
 
@@ -178,7 +178,7 @@ def test_rounds_delay_decisions_not_completions() -> None:
     )
     world = World("rounds", "", round_s=360.0)
     run = simulate(jobs, Cluster.parse("1x1"), make_policy("fifo"), world, check=True)
-    assert run.controller.books.columns["end_s"][:2].tolist() == [50.0, 410.0]
+    assert run.controller.job_store.columns["end_s"][:2].tolist() == [50.0, 410.0]
 
 
 def test_a_crash_loses_the_work_since_the_last_checkpoint() -> None:
@@ -186,7 +186,7 @@ def test_a_crash_loses_the_work_since_the_last_checkpoint() -> None:
     world = World("checkpoints", "", checkpoint_every_s=30.0)
     changes = [NodeChange(70.0, "n0", False), NodeChange(200.0, "n0", True)]
     run = simulate(jobs, Cluster.parse("1x1"), make_policy("fifo"), world, node_changes=changes, check=True)
-    assert run.controller.books.columns["end_s"][0] == 240.0  # 60 of 70 seconds were safe
+    assert run.controller.job_store.columns["end_s"][0] == 240.0  # 60 of 70 seconds were safe
 
 
 def test_a_redundant_change_does_not_swallow_an_arrival() -> None:
@@ -194,7 +194,7 @@ def test_a_redundant_change_does_not_swallow_an_arrival() -> None:
     changes = [NodeChange(100.0, "n0", True)]
     world = World("redundant", "")
     run = simulate(jobs, Cluster.parse("1x1"), make_policy("fifo"), world, node_changes=changes)
-    assert run.controller.books.columns["end_s"][0] == 105.0
+    assert run.controller.job_store.columns["end_s"][0] == 105.0
 
 
 def test_jobs_without_a_duration_cannot_be_simulated() -> None:
@@ -240,11 +240,11 @@ def run_on_a_dead_node(s: Saboteur, event: Event) -> None:
 
 
 def halve_a_gang(s: Saboteur, event: Event) -> None:
-    s.controller.books.columns["min_gpus"][0] = 4
+    s.controller.job_store.columns["min_gpus"][0] = 4
 
 
 def starve_of_cpus(s: Saboteur, event: Event) -> None:
-    s.controller.books.columns["cpus"][0] = 64.0
+    s.controller.job_store.columns["cpus"][0] = 64.0
     nodes = tuple(replace(node, cpus=8.0) for node in s.controller.cluster.nodes)
     s.controller.cluster = Cluster(nodes)
 

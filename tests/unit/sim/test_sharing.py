@@ -141,7 +141,7 @@ def test_gaps_between_stages_are_no_free_speed_up(policy: str):
     profile = StageProfile.of(gpu=0.25, iteration_s=1.0)
     jobs = JobBatch.of(JobSpec(id=n, iterations=1000.0, iteration_s=1.0, profile=profile) for n in "ab")
     run = simulate(jobs, Cluster.parse("1x1"), make_policy(policy), make_world("ideal"), check=True)
-    assert min(run.controller.books.columns["end_s"][:2]) >= 1000.0
+    assert min(run.controller.job_store.columns["end_s"][:2]) >= 1000.0
 
 
 @dataclass(frozen=True)

@@ -20,22 +20,22 @@ def job(name: str, gpus: int = 8, least: int = 1, **changes: object) -> JobSpec:
     return JobSpec(id=name, gpus=gpus, **{**given, **changes})
 
 
-def books_of(jobs: list[JobSpec], policy: str, cluster: str = "2x4"):
+def store_of(jobs: list[JobSpec], policy: str, cluster: str = "2x4"):
     run = simulate(JobBatch.of(jobs), Cluster.parse(cluster), make_policy(policy), make_world("ideal"), check=True)
-    return {name: run.controller.books.columns[name][: len(jobs)] for name in ("end_s", "attained_gpu_s")}
+    return {name: run.controller.job_store.columns[name][: len(jobs)] for name in ("end_s", "attained_gpu_s")}
 
 
 @pytest.mark.parametrize("policy", ["optimus", "fifo"])
 def test_half_of_the_gpus_take_twice_as_long_and_no_work_vanishes(policy: str):
-    books = books_of([job("a"), job("b")], policy)
-    assert books["end_s"].max() == pytest.approx(7200.0, abs=61.0)  # within a round
-    assert books["attained_gpu_s"].sum() == pytest.approx(2 * 8 * 3600.0)
+    job_store = store_of([job("a"), job("b")], policy)
+    assert job_store["end_s"].max() == pytest.approx(7200.0, abs=61.0)  # within a round
+    assert job_store["attained_gpu_s"].sum() == pytest.approx(2 * 8 * 3600.0)
 
 
 def test_an_adaptive_job_of_a_model_that_nobody_knows_is_taken_to_go_in_proportion_too():
     limits = BatchLimits(initial=64, most=64, least_local=1, most_local=64)
     own = [job("a", 4, batch=limits, model="mine")]
-    asked, alone = books_of(own, "fifo", "1x4"), books_of(own, "optimus", "1x1")
+    asked, alone = store_of(own, "fifo", "1x4"), store_of(own, "optimus", "1x1")
     assert (asked["end_s"][0], alone["end_s"][0]) == (3600.0, 4 * 3600.0)
 
 

@@ -40,7 +40,7 @@ def test_on_two_kinds_it_runs_to_its_end():
     cluster = Cluster.parse("2x4:a,2x4:b")
     jobs = no_larger_than(JobBatch.of([adaptive()]), cluster)
     done = simulate(jobs, cluster, make_policy("fifo"), make_world("ideal"))
-    assert done.controller.books.columns["end_s"][0] > 0
+    assert done.controller.job_store.columns["end_s"][0] > 0
 
 
 def test_an_iteration_takes_what_the_model_takes_at_that_size():

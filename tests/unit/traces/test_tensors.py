@@ -199,8 +199,8 @@ def mixed(n: int = 120) -> JobBatch:
 
 
 def ends(jobs: JobBatch, policy: str, cluster: str = "3x4") -> list[float]:
-    books = simulate(jobs, Cluster.parse(cluster), make_policy(policy), make_world("ideal")).controller.books
-    return books.columns["end_s"][: books.count].tolist()  # type: ignore[no-any-return]
+    job_store = simulate(jobs, Cluster.parse(cluster), make_policy(policy), make_world("ideal")).controller.job_store
+    return job_store.columns["end_s"][: job_store.count].tolist()  # type: ignore[no-any-return]
 
 
 def test_skew_is_between_together_and_anywhere() -> None:

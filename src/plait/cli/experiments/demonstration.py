@@ -180,12 +180,12 @@ def run_half(policy: str, jobs: list[dict[str, Any]], how: str, out: Path) -> Ha
 def _profiles(answer: Replayed, names: dict[str, str]) -> dict[str, tuple[list[float], float]]:
     """Stage and iteration seconds of each job, where they are known."""
     assert answer.state.controller is not None
-    books = answer.state.controller.books
+    job_store = answer.state.controller.job_store
     out = {}
-    for job in range(books.count):
-        stage_s, iteration_s = books.columns["stage_s"][job].tolist(), float(books.columns["iteration_s"][job])
+    for job in range(job_store.count):
+        stage_s, iteration_s = job_store.columns["stage_s"][job].tolist(), float(job_store.columns["iteration_s"][job])
         if all(map(math.isfinite, stage_s)) and math.isfinite(iteration_s):
-            out[names[books.spec(job).id]] = (stage_s, iteration_s)
+            out[names[job_store.spec(job).id]] = (stage_s, iteration_s)
     return out
 
 

@@ -53,7 +53,7 @@ def admit(ctx: Context, now: float) -> Iterator[Step]:
             break
         specs.append(spec)
         rooms.append(room)
-    first = number = controller.books.count
+    first = number = controller.job_store.count
     for room, batch in groupby(zip(rooms, specs, strict=True), key=lambda pair: pair[0]):
         several = [spec for _, spec in batch]
         yield JobSubmitted(now, number, JobBatch.of(several), room)
@@ -67,9 +67,9 @@ def admit(ctx: Context, now: float) -> Iterator[Step]:
 def may_start(ctx: Context, first: int) -> bool:
     """Whether GPUs are free that one of the jobs from this number on could take."""
     controller = ctx.state.controller
-    if controller is None or controller.books.count <= first:
+    if controller is None or controller.job_store.count <= first:
         return False
-    least = int(controller.books.columns["min_gpus"][first : controller.books.count].min())
+    least = int(controller.job_store.columns["min_gpus"][first : controller.job_store.count].min())
     return least <= _free_gpus(ctx)
 
 

@@ -186,7 +186,7 @@ class Engine:
 
     def _admit(self, now: float) -> None:
         controller = self.state.controller
-        first = 0 if controller is None else controller.books.count
+        first = 0 if controller is None else controller.job_store.count
         self.ledger.take(admit(self.context, now))
         if may_start(self.context, first):
             arrived = self.context.timers.arrived

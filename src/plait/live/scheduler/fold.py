@@ -115,10 +115,10 @@ def _after(state: State, entry: Event, commands: Sequence[Command]) -> None:
 
 
 def _note_losses(state: State, numbers: Iterable[int]) -> None:
-    """Work that jobs lost, in the books: as their agents measured it, not as the controller makes it out."""
+    """Work that jobs lost, in the job store: as their agents measured it, not as the controller makes it out."""
     assert state.controller is not None
     for number in numbers:
-        state.controller.books.columns["lost_s"][number] = state.jobs[number].lost_work_s
+        state.controller.job_store.columns["lost_s"][number] = state.jobs[number].lost_work_s
 
 
 def _meet(state: State, event: NodeJoined) -> None:

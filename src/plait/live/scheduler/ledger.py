@@ -241,7 +241,7 @@ class Ledger:
 
     def _jct_s(self, job: JobRecord) -> float:
         controller = self.ctx.state.controller
-        end_s = math.nan if controller is None else float(controller.books.columns["end_s"][job.number])
+        end_s = math.nan if controller is None else float(controller.job_store.columns["end_s"][job.number])
         return max((self.ctx.now_s if math.isnan(end_s) else end_s) - job.created_s, 0.0)
 
     def _raise_fences(self) -> None:

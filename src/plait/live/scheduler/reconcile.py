@@ -159,7 +159,7 @@ def _served_s(ctx: Context, job: JobRecord, attempt: Attempt) -> float:
     controller = ctx.state.controller
     if controller is None or not job.admitted:
         return attempt.held_s
-    return max(attempt.held_s, float(controller.books.columns["run_s"][job.number]) - job.held_s)
+    return max(attempt.held_s, float(controller.job_store.columns["run_s"][job.number]) - job.held_s)
 
 
 def _failed(ctx: Context, job: JobRecord, attempt: Attempt, now: float) -> JobFailed:

@@ -106,13 +106,13 @@ class State:
         """Where the controller sees a job; one that it does not know yet waits, or was taken back."""
         if not job.admitted or self.controller is None:
             return Phase.CANCELLED if job.cancelled else Phase.WAITING
-        return Phase(int(self.controller.books.columns["phase"][job.number]))
+        return Phase(int(self.controller.job_store.columns["phase"][job.number]))
 
     def wanted(self, job: JobRecord) -> tuple[int, ...] | None:
         """The GPUs of the cluster that a job should run on now; None if it should not run."""
         if not job.admitted or self.controller is None:
             return None
-        columns = self.controller.books.columns
+        columns = self.controller.job_store.columns
         if columns["phase"][job.number] != _RUNNING or columns["running_group"][job.number] < 0:
             return None
         return self.groups.of_job.get(job.number)
@@ -130,7 +130,7 @@ class State:
         """
         controller: Callable[[], dict[str, Any]] | None = None
         if self.controller is not None:
-            self.controller.books.forget(RECENT)
+            self.controller.job_store.forget(RECENT)
             controller = frozen(self.controller, self._kept(), RECENT)
         facts = {
             "version": _VERSION,
@@ -159,7 +159,7 @@ class State:
         assert self.controller is not None
         mine = [number for number, job in self.jobs.items() if job.admitted]
         controller = self.controller
-        last = controller.books.last_departed(RECENT)
+        last = controller.job_store.last_departed(RECENT)
         return np.unique(np.concatenate([controller.active, last, controller.running.jobs, np.array(mine, np.int64)]))
 
     def node_rows(self) -> list[dict[str, Any]]:

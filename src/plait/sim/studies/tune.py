@@ -147,7 +147,7 @@ def average_jct_s(jobs: JobBatch, cluster: Cluster, policy: str, seed: int = 0) 
         parts = [p for p in rest.split(",") if p and p.partition("=")[0] not in ("placement", "packlimit")]
         policy = f"{name}:" + ",".join([*parts, "placement=counting"])
     run = simulate(jobs, cluster, make_policy(policy), make_world("ideal"), seed=seed)
-    columns, n = run.controller.books.columns, run.controller.books.count
+    columns, n = run.controller.job_store.columns, run.controller.job_store.count
     finished = columns["phase"][:n] == int(Phase.FINISHED)
     return float(np.mean((columns["end_s"][:n] - jobs.submit_s)[finished]))
 

@@ -87,7 +87,7 @@ def _room(ctx: Context, job: JobRecord) -> int:
     controller, request, gpus = ctx.state.controller, job.request, _asked(job)
     if controller is None or not job.admitted or not (request.get("cpus") or request.get("memory")):
         return gpus
-    spec = controller.books.spec(job.number)
+    spec = controller.job_store.spec(job.number)
     shares = [
         usable_gpus(spec, there, cpus, memory_bytes) / there
         for _, there, cpus, memory_bytes in controller.cluster.shapes

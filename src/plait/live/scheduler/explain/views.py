@@ -74,12 +74,12 @@ def _silent(ctx: Context) -> str:
 
 def too_large(ctx: Context, controller: Controller, job: JobRecord) -> str | None:
     """That a waiting job needs more than the nodes have that are there now, if so."""
-    columns, most = controller.books.columns, ctx.room(job.request)
+    columns, most = controller.job_store.columns, ctx.room(job.request)
     needs, up = int(columns["min_gpus"][job.number]), controller.cluster.gpus_up
     if needs > up:
         why = f"needs {counted(needs, 'GPU')}; the nodes that are there have {up}"
     elif most and (columns["has_demands"][0] or len(controller.cluster.kinds) > 1):
-        why = refusal(controller.books.spec(job.number), controller.cluster) or ""
+        why = refusal(controller.job_store.spec(job.number), controller.cluster) or ""
     else:
         return None
     return why and (f"waits for more nodes: {why}" if most else why)
@@ -122,7 +122,7 @@ def job_row(ctx: Context, job: JobRecord) -> dict[str, Any]:
     if attempt is not None and attempt.over:
         row["exit_code"] = next((r.exit_code for r in attempt.ranks if r.exit_code), attempt.ranks[0].exit_code)
     if job.admitted and ctx.state.controller is not None:
-        columns, n = ctx.state.controller.books.columns, job.number
+        columns, n = ctx.state.controller.job_store.columns, job.number
         row["started_s"], row["ended_s"] = _number(columns["first_start_s"][n]), _number(columns["end_s"][n])
         row["steps"] = 0.0 if _begins_anew(ctx, job, state) else float(columns["iterations_done"][n])
         if request.get("batch"):
@@ -142,7 +142,7 @@ def _begins_anew(ctx: Context, job: JobRecord, state: str) -> bool:
     """Whether what a job had done is lost: it starts again, and has no checkpoint to go on from."""
     controller = ctx.state.controller
     assert controller is not None
-    never = int(controller.books.columns["checkpoints"][job.number]) == int(Checkpoints.NEVER)
+    never = int(controller.job_store.columns["checkpoints"][job.number]) == int(Checkpoints.NEVER)
     return never and state in ("waiting", "starting") and job.epoch > 0
 
 
@@ -320,7 +320,7 @@ def forecast(ctx: Context, now: float) -> Callable[[], dict[str, Any]]:
     if state.controller is None:
         return lambda: {**facts, "nodes": []}
     small, numbers = of_active(state.controller, RECENT)
-    small.books.columns["reason"][:] = ""
+    small.job_store.columns["reason"][:] = ""
     for node in small.cluster:
         if node.id in state.nodes and state.nodes[node.id].state == "suspect":  # it will probably be heard of again
             small.cluster = small.cluster.with_node(node)

@@ -62,7 +62,7 @@ def _waiting(ctx: Context, job: JobRecord, now: float) -> dict[str, Any]:
     }
     if controller is None or not job.admitted:
         return out
-    columns = controller.books.columns
+    columns = controller.job_store.columns
     if columns["phase"][job.number] == int(Phase.RUNNING):
         out["summary"] = _starting(ctx, job)
         return out
@@ -92,7 +92,7 @@ def _starting(ctx: Context, job: JobRecord) -> str:
 
 def _blockers(ctx: Context, controller: Controller, job: JobRecord) -> list[dict[str, Any]]:
     """Jobs ahead that hold GPUs, or that no policy may stop, last in the order first: the first to yield."""
-    columns = controller.books.columns
+    columns = controller.job_store.columns
     rank = int(columns["rank"][job.number])
     found = []
     for number, gpus in ctx.state.groups.of_job.items():
@@ -132,7 +132,7 @@ def _seconds_left(ctx: Context, job: JobRecord) -> float | None:
 def _running(ctx: Context, job: JobRecord, attempt: Attempt) -> dict[str, Any]:
     controller = ctx.state.controller
     assert controller is not None
-    columns, lead = controller.books.columns, attempt.lead
+    columns, lead = controller.job_store.columns, attempt.lead
     group = ctx.state.groups.by_gpus.get(attempt.gpus) if attempt.stop is None else None
     shares = [] if group is None else [m.job for m in group.members if m.job != job.number]
     out: dict[str, Any] = {

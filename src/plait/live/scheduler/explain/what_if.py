@@ -58,7 +58,7 @@ def would_start(
     if job is None:
         return out
     asked = 0
-    size = int(copy.controller.books.columns["gpus"][job])
+    size = int(copy.controller.job_store.columns["gpus"][job])
     while size > 1 and asked < QUESTIONS // 2 and in_time():
         size, asked = size // 2, asked + 1
         if _starts(copy.controller, job, now, gpus=size):
@@ -87,7 +87,7 @@ def _starts(
     view = controller.view(now)
     sized = {}
     if gpus is not None:
-        sized = {name: controller.books.columns[name].copy() for name in ("gpus", "min_gpus", "max_gpus")}
+        sized = {name: controller.job_store.columns[name].copy() for name in ("gpus", "min_gpus", "max_gpus")}
         for column in sized.values():
             column[job] = gpus
     left = view.jobs.number[~np.isin(view.jobs.number, list(without))]

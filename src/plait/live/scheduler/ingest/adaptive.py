@@ -1,8 +1,8 @@
 """Jobs whose batch adapts (Pollux, OSDI'21) as the service sees them: their work, what they estimate, what is shown.
 
 Policies count the work of such a job in iterations at its first batch size (its progress), whatever its batch is now;
-people see the steps that its optimizer makes. What a job says of itself reaches the books as `GoodputReported`, when
-it has changed so much that a decision could; what a restart costs it is measured here, not told.
+people see the steps that its optimizer makes. What a job says of itself reaches the job store as `GoodputReported`,
+when it has changed so much that a decision could; what a restart costs it is measured here, not told.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def work_of(ctx: Context, job: JobRecord, attempt: Attempt) -> Work:
 
 
 def hear_estimate(ctx: Context, job: JobRecord, seen: Seen, now: float) -> Iterator[Step]:
-    """Take what a job estimates of itself into the books, if that is news and the last was long enough ago."""
+    """Take what a job estimates of itself into the job store, if that is news and the last was long enough ago."""
     said = seen.adaptive
     if said is None or not job.request.get("batch"):
         return
@@ -173,19 +173,19 @@ def _estimate(job: JobRecord, row: FloatArray, now: float) -> GoodputReported:
 
 
 def row_of(ctx: Context, job: JobRecord) -> FloatArray:
-    """What the books know of a job, by `Estimate`."""
+    """What the job store knows of a job, by `Estimate`."""
     controller = ctx.state.controller
     if controller is None or not job.admitted:
         return _NOBODY
-    row: FloatArray = controller.books.columns["goodput"][job.number]
+    row: FloatArray = controller.job_store.columns["goodput"][job.number]
     return row
 
 
 def _done(ctx: Context, job: JobRecord) -> float | None:
-    """The progress that the books have."""
+    """The progress that the job store has."""
     if ctx.state.controller is None or not job.admitted:
         return None
-    return float(ctx.state.controller.books.columns["iterations_done"][job.number])
+    return float(ctx.state.controller.job_store.columns["iterations_done"][job.number])
 
 
 def _noise(row: FloatArray) -> tuple[float, float]:

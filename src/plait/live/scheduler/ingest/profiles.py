@@ -54,10 +54,10 @@ def learn(ctx: Context, job: JobRecord, rank: Rank, seen: Seen, now: float) -> I
         return
     if profile is None or not sane_profile(profile) or state.phase(job) > Phase.RUNNING:
         return
-    columns = controller.books.columns
-    books = columns["stage_s"][job.number].tolist(), float(columns["iteration_s"][job.number])
+    columns = controller.job_store.columns
+    job_store = columns["stage_s"][job.number].tolist(), float(columns["iteration_s"][job.number])
     better = job.measured_beside and not job.profiled
-    if "stage_s" in known and not better and not differs(profile, *books):
+    if "stage_s" in known and not better and not differs(profile, *job_store):
         return
     yield MeasurementTaken(job.number, 0, "profile", now)
     stage_s, iteration_s = [float(x) for x in profile.stage_s], float(profile.iteration_s)
@@ -74,7 +74,7 @@ def _pass_on(ctx: Context, learnt_from: JobRecord, now: float) -> Iterator[Step]
     state = ctx.state
     if state.controller is None:
         return
-    columns, active = state.controller.books.columns, state.controller.active
+    columns, active = state.controller.job_store.columns, state.controller.active
     unknown = np.isnan(columns["stage_s"][active, 0]) & (columns["phase"][active] == int(Phase.WAITING))
     keys = set(like_keys(learnt_from.request))
     found = {}
@@ -110,7 +110,7 @@ def protect(ctx: Context, job: JobRecord, attempt: Attempt, seen: Seen, now: flo
         return
     group = ctx.state.groups.by_gpus.get(attempt.gpus)
     alone = attempt.stop is None and group is not None and len(group.members) == 1
-    unknown = math.isnan(controller.books.columns["stage_s"][job.number, 0])
+    unknown = math.isnan(controller.job_store.columns["stage_s"][job.number, 0])
     if unknown and alone and seen.profile is None and FEWEST_ITERATIONS * seen.step_s <= PROFILE_S:
         yield MeasurementTaken(job.number, 0, "kept", now)
         yield JobKept(now, np.array([job.number]), np.array([now + min(PROFILE_S, MOST_ITERATIONS * seen.step_s)]))
@@ -135,7 +135,7 @@ def learn_beside(ctx: Context, job: JobRecord, rank: Rank, seen: Seen, now: floa
         return
     if seen.steps - began < MOST_ITERATIONS or not seen.step_s or not as_asked(job, attempt, seen):
         return
-    columns = controller.books.columns
+    columns = controller.job_store.columns
     before, before_s = columns["stage_s"][job.number].tolist(), float(columns["iteration_s"][job.number])
     stage_s = [float(x) for x in seen.stage_s or ()]
     if len(stage_s) != len(Resource) or not sum(stage_s) > 0 or not sum(before) > 0:  # unknown (NaN) compares false
@@ -153,7 +153,7 @@ def learn_beside(ctx: Context, job: JobRecord, rank: Rank, seen: Seen, now: floa
 
 
 def differs(profile: Profile, stage_s: Sequence[float], iteration_s: float) -> bool:
-    """Whether the books know nothing of the job, or something a good deal different."""
+    """Whether the job store knows nothing of the job, or something a good deal different."""
     if math.isnan(iteration_s) or any(math.isnan(t) for t in stage_s):
         return True
     pairs = [(profile.iteration_s, iteration_s), *zip(profile.stage_s, stage_s, strict=True)]
@@ -170,5 +170,5 @@ def profile_source(ctx: Context, job: JobRecord) -> str | None:
         return "given"
     if not job.admitted or ctx.state.controller is None:
         return None
-    known = not np.isnan(ctx.state.controller.books.columns["stage_s"][job.number, 0])
+    known = not np.isnan(ctx.state.controller.job_store.columns["stage_s"][job.number, 0])
     return "provisional, from jobs like it" if known else None

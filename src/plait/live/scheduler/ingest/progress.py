@@ -18,7 +18,7 @@ def report_progress(ctx: Context, jobs: Iterable[int], now: float) -> Iterator[S
     controller = ctx.state.controller
     if controller is None:
         return
-    columns = controller.books.columns
+    columns = controller.job_store.columns
     rows = []
     for number in jobs:
         job = ctx.state.jobs[number]

@@ -51,7 +51,7 @@ def hear_stop_cost(ctx: Context, job: JobRecord, attempt: Attempt, now: float) -
     state = ctx.state
     if state.controller is None or not job.admitted or state.phase(job) > Phase.RUNNING:
         return
-    columns, number = state.controller.books.columns, job.number
+    columns, number = state.controller.job_store.columns, job.number
     known = Checkpoints(int(columns["checkpoints"][number]))
     says = [rank.seen.saves for rank in attempt.ranks if rank.seen is not None]
     now_it = known
@@ -100,12 +100,12 @@ def never_saved(ctx: Context, job: JobRecord) -> bool:
     controller = ctx.state.controller
     if controller is None or not job.admitted:
         return False
-    return int(controller.books.columns["checkpoints"][job.number]) == int(Checkpoints.NEVER)
+    return int(controller.job_store.columns["checkpoints"][job.number]) == int(Checkpoints.NEVER)
 
 
 def kept(controller: Controller, number: int) -> bool:
     """Whether no policy may stop a job because it cannot go on from a checkpoint."""
-    never = int(controller.books.columns["checkpoints"][number]) == int(Checkpoints.NEVER)
+    never = int(controller.job_store.columns["checkpoints"][number]) == int(Checkpoints.NEVER)
     return never and not controller.rule.may_lose_work
 
 
@@ -115,7 +115,7 @@ def shown(ctx: Context, job: JobRecord) -> dict[str, Any]:
     out: dict[str, Any] = {"lost_work_s": job.lost_work_s, "restarts": job.restarts, "restart_s": job.restart_s}
     if controller is None or not job.admitted:
         return out
-    columns, number = controller.books.columns, job.number
+    columns, number = controller.job_store.columns, job.number
     saves = Checkpoints(int(columns["checkpoints"][number]))
     cost_s = float(columns["restart_s"][number])
     return {

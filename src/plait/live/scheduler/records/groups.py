@@ -31,7 +31,7 @@ class GroupBook:
 
     def update(self, controller: Controller, per_gpu: Callable[[int], int] = lambda job: 1) -> None:
         """Follow the controller: groups without those who have left them. `per_gpu`: processes of a job on a GPU."""
-        columns, running = controller.books.columns, controller.running
+        columns, running = controller.job_store.columns, controller.running
         new: dict[tuple[int, ...], GroupInfo] = {}
         of_job: dict[int, tuple[int, ...]] = {}
         group_of = columns["running_group"]
