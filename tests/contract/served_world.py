@@ -214,16 +214,16 @@ class Served(World):
     def pass_s(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while True:
-            self.tend()
+            self.maintain()
             left_s = until - time.monotonic()
             if left_s <= 0:
                 return
             time.sleep(min(left_s, 0.1))
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """What the keeper of `plait up` does about each second."""
         with contextlib.suppress(NotRunning):
-            self.backend.tend(self.client)
+            self.backend.maintain(self.client)
 
     def close(self) -> None:
         try:
@@ -246,9 +246,9 @@ class Local(Served):
     def make_backend(self) -> LocalBackend:
         return LocalBackend(self.layout, self.nodes, GPUS, False, stop_grace_s=5.0)
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Agents that died are started, but not those of nodes that were lost on purpose."""
-        self.backend.tend(self.client)
+        self.backend.maintain(self.client)
 
     def join(self) -> str:
         count = len(self.backend.nodes) + 1

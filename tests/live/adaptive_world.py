@@ -113,7 +113,7 @@ def serve(
                         result.batches[i].add(adaptive["batch_size"])
                     seen.append(f"{job['state'][:4]} {job['gpus']} {adaptive.get('batch_size') or 0:.0f}")
                 say(f"{now:6.1f} s  " + "  ".join(seen))
-                cluster.tend()
+                cluster.maintain()
                 time.sleep(0.5)
             result.jobs = [client.job(name) for name in order]
     result.sizes = [[len(a["ranks"]) for a in job["attempts"]] for job in result.jobs]

@@ -47,9 +47,9 @@ class Pair:
         self.children: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Pair:
-        self.tend("1")
+        self.maintain("1")
         until(lambda: self.leader() == "1", "the first service leads")
-        self.tend("2")
+        self.maintain("2")
         until(lambda: self.follows("2"), "the second stands by, prepared")
         self.backend.start()
         until(lambda: self.ready_nodes() == len(self.backend.nodes), "all nodes are ready")
@@ -64,7 +64,7 @@ class Pair:
         for path in (self.layout.service_file, *self.layout.home.glob("service-*.json")):
             path.unlink(missing_ok=True)
 
-    def tend(self, *names: str) -> None:
+    def maintain(self, *names: str) -> None:
         """Start those of these services that do not run, to stand by: what keepers do."""
         for name in names:
             if name in self.children and self.children[name].poll() is None:
@@ -129,7 +129,7 @@ class Pair:
         assert found > term
         until(lambda: self.attached(found), "all agents follow")
         took_s = time.monotonic() - began
-        self.tend(old)
+        self.maintain(old)
         until(lambda: self.leader() != old and self.follows(old), "the old one stands by, prepared")
         return took_s
 

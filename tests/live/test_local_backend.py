@@ -61,10 +61,10 @@ def test_dead_agents_are_started_again_and_jobs_go_on(world: World) -> None:
     runner, agent = world.runner(1), pids(backend)[0]
     assert agent is not None
     os.kill(agent, signal.SIGKILL)
-    until(backend.tend, "another agent to be started")
+    until(backend.maintain, "another agent to be started")
     run(backend)
     assert pids(backend)[0] != agent
-    assert backend.tend() == []
+    assert backend.maintain() == []
     world.service.told.clear()
     world.service.wait(1, "running")
     assert world.runner(1) == runner
@@ -153,7 +153,7 @@ def test_an_agent_that_dies_at_once_is_started_later_each_time(tmp_path: Path, m
     monkeypatch.setattr(local.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(backend, "ensure_node_agent", lambda name: True)
     for _ in range(600):
-        if backend.tend():
+        if backend.maintain():
             starts.append(clock[0])
         clock[0] += 0.1
     gaps = [round(later - before, 3) for before, later in pairwise(starts)]

@@ -31,7 +31,7 @@ def until(true: Callable[[], Any], what: str, cluster: Cluster, deadline_s: floa
     end = time.monotonic() + deadline_s
     while not (value := true()):
         assert time.monotonic() < end, f"waited {deadline_s:g} s for {what}"
-        cluster.tend()
+        cluster.maintain()
         time.sleep(0.02)
     return value
 

@@ -117,7 +117,9 @@ def _amount(what: int, value: float) -> str:
     return f"{value / 1e9:.6g} GB of {'GPU' if what == GPU_MEMORY else 'host'} memory"
 
 
-def by_hand(groups: Groups, changed: BoolArray, columns: Mapping[str, Any], cluster: Cluster) -> set[tuple[int, int]]:
+def reference_overload(
+    groups: Groups, changed: BoolArray, columns: Mapping[str, Any], cluster: Cluster
+) -> set[tuple[int, int]]:
     """The plain reference of `overload`: every (resource, node) of which changed groups ask for too much."""
     used: dict[tuple[int, int], float] = defaultdict(float)
     judged, found = set(), set()

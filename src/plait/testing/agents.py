@@ -136,12 +136,12 @@ class SimulatedAgent:
                 replaced = held.run.epoch < max(self.disk.epoch(held.run.job), newest.get(held.run.job, 0))
                 held.stop(now, 0.0 if replaced else held.run.grace_s, "no longer wanted")
         for key, run in wanted.items():
-            held = self.held.get(key) or self._meet(key, run, now)
+            held = self.held.get(key) or self._accept(key, run, now)
             held.run = replace(held.run, group=run.group, stop=run.stop, grace_s=run.grace_s)
             if run.stop:
                 held.stop(now, run.grace_s, "preempted")
 
-    def _meet(self, key: Key, run: Run, now: float) -> Held:
+    def _accept(self, key: Key, run: Run, now: float) -> Held:
         held = self.held[key] = Held(run)
         newest = max(self.epochs.get(run.job, 0), self.disk.epoch(run.job))
         if run.epoch < newest:

@@ -68,7 +68,7 @@ class Chaos:
         for at, undo in [entry for entry in self._undo if entry[0] <= now]:
             self._undo.remove((at, undo))
             undo()
-        self.cluster.tend()
+        self.cluster.maintain()
         if self._left and now >= self._last + self._left[0].after_s:
             fault = self._left[0]
             target = self._make[fault.kind](fault)

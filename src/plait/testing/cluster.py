@@ -1,6 +1,6 @@
 """A cluster on CPU slots of this machine that is kept up: what a supervisor of the service and the backend do.
 
-Everything happens in `tend`, called now and then by whoever owns the cluster: no thread, no surprise.
+Everything happens in `maintain`, called now and then by whoever owns the cluster: no thread, no surprise.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ class Cluster:
         """Leave the service dead for so long, should it die."""
         self._down_until = time.monotonic() + seconds
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Start what has died: agents as the backend does, the service as a supervisor would."""
         if self._service is not None and self._service.poll() is not None and time.monotonic() >= self._down_until:
             self._spawn()
-        self.backend.tend()
+        self.backend.maintain()
 
     def stop(self) -> None:
         """End the service, then the agents with their jobs."""

@@ -93,7 +93,7 @@ def test_a_service_is_started_again_while_the_backend_hangs(layout: Layout, monk
     died = threading.Event()
 
     class Backend:
-        def tend(self, service: object) -> list[str]:
+        def maintain(self, service: object) -> list[str]:
             hangs.set()
             assert released.wait(PATIENCE_S)
             return []

@@ -10,7 +10,7 @@ import pytest
 from plait.core.errors import InputError
 from plait.live.client.client import NotRunning
 from plait.live.layout import Layout
-from plait.live.supervisor import agent_keeper as tend
+from plait.live.supervisor import agent_keeper as maintain
 from plait.live.supervisor import daemon
 
 
@@ -24,8 +24,8 @@ class Nodes:
         self.asked.append("start")
         return ["n0"]
 
-    def tend(self, service):
-        self.asked.append("tend")
+    def maintain(self, service):
+        self.asked.append("maintain")
         if self.troubles and (trouble := self.troubles.pop(0)):
             raise trouble
         return ["n1 is dead"]
@@ -48,11 +48,11 @@ def looks(monkeypatch, tmp_path, capsys):
             assert options == {"backend": "ray", "address": "a:1", "x": "y=z"}
             return nodes
 
-        monkeypatch.setattr(tend, "own_client", own_client)
-        monkeypatch.setattr(tend, "open_backend", open_backend)
+        monkeypatch.setattr(maintain, "own_client", own_client)
+        monkeypatch.setattr(maintain, "open_backend", open_backend)
         monkeypatch.setattr(daemon.time, "sleep", pauses.append)
         words = ["--home", str(tmp_path), "--backend", "ray", "--address", "a:1", "-o", "x=y=z"]
-        code = tend.main(words, until=lambda: len(pauses) >= looks)
+        code = maintain.main(words, until=lambda: len(pauses) >= looks)
         return code, pauses, capsys.readouterr().out
 
     return run
@@ -61,7 +61,7 @@ def looks(monkeypatch, tmp_path, capsys):
 def test_starts_once_and_looks_every_second(looks):
     nodes = Nodes()
     code, pauses, said = looks(nodes, 3)
-    assert (code, nodes.asked) == (0, ["start", "tend", "tend", "tend"])
+    assert (code, nodes.asked) == (0, ["start", "maintain", "maintain", "maintain"])
     assert pauses == [daemon.LOOK_S] * 3
     assert "started the agent of n0" in said
     assert "n1 is dead" in said
@@ -72,7 +72,7 @@ def test_trouble_passes(looks):
     nodes = Nodes([InputError("no head answers")])
     _, pauses, said = looks(nodes, 5, [away, away])
     assert pauses == [1.0, 2.0, 4.0, daemon.LOOK_S, daemon.LOOK_S]
-    assert nodes.asked == ["start", "tend", "start", "tend", "tend"]
+    assert nodes.asked == ["start", "maintain", "start", "maintain", "maintain"]
     assert "no service; next try in 2 s" in said
     assert "no head answers; next try in 4 s" in said
 
@@ -84,9 +84,9 @@ def test_there_is_one_of_a_home(looks, tmp_path):
     assert (nodes.asked, pauses) == ([], [daemon.LOOK_S] * 3)
     assert said.count("another process keeps the nodes") == 1
     _, pauses, _ = looks(nodes, 2)
-    assert nodes.asked == ["start", "tend", "tend"]
+    assert nodes.asked == ["start", "maintain", "maintain"]
 
 
 def test_an_unknown_backend_is_no_trouble_that_passes(tmp_path, capsys):
-    assert tend.main(["--home", str(tmp_path), "--backend", "cray"]) == 2
+    assert maintain.main(["--home", str(tmp_path), "--backend", "cray"]) == 2
     assert "no backend 'cray'" in capsys.readouterr().err

@@ -23,7 +23,7 @@ from plait.live.agent.procs import Process  # noqa: E402
 from plait.live.client.client import Client  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
 from plait.live.service.main import only_one  # noqa: E402
-from plait.live.supervisor import agent_keeper as tend  # noqa: E402
+from plait.live.supervisor import agent_keeper as maintain  # noqa: E402
 from plait.live.supervisor import daemon, down, keeper  # noqa: E402
 from plait.live.supervisor import up as starting  # noqa: E402
 from plait.live.supervisor.saved_options import remember, remembered, was_up  # noqa: E402
@@ -210,7 +210,7 @@ def test_the_environment_names_no_other_cluster(layout: Layout, monkeypatch: pyt
     heard: list[tuple[str, str]] = []
 
     class Backend(Nodes):
-        def tend(self, service: Client) -> list[str]:
+        def maintain(self, service: Client) -> list[str]:
             heard.append((service.url, service._http.headers["Authorization"]))
             return []
 
@@ -220,8 +220,8 @@ def test_the_environment_names_no_other_cluster(layout: Layout, monkeypatch: pyt
     monkeypatch.setattr(Client, "status", lambda self: {})
     layout.service_file.write_text('{"url": "http://127.0.0.1:2"}')
     layout.token_file.write_text("plait_ours\n")
-    keeper.tend_nodes(layout, Backend())  # type: ignore[arg-type]
-    tend.Nodes(layout, Backend()).look()  # type: ignore[arg-type]
+    keeper.maintain_nodes(layout, Backend())  # type: ignore[arg-type]
+    maintain.Nodes(layout, Backend()).look()  # type: ignore[arg-type]
     assert heard == [("http://127.0.0.1:2", "Bearer plait_ours")] * 2
 
 

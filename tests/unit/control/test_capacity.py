@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.control.capacity import FITS, by_hand, overload
+from plait.control.capacity import FITS, overload, reference_overload
 from plait.control.controller import Controller
 from plait.control.messages import JobSubmitted, ReplanDue
 from plait.core.cluster import Cluster, Node
@@ -68,7 +68,7 @@ def test_the_kernel_finds_what_the_plain_sums_find(plan: tuple[Groups, np.ndarra
         columns["memory_bytes"], columns["gpu_memory_bytes"], cluster.gpu_node, cluster.node_cpus,
         cluster.node_memory_bytes, cluster.node_gpu_memory_bytes,
     )  # fmt: skip
-    found = by_hand(groups, changed, columns, cluster)
+    found = reference_overload(groups, changed, columns, cluster)
     assert (what == FITS) == (not found)
     assert what == FITS or (what, node) in found
 

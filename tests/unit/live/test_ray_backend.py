@@ -165,14 +165,14 @@ def test_a_start_says_why_the_cluster_cannot_be_used(layout: Layout, monkeypatch
 def test_only_a_death_that_ray_tells_of_is_passed_on(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, service = Cluster(raylet("n0"), raylet("n1"), raylet("n2")), Service()
     backend = backend_of(cluster, layout, monkeypatch)
-    assert backend.tend(service) == ["attached: n0, n1, n2"]
+    assert backend.maintain(service) == ["attached: n0, n1, n2"]
     cluster.nodes[1] = raylet("n1", alive=False, why="the machine is off")
     del cluster.nodes[2]  # a head that was started anew knows nothing of it
-    assert backend.tend(service) == ["Ray says that n1 is dead"]
-    assert backend.tend(service) == []
+    assert backend.maintain(service) == ["Ray says that n1 is dead"]
+    assert backend.maintain(service) == []
     assert service.gone == [("n1", "Ray: the machine is off")]
     cluster.nodes.append(raylet("n1", number="another"))  # the raylet was started again
-    assert backend.tend(service) == ["attached: n1"]
+    assert backend.maintain(service) == ["attached: n1"]
     assert len(service.gone) == 1
 
 
@@ -181,39 +181,39 @@ def test_a_death_is_told_again_until_the_service_has_taken_it_in(
 ) -> None:
     cluster, service = Cluster(raylet("n0"), raylet("n1")), Service()
     backend = backend_of(cluster, layout, monkeypatch)
-    backend.tend(service)
+    backend.maintain(service)
     cluster.nodes[1], service.down = raylet("n1", alive=False), True
     for _ in range(2):
         with pytest.raises(NotRunning):
-            backend.tend(service)
+            backend.maintain(service)
     service.down = False
-    assert backend.tend(service) == ["Ray says that n1 is dead"]
-    assert backend.tend(service) == []  # its agent may still speak
+    assert backend.maintain(service) == ["Ray says that n1 is dead"]
+    assert backend.maintain(service) == []  # its agent may still speak
     service.states["n1"] = "suspect"  # to the leader that took over, which nobody has told
-    assert backend.tend(service) == []
+    assert backend.maintain(service) == []
     assert service.gone == [("n1", "Ray: the node is dead")] * 2
 
 
 def test_another_keeper_tells_of_the_deaths_before_its_time(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(raylet("n0"), raylet("n1", alive=False), raylet("of old", alive=False))
     service = Service()
-    assert backend_of(cluster, layout, monkeypatch).tend(service) == ["attached: n0", "Ray says that n1 is dead"]
+    assert backend_of(cluster, layout, monkeypatch).maintain(service) == ["attached: n0", "Ray says that n1 is dead"]
     assert service.gone == [("n1", "Ray: the node is dead")]
 
 
 def test_the_service_forgets_nodes_that_are_lost_and_gone(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, service = Cluster(raylet("n0"), raylet("n1"), raylet("n2")), Service()
     backend = backend_of(cluster, layout, monkeypatch)
-    backend.tend(service)
+    backend.maintain(service)
     service.states |= {"by-hand": "lost", "n0": "lost"}
     cluster.nodes = [raylet("n0"), raylet("n1", alive=False)]  # of n2 the head knows nothing any more
-    assert backend.tend(service) == ["Ray says that n1 is dead"]
+    assert backend.maintain(service) == ["Ray says that n1 is dead"]
     service.states |= {"n1": "lost", "n2": "lost"}
     service.busy = {"n1"}
-    assert backend.tend(service) == ["node n2 is gone"]
+    assert backend.maintain(service) == ["node n2 is gone"]
     service.busy = set()
-    assert backend.tend(service) == ["node n1 is gone"]
-    assert backend.tend(service) == []
+    assert backend.maintain(service) == ["node n1 is gone"]
+    assert backend.maintain(service) == []
     assert sorted(service.states) == ["by-hand", "n0"]  # not Ray's; there, and late
 
 
@@ -221,9 +221,9 @@ def test_a_node_that_somebody_drained_stays_drained(layout: Layout, monkeypatch:
     cluster, service = Cluster(raylet("n0"), raylet("n1", alive=False)), Service()
     service.drained = {"n1"}
     backend = backend_of(cluster, layout, monkeypatch)
-    assert backend.tend(service) == ["attached: n0", "Ray says that n1 is dead"]
+    assert backend.maintain(service) == ["attached: n0", "Ray says that n1 is dead"]
     service.states["n1"] = "lost"
-    assert (backend.tend(service), backend.tend(service)) == ([], [])
+    assert (backend.maintain(service), backend.maintain(service)) == ([], [])
     assert "n1" in service.states
 
 
@@ -232,21 +232,21 @@ def test_that_the_head_is_gone_and_back_is_said_once_and_who_is_attached(
 ) -> None:
     cluster, service = Cluster(raylet("n0"), raylet("n1")), Service()
     backend = backend_of(cluster, layout, monkeypatch)
-    backend.tend(service)
+    backend.maintain(service)
     cluster.up = False
-    assert backend.tend(service) == ["no head answers; jobs go on, and nodes are attached again when it is back"]
+    assert backend.maintain(service) == ["no head answers; jobs go on, and nodes are attached again when it is back"]
     assert (cluster.bridges, cluster.killed) == (1, 1)
-    assert backend.tend(service) == []
+    assert backend.maintain(service) == []
     assert {place.state for place in backend.list_nodes()} == {DEAD}
     cluster.up, cluster.nodes = True, []  # raylets come later than their head
-    assert backend.tend(service) == ["the head at 10.0.0.1:6379 is back"]
+    assert backend.maintain(service) == ["the head at 10.0.0.1:6379 is back"]
     cluster.nodes, cluster.said = [raylet("n0", number="new-0"), raylet("n1", number="new-1")], {"n1": {"late": True}}
-    assert backend.tend(service) == ["attached: n0"]
+    assert backend.maintain(service) == ["attached: n0"]
     assert [(p.name, p.state) for p in backend.list_nodes()] == [("n0", UP), ("n1", COMING)]
     cluster.said = {"n0": {"late": True}}  # busy for a moment, and still attached
-    assert backend.tend(service) == ["attached: n1"]
+    assert backend.maintain(service) == ["attached: n1"]
     cluster.said = {}
-    assert backend.tend(service) == []
+    assert backend.maintain(service) == []
     assert service.gone == []
     assert cluster.bridges == 2
 
@@ -258,12 +258,12 @@ def test_after_a_failure_the_head_is_left_alone_for_a_while(layout: Layout, monk
     cluster, service = Cluster(raylet("n0")), Service()
     cluster.up = False
     backend = backend_of(cluster, layout, monkeypatch)
-    assert len(backend.tend(service)) == 1
+    assert len(backend.maintain(service)) == 1
     cluster.up, now[0] = True, 102.9
-    assert backend.tend(service) == []
+    assert backend.maintain(service) == []
     assert cluster.bridges == 0
     now[0] = 103.0
-    assert backend.tend(service) == ["the head at 10.0.0.1:6379 is back", "attached: n0"]
+    assert backend.maintain(service) == ["the head at 10.0.0.1:6379 is back", "attached: n0"]
 
 
 def test_an_end_tells_all_executors_and_takes_them_away(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,17 +335,17 @@ def test_names_are_the_same_for_every_keeper(
     first, second = (raylet("x", number=number) | plain for number in ("bbbbbbbbb2", "aaaaaaaaa1"))
     cluster, service = Cluster(first), Service()
     keeper = backend_of(cluster, layout, monkeypatch)
-    assert keeper.tend(service) == ["attached: gpu-box"]
+    assert keeper.maintain(service) == ["attached: gpu-box"]
     cluster.nodes = [first, second]  # another on the same machine, or the one that was started again
-    (line,) = keeper.tend(service)
+    (line,) = keeper.maintain(service)
     assert line.startswith("the raylet aaaaaaaa at 10.0.0.7 is not used, since another one is gpu-box already; give it")
-    assert keeper.tend(service) == []
+    assert keeper.maintain(service) == []
     again = backend_of(cluster, layout, monkeypatch)
     again.start()
     assert [place.name for place in again.list_nodes()] == ["gpu-box"]  # one machine, one agent
     assert "the raylet bbbbbbbb at 10.0.0.7 is not used" in capsys.readouterr().err
     cluster.nodes = [first | {"alive": False}, second]
-    assert keeper.tend(service) == []
+    assert keeper.maintain(service) == []
     assert [order["id"] for order in cluster.asked[-1]["orders"]] == ["aaaaaaaaa1"]
     assert service.gone == []
 

@@ -308,25 +308,25 @@ def test_an_allocation_from_the_queue_to_its_end(world):
     backend = make()
     assert backend.start() == []
     service.wanted = 3
-    assert backend.tend(service) == ["asked Slurm for allocation 11"]
+    assert backend.maintain(service) == ["asked Slurm for allocation 11"]
     assert {"--exclusive", "--signal=B:TERM@60"} <= set(slurm.words)
     assert slurm.words[-1] == "--mem=0"
-    assert backend.tend(service) == []  # too soon to look again
+    assert backend.maintain(service) == []  # too soon to look again
     slurm.there[11] = Job(11, RUNNING, "RUNNING", "", "n0", now[0])
     service.join("n0-11")
     service.wanted = 0
     for _ in range(2):
         now[0] += 50.0
-        said = backend.tend(service)
+        said = backend.maintain(service)
     assert said == []  # idle for 50 s, as far as anybody has seen
     now[0] += 50.0
-    assert backend.tend(service) == ["node n0-11 is drained, to be given back to Slurm"]
+    assert backend.maintain(service) == ["node n0-11 is drained, to be given back to Slurm"]
     now[0] += 5.0
-    backend.tend(service)
+    backend.maintain(service)
     assert slurm.told == [("notify", 11)]
     service.there["n0-11"]["state"] = "lost"
     now[0] += 5.0
-    assert backend.tend(service) == ["node n0-11 is gone"]
+    assert backend.maintain(service) == ["node n0-11 is gone"]
     assert service.there == {}
 
 
@@ -340,7 +340,7 @@ def test_a_policy_that_finds_nodes_too_many_for_long_has_busy_ones_drained(world
     service.wanted_by = by
     for service.wanted in (4, 4, 8, 4, 4, 4, 4):  # 20 s, then once not, and 60 s in the end
         now[0] += 20.0
-        drained += backend.tend(service)
+        drained += backend.maintain(service)
     assert drained == (["node n12-12 is drained, to be given back to Slurm"] if by == "policy" else [])
 
 
@@ -349,18 +349,18 @@ def test_an_allocation_of_a_version_without_marks_is_kept(world):
     slurm.there[11] = Job(11, RUNNING, "RUNNING", "", "n0", now[0] - 1000.0)
     service.join("n0-11", ours=False, gpus_used=4)
     service.wanted = 4
-    assert make().tend(service) == []
+    assert make().maintain(service) == []
     assert slurm.told == []
     slurm.there[11] = Job(11, OVER, "TIMEOUT", "", "n0")
     now[0] += 5.0
-    assert "node n0-11: Slurm job 11 is TIMEOUT" in make().tend(service)
+    assert "node n0-11: Slurm job 11 is TIMEOUT" in make().maintain(service)
 
 
 def test_another_keeper_finds_what_the_first_asked_for(world):
     _, service, _, make = world
     service.wanted = 8
-    make().tend(service)
-    assert make().tend(service) == []
+    make().maintain(service)
+    assert make().maintain(service) == []
 
 
 def test_nodes_of_dead_allocations_are_drained_and_reported_those_of_others_left_alone(world):
@@ -369,7 +369,7 @@ def test_nodes_of_dead_allocations_are_drained_and_reported_those_of_others_left
     service.join("n0-11", gpus_used=1)
     service.join("n0", ours=False)
     service.join("gpu-7", ours=False)  # somebody's own agent, of a name like ours
-    assert make().tend(service) == ["node n0-11: Slurm job 11 is NODE_FAIL"]
+    assert make().maintain(service) == ["node n0-11: Slurm job 11 is NODE_FAIL"]
     assert service.told == [("drain", "n0-11"), ("gone", "n0-11")]
 
 
@@ -382,7 +382,7 @@ def test_a_queue_that_cannot_be_read_changes_nothing(world, monkeypatch):
 
     monkeypatch.setattr(slurm, "jobs", fail)
     with pytest.raises(SlurmError, match="slurmctld is away"):
-        make().tend(service)
+        make().maintain(service)
     assert service.told == []
 
 
@@ -392,7 +392,7 @@ def test_allocations_that_end_before_their_agent_joins_are_not_asked_for_in_a_lo
     service.wanted = 1
     backend, asked = make(), []
     for _ in range(2000):  # nearly three hours, in which Slurm forgets each job after two minutes
-        for line in backend.tend(service):
+        for line in backend.maintain(service):
             if line.startswith("asked Slurm"):
                 asked.append(now[0])
                 number = max(slurm.there)
@@ -410,7 +410,7 @@ def test_an_allocation_that_joins_ends_the_pause_and_one_taken_back_begins_none(
     service.wanted = 1
     slurm.there[11] = Job(11, OVER, "OUT_OF_MEMORY", "", "n0", now[0] - 1, now[0])
     backend = make()
-    (said,) = backend.tend(service)
+    (said,) = backend.maintain(service)
     assert said.startswith(
         "allocation 11 ended before its agent joined, as OUT_OF_MEMORY; the next is asked for after 10"
     )
@@ -418,10 +418,10 @@ def test_an_allocation_that_joins_ends_the_pause_and_one_taken_back_begins_none(
     service.join("n0-12", gpus_used=4)
     service.wanted = 8
     now[0] += 5.0
-    assert backend.tend(service) == ["asked Slurm for allocation 13"]
+    assert backend.maintain(service) == ["asked Slurm for allocation 13"]
     slurm.cancel([13])  # it never had a node
     now[0] += 5.0
-    assert backend.tend(service) == ["asked Slurm for allocation 14"]
+    assert backend.maintain(service) == ["asked Slurm for allocation 14"]
 
 
 def test_an_allocation_that_worked_and_was_forgotten_is_no_failure_for_another_keeper(world):
@@ -430,7 +430,7 @@ def test_an_allocation_that_worked_and_was_forgotten_is_no_failure_for_another_k
     service.join("n0-11")
     del service.there["n0-11"]
     slurm.there[11] = Job(11, OVER, "TIMEOUT", "", "n0", now[0] - 60, now[0])  # Slurm remembers it for a while
-    assert make().tend(service) == ["asked Slurm for allocation 12"]
+    assert make().maintain(service) == ["asked Slurm for allocation 12"]
 
 
 def test_stopping_gives_all_back_or_leaves_all(world, capsys):

@@ -201,14 +201,14 @@ class Agent(ProcessManager):
                 attempt.stop(0.0 if replaced else attempt.run.grace_s, "replaced" if replaced else "no longer wanted")
         for key, run in wanted.items():
             if key not in self.attempts:
-                self._meet(run)
+                self._accept(run)
             with self._quarantined(attempt := self.attempts[key]):
                 attempt.update(run)
                 if run.stop:
                     attempt.stop(run.grace_s, "preempted")
         return before != [attempt.state for attempt in self.attempts.values()]
 
-    def _meet(self, run: Run) -> None:
+    def _accept(self, run: Run) -> None:
         """An attempt that is new here: to be started, refused, or one that was forgotten."""
         attempt = self._new(run)
         newest = max(self.epochs.get(run.job, 0), _epoch(self.layout, run.job))

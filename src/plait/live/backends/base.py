@@ -43,7 +43,7 @@ class NodeBackend(Protocol):
         Agents that run already, started by whomever, are kept. Raises `InputError` if the engine cannot be used.
         """
 
-    def tend(self, service: Client) -> list[str]:
+    def maintain(self, service: Client) -> list[str]:
         """One look, about every second: start what is missing, tell the service which nodes are dead, grow or shrink.
 
         Returns what was done, a sentence or name each. Raises `PlaitError` for trouble that may pass.

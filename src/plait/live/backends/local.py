@@ -2,7 +2,7 @@
 
     backend = LocalBackend(layout, nodes=2, gpus_per_node=4)
     backend.start()                     # takes over agents that already run, starts the others
-    backend.tend()                      # each second: starts those that died
+    backend.maintain()                      # each second: starts those that died
     backend.stop(jobs=True)
 
 A node is a share of the machine's GPUs or, where there are none, so many slots of CPU. Several nodes on one machine
@@ -162,7 +162,7 @@ class LocalBackend:
         with contextlib.suppress(OSError):  # a full disk: then the next size is not compared with this one
             procs.write_json(self.layout.node(node.name) / _SIZE, {"gpus": node.gpus, "cuda": node.cuda})
 
-    def tend(self, service: Client | None = None) -> list[str]:
+    def maintain(self, service: Client | None = None) -> list[str]:
         """Start agents that died, later each time if they die again soon.
 
         Nothing is to be told: the service hears of it from the agents themselves.

@@ -66,7 +66,7 @@ def apply(state: State, entry: Entry) -> Sequence[Command]:
         _NOTES[type(entry)](state, entry)
         return ()
     if isinstance(entry, NodeJoined):
-        _meet(state, entry)
+        _node_joined(state, entry)
     assert state.controller is not None, f"{type(entry).__name__} before any node"
     commands: Sequence[Command]
     try:
@@ -121,7 +121,7 @@ def _note_losses(state: State, numbers: Iterable[int]) -> None:
         state.controller.job_store.columns["lost_s"][number] = state.jobs[number].lost_work_s
 
 
-def _meet(state: State, event: NodeJoined) -> None:
+def _node_joined(state: State, event: NodeJoined) -> None:
     node, hardware = state.nodes.setdefault(event.node.id, NodeRecord(event.node.id)), event.node
     node.lost = node.drained = node.leaving = node.suspect = False
     state.touched_nodes.add(node.id)

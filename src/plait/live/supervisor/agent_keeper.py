@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None, until: Callable[[], bool] = lambda: 
         given = {name: value for name, value in {**options, **pairs(args.option)}.items() if value is not None}
         nodes = Nodes(layout, open_backend(layout, given))
     except PlaitError as error:
-        print(f"plait tend: {error}", file=sys.stderr)
+        print(f"agent_keeper: {error}", file=sys.stderr)
         return error.exit_code
     said = False
     while not until():
@@ -67,7 +67,7 @@ class Nodes:
         with own_client(self.layout) as service:
             service.status()  # agents without a service would find nobody to report to
             first = [] if self.started else [f"started the agent of {name}" for name in self.backend.start()]
-            said = first + self.backend.tend(service)
+            said = first + self.backend.maintain(service)
         self.started = True
         return said
 

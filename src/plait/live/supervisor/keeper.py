@@ -38,7 +38,7 @@ def keep(layout: Layout, until: Callable[[], bool] = lambda: False) -> None:
             return
         backend = remembered_backend(layout)  # kept, for it knows agents that are still being born
         nodes = threading.Thread(
-            target=keeping.watch, args=(lambda: tend_nodes(layout, backend), over), name="nodes", daemon=True
+            target=keeping.watch, args=(lambda: maintain_nodes(layout, backend), over), name="nodes", daemon=True
         )
         nodes.start()
         keeping.watch(lambda: keep_service(layout), over)
@@ -55,12 +55,12 @@ def keep_service(layout: Layout) -> list[str]:
     return ["the service was started again"]
 
 
-def tend_nodes(layout: Layout, backend: NodeBackend) -> list[str]:
+def maintain_nodes(layout: Layout, backend: NodeBackend) -> list[str]:
     """One look of the backend, while there is a service; what was done."""
     if service_process(layout) is None:
         return []
     with own_client(layout) as service:
-        return backend.tend(service)
+        return backend.maintain(service)
 
 
 def main() -> None:

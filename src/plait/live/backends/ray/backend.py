@@ -105,7 +105,7 @@ class RayBackend:
         except NoHead as error:
             raise InputError(str(error)) from None
 
-    def tend(self, service: Client) -> list[str]:
+    def maintain(self, service: Client) -> list[str]:
         """One look. Without a head nothing is done, and jobs go on; that it is gone and back is said once."""
         if time.monotonic() < self._again_s:
             return []

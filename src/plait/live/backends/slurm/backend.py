@@ -77,7 +77,7 @@ class SlurmBackend:
         """Those of all allocations that there may be."""
         return self.options.gpus * self.options.max_nodes
 
-    def tend(self, service: Client) -> list[str]:
+    def maintain(self, service: Client) -> list[str]:
         """Every few seconds: see which allocations there are, bury the dead, and do what the plan says."""
         if self.clock() < self._looked_s + self.options.look_s:
             return []

@@ -31,7 +31,7 @@ def ingest(ctx: Context, seen: Observed, told_to_stop: Collection[Key], now: flo
     nodes reach this one.
     """
     seen = replace(seen, leaving_s=sane_notice(seen.leaving_s))
-    record = yield from _meet(ctx, seen, now, address)
+    record = yield from _register(ctx, seen, now, address)
     yield from see_each(ctx, record, seen, now)
     if seen.agent == record.agent and seen.term == ctx.term:
         yield from end_unlisted(ctx, seen, told_to_stop, now)
@@ -46,7 +46,7 @@ def hardware(info: NodeInfo) -> Node:
     return Node(info.id, info.gpus, info.gpu_kind, memory, info.cpus, info.memory_bytes, info.rack)
 
 
-def _meet(ctx: Context, seen: Observed, now: float, address: str) -> Generator[Step, None, NodeRecord]:
+def _register(ctx: Context, seen: Observed, now: float, address: str) -> Generator[Step, None, NodeRecord]:
     info, state = seen.node, ctx.state
     if not NODE_NAME.fullmatch(info.id):
         raise InputError(f"a node cannot be called {info.id!r}; use letters, digits, '.', '_' and '-'")
