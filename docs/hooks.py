@@ -1,9 +1,10 @@
-"""Pages of the reference written from the code at each build: policies, metrics, traces, worlds, command line."""
+"""Pages of the reference written from the code at each build: command line, options, policies, metrics, ..."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from dataclasses import MISSING
 from typing import Any
 
 import typer
@@ -13,6 +14,9 @@ from mkdocs.structure.files import File, Files
 
 from plait.cli.app import app
 from plait.core.errors import PlaitError
+from plait.core.options import declared
+from plait.live.protocol.job import Batch, Job, Profile, key_of
+from plait.live.service.options import ServiceOptions
 from plait.policies.catalog import CATALOG, citations
 from plait.report.metrics import METRICS
 from plait.reproduce.worlds import SUMMARIES, published_world
@@ -25,6 +29,10 @@ POLICIES_INTRO = """
 Written from the catalog; `plait policies` prints the same. An option follows the name:
 `tiresias-l:thresholds=3250/7200,knob=8`. *Knows* is what the policy is told about jobs.
 """
+OPTIONS_INTRO = """
+Written from the declarations of which the parsers are made. `plait submit --schema` prints what a job file may say as
+JSON Schema; [submit jobs](../how-to/submit-jobs.md) has examples.
+"""
 SUMMARY_ALSO = """
 A summary also has the labels of the run (`trace`, `policy`, `world`, `seed`, `cluster` and the settings), the counts
 `jobs`, `finished`, `failed`, `cancelled`, `refused`, `unfinished`, `failures` and `restarts`, and `gpus`, `span_s`,
@@ -34,9 +42,8 @@ A summary also has the labels of the run (`trace`, `policy`, `world`, `seed`, `c
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
-    pages = {"cli": cli, "policies": policies, "metrics": metrics, "traces": traces, "worlds": worlds}
-    for name, make in pages.items():
-        files.append(File.generated(config, f"reference/{name}.md", content=make()))
+    for make in (cli, options, policies, metrics, traces, worlds):
+        files.append(File.generated(config, f"reference/{make.__name__}.md", content=make()))
     return files
 
 
@@ -195,6 +202,31 @@ def cli() -> str:
     root = typer.main.get_command(app)
     out += list(_command(root, "plait"))
     return "\n".join(out)
+
+
+def options() -> str:
+    """What a job file may say, and the options of a service that is started by hand."""
+    head = ("name", "meaning", "unit", "default")
+    out = ["# Job files and services", "", OPTIONS_INTRO, ""]
+    for title, kind, name in (
+        ("Fields of a job", Job, key_of),
+        ("`batch` of a job", Batch, key_of),
+        ("`profile` of a job", Profile, key_of),
+        ("`python -m plait.live.service`", ServiceOptions, lambda one: f"--{one.word}"),
+    ):
+        rows = ((code(name(one)), _said(one.option), one.unit, _default(one)) for one in declared(kind))
+        out += [f"## {title}", "", table(head, rows), ""]
+    return "\n".join(out)
+
+
+def _said(told: Any) -> str:
+    return f"{told.help}. {getattr(told, 'more', '')}".strip()
+
+
+def _default(one: Any) -> str:
+    if one.option.unset or one.default is MISSING:
+        return str(one.option.unset or "has to be given")
+    return "" if one.default in (None, False, ()) else code(one.default)
 
 
 def _exit_codes() -> list[tuple[str, str]]:

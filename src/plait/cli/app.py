@@ -17,7 +17,7 @@ VERBATIM = BARE | {"cls": Verbatim, "context_settings": {"allow_interspersed_arg
 
 #: The commands in the order of the help.
 ENTRIES = {
-    "submit": Entry(JOBS, "jobs:submit", "Submit a job: a command, or a file.", VERBATIM),
+    "submit": Entry(JOBS, "submit:submit", "Submit a job: a command, or a file.", VERBATIM),
     "ls": Entry(JOBS, "jobs:ls", "List jobs, newest first."),
     "show": Entry(JOBS, "jobs:show", "Show everything about a job.", BARE),
     "logs": Entry(JOBS, "jobs:logs", "Print what a job wrote in its newest attempt.", BARE),

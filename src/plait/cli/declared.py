@@ -11,12 +11,16 @@ import typer
 
 from plait.core.options import Declared, declared
 
+_CONTEXT = "context"
 
-def command(request: type[Any], run: Callable[[Any], object]) -> Callable[[Callable[[], None]], Callable[..., None]]:
+
+def command(
+    request: type[Any], run: Callable[..., object], *, context: bool = False
+) -> Callable[[Callable[[], None]], Callable[..., None]]:
     """Make a command of a function that has only a name and a text for people: it calls `run(request(**options))`.
 
     Annotations of the fields are `Annotated[type, typer.Option(...)]`, as for parameters of a command, or the fields
-    are options of `plait.core.options`.
+    are options of `plait.core.options`. With `context`, `run` gets the context of the command, too.
     """
     hints = get_type_hints(request, include_extras=True)
     hints |= {one.name: Annotated[hints[one.name], _parameter(one)] for one in declared(request)}
@@ -27,10 +31,13 @@ def command(request: type[Any], run: Callable[[Any], object]) -> Callable[[Calla
         )
         for field in fields(request)
     ]  # fmt: skip
+    if context:
+        parameters.insert(0, inspect.Parameter(_CONTEXT, parameters[0].kind, annotation=typer.Context))
 
     def decorate(named: Callable[[], None]) -> Callable[..., None]:
         def call(**given: Any) -> None:
-            run(request(**given))
+            more = [given.pop(_CONTEXT)] if context else []
+            run(request(**given), *more)
 
         call.__name__, call.__doc__, call.__module__ = named.__name__, named.__doc__, named.__module__
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -7,41 +7,74 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from plait.cli.connection import HomeOption, JsonFlag
 from plait.cli.environment import of_submitter
 from plait.core.errors import InputError
+from plait.core.options import declared, option, same
 from plait.live.agent.processes.node_environment import PATH as NODE_PATH
+from plait.live.protocol.job import BYTES, Batch, Job, JobField, key_of
 from plait.live.protocol.job_file import check, parse_bytes, read_jobs
-from plait.live.protocol.requests import check_sizes, command_of
 from plait.runtime.command_line import parse_script
 
-#: Fields of a job that are sizes in bytes; their options are texts such as 4G.
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
+#: The group of options that are bounds of the batch of a job.
+_BATCH = "batch"
+#: Fields that are more than what an option says: folders and images are looked for here.
+_SETTLED = ("workdir", "container")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of `plait submit` about what is run and in which environment; `given` the fields that they say."""
+    """The options of `plait submit`; None and False is what was not said."""
 
-    command: Sequence[str] | None = None
-    file: Path | None = None
-    given: Mapping[str, Any] = field(default_factory=dict)
-    sizes: Mapping[str, str | None] = field(default_factory=dict)
-    batch: Mapping[str, Any] = field(default_factory=dict)
-    workdir: Path | None = None
-    env: Sequence[str] = ()
-    python: str | None = None
-    conda: str | None = None
-    container: str | None = None
-    export_all: bool = False
-    node_env: bool = False
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[--] COMMAND...", help="The program and its arguments.")
+    ] = None
+    file: Path | None = option("A job, or several, as YAML, TOML or JSON", default=None, short="f")
+    gpus: int | None = same(Job, "gpus")
+    min_gpus: int | None = same(Job, "min_gpus")
+    max_gpus: int | None = same(Job, "max_gpus")
+    batch_size: int | None = same(Batch, "initial", group=_BATCH)
+    max_batch_size: int | None = same(Batch, "most", group=_BATCH)
+    local_batch: str | None = option("Adaptive: examples that one GPU takes, 32..1024", default=None)
+    accumulation: bool = same(Batch, "accumulation", group=_BATCH)
+    name: str | None = same(Job, "name")
+    job_class: str | None = same(Job, "job_class")
+    model: str | None = same(Job, "model")
+    iterations: float | None = same(Job, "iterations")
+    env: list[str] | None = option("NAME=VALUE, or NAME for its value here", default=None, short="e")
+    python: str | None = option("Interpreter, or venv folder", default=None, unset="this shell's")
+    conda: str | None = option("Conda environment, by name or folder", default=None)
+    container: str | None = same(Job, "container")
+    export_all: bool = option("All of this shell's variables", default=False)
+    node_env: bool = option("No variables of this shell", default=False)
+    workdir: Path | None = same(Job, "workdir", unset="this one")
+    retries: int | None = same(Job, "retries")
+    gpu_memory: str | None = same(Job, "gpu_memory")
+    cpus: float | None = same(Job, "cpus")
+    memory: str | None = same(Job, "memory")
+    deadline_s: float | None = same(Job, "deadline_s")
+    checkpoint_s: float | None = same(Job, "checkpoint_s")
+    merge: bool = same(Job, "merge")
+    wait_for_nodes: bool = same(Job, "wait_for_nodes")
+    project: str | None = same(Job, "project")
+    priority: float | None = same(Job, "priority")
+    wait: bool = option("Wait for the end; exit code 1 if it fails", default=False, short="w")
+    show_schema: bool = option("Print the JSON Schema of job files and leave", default=False, flag="schema")
+    home: HomeOption = None
+    as_json: JsonFlag = False
 
     def __post_init__(self) -> None:
         """Refuse options that exclude each other."""
+        if self.show_schema:
+            return
         ways = {
             "--python": self.python, "--conda": self.conda, "--container": self.container,
             "--node-env": self.node_env or None,
@@ -54,25 +87,48 @@ class Asked:
         if self.file is None and not self.command:
             raise InputError("nothing to submit; write plait submit -- python train.py, or plait submit -f job.yaml")
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields of a job that the options say; sizes in bytes."""
+        said: dict[str, Any] = {}
+        for one in _FIELDS:
+            value = getattr(self, one.name)
+            if value is not None and value is not False:
+                key = key_of(one)
+                said[key] = parse_bytes(value, f"--{one.word}") if key in BYTES else value
+        return said
+
+    @property
+    def batch(self) -> dict[str, Any]:
+        """What they say of the bounds of the batch."""
+        return batch_bounds(self.batch_size, self.max_batch_size, self.local_batch, self.accumulation)
+
+
+#: Options that are fields of a job, as they are.
+_FIELDS = tuple(
+    one
+    for one in declared(Asked)
+    if isinstance(one.option, JobField) and one.option.group != _BATCH and one.name not in _SETTLED
+)
+
 
 def requests_of(asked: Asked, environ: Mapping[str, str], *, here: bool) -> list[dict[str, Any]]:
     """The jobs of a file, or the one of a command, with what the options say instead; `InputError` for bad ones.
 
     `here`: they run on this machine, so that folders, programs and scripts can be looked for before they are sent.
     """
-    given = {name: value for name, value in asked.given.items() if value is not None}
-    for name, text in asked.sizes.items():
-        if text is not None:
-            given[name] = parse_bytes(text, f"--{name.replace('_', '-')}")
+    from plait.live.protocol.requests import check_sizes  # it needs NumPy, and the help of the command does not
+
+    given = asked.given
     if asked.workdir is not None:
         given["workdir"] = str(asked.workdir.expanduser().resolve())
-    if asked.batch:
-        given["batch"] = dict(asked.batch)
+    if batch := asked.batch:
+        given["batch"] = batch
     command = list(asked.command or ())
     jobs: list[dict[str, Any]] = [{"command": command}] if asked.file is None else read_jobs(asked.file)
     if asked.file is not None and command:
         jobs = [{**job, "command": command} for job in jobs]
-    variables = _variables(asked.env, environ)
+    variables = _variables(asked.env or (), environ)
     python, shell = (None, {}) if asked.node_env else _of_shell(asked, environ)
     ready = []
     for i, job in enumerate(jobs, start=1):
@@ -134,11 +190,11 @@ def _variables(pairs: Sequence[str], environ: Mapping[str, str]) -> dict[str, st
 
 
 #: Options of `plait submit` that training scripts hardly have, and whether a value follows.
-_OWN = {
-    "-g": True, "--gpus": True, "--min-gpus": True, "--max-gpus": True, "--gpu-memory": True, "--cpus": True,
-    "--retries": True, "--deadline": True, "--class": True, "--priority": True, "--project": True, "--conda": True,
-    "--container": True, "--node-env": False, "--export-all": False, "--wait-for-nodes": False, "--merge": False,
-}  # fmt: skip
+_RARE = (
+    "gpus", "min_gpus", "max_gpus", "gpu_memory", "cpus", "retries", "deadline_s", "job_class", "priority", "project",
+    "conda", "container", "node_env", "export_all", "wait_for_nodes", "merge",
+)  # fmt: skip
+_OWN = {"-g": True} | {f"--{one.word}": one.type is not bool for one in declared(Asked) if one.name in _RARE}
 
 
 def misplaced(command: Sequence[str], typed: Sequence[str]) -> str:
@@ -195,6 +251,8 @@ def runs_here(home: str | None, environ: Mapping[str, str]) -> bool:
 
 def check_runnable(job: Mapping[str, Any], where: str) -> None:
     """Raise `InputError` for a job whose folder, program or script is not there."""
+    from plait.live.protocol.requests import command_of
+
     workdir = Path(job["workdir"])
     if not workdir.is_dir():
         raise InputError(f"{where}: the folder {workdir} is not there; give another one with --workdir, or make it")

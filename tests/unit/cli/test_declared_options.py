@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,13 @@ import pytest
 import typer
 
 from plait.cli.app import app
+from plait.cli.submission import Asked
 from plait.core.options import declared, option, parse, parser, same, words
 from plait.live.backends.slurm.options import OWN, SlurmOptions
+from plait.live.protocol.job import Batch, Job, key_of
+from plait.live.protocol.job_file import schema
 from plait.live.scheduler.options import Options as EngineOptions
+from plait.live.service.http.models import JobIn
 from plait.live.service.options import BY_HAND, SERVICE_OPTIONS, ServiceOptions, read_options
 from plait.live.supervisor.options import COMMAND, UpOptions
 
@@ -124,3 +128,30 @@ def test_the_table_of_options_for_slurm_is_the_declaration() -> None:
     for one in declared(SlurmOptions):
         default = one.option.unset or f"{one.default:g}"
         assert rows[one.word] == [one.option.help[0].lower() + one.option.help[1:], default]
+
+
+def test_plait_submit_says_of_a_field_what_job_files_say() -> None:
+    shown = {p.opts[0]: p for p in _click("submit").params if p.opts and p.opts[0].startswith("--")}
+    for kind in (Job, Batch):
+        for one in declared(kind):
+            if f"--{one.word}" in shown and one.name not in ("env", "python", "workdir", "least_local", "most_local"):
+                assert shown[f"--{one.word}"].help == one.text, one.name
+    assert {"--gpus", "--class", "--deadline", "--checkpoint", "--batch-size", "--merge"} <= shown.keys()
+
+
+def test_the_schema_the_service_and_the_declaration_have_the_same_fields_and_defaults() -> None:
+    published, kept = schema(), JobIn.model_json_schema()
+    for one in declared(Job):
+        told = published["properties"][key_of(one)]
+        assert told["description"].startswith(one.option.help)
+        assert key_of(one) in kept["properties"]
+        assert told.get("default") == (None if one.default in (None, MISSING) else one.default)
+    assert published["required"] == kept["required"] == ["command"]
+    assert published["properties"].keys() == kept["properties"].keys()
+
+
+def test_options_of_plait_submit_become_the_fields_that_they_are() -> None:
+    asked = Asked(["a"], gpus=2, memory="4G", job_class="opportunistic", merge=True, batch_size=8, local_batch="1..4")
+    assert asked.given == {"gpus": 2, "memory": 4_000_000_000, "class": "opportunistic", "merge": True}
+    assert asked.batch == {"initial": 8, "least_local": 1, "most_local": 4}
+    assert Asked(["a"]).given == {}

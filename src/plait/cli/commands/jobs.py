@@ -1,11 +1,9 @@
-"""`plait submit`, `ls`, `show`, `logs`, `cancel`, `wait`, `history`: a job from its submission to its end."""
+"""`plait ls`, `show`, `logs`, `cancel`, `wait`, `history`: jobs as they wait, run and end."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -21,115 +19,10 @@ from plait.live.notes import note
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The name it got when it was submitted, e.g. j-12.")]
 JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="Names of jobs, e.g. j-12.")]
-CommandArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[--] COMMAND...", help="The program and its arguments.")
-]
-EnvOption = Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE, or NAME for its value here.")]
-MergeFlag = Annotated[bool, typer.Option("--merge", help="May share a process with other jobs of mine in this folder.")]
-WaitForNodesFlag = Annotated[
-    bool, typer.Option("--wait-for-nodes", help="Take it although no node that may come has room for it.")
-]
-AccumulationFlag = Annotated[
-    bool, typer.Option("--accumulation", help="Adaptive: several passes may make one optimizer step.")
-]
-SchemaFlag = Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of job files and leave.")]
-
 #: Of a job, points in time by the service's clock; all its other seconds are durations.
 _POINTS = ("created_s", "started_s", "ended_s")
 #: Of the list of jobs; see `job_row`.
 JOB_COLUMNS = ("job", "?name", "?user", "state", "?>gpus", "?progress", "?>age", "?>held", "~where or why")
-
-
-def submit(
-    context: typer.Context,
-    command: CommandArgument = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="A job, or several, as YAML, TOML or JSON.")] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", "-g", help="Processes, one a GPU; all at once or none.")] = None,
-    min_gpus: Annotated[int | None, typer.Option(help="Elastic: the fewest GPUs it can go on with.")] = None,
-    max_gpus: Annotated[int | None, typer.Option(help="Elastic: the most GPUs it can use.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Adaptive: the batch its learning rate was tuned for.")] = None,
-    max_batch_size: Annotated[int | None, typer.Option(help="Adaptive: the largest batch, all GPUs together.")] = None,
-    local_batch: Annotated[str | None, typer.Option(help="Adaptive: examples that one GPU takes, 32..1024.")] = None,
-    accumulation: AccumulationFlag = False,
-    name: Annotated[str | None, typer.Option("--name", "-n", help="A label to recognise it by.")] = None,
-    job_class: Annotated[str | None, typer.Option("--class", help="guaranteed or opportunistic.")] = None,
-    model: Annotated[str | None, typer.Option(help="What is trained; jobs of one model share measurements.")] = None,
-    iterations: Annotated[float | None, typer.Option(help="Optimizer steps it will make; default: until exit.")] = None,
-    env: EnvOption = None,
-    python: Annotated[str | None, typer.Option(help="Interpreter, or venv folder; default: this shell's.")] = None,
-    conda: Annotated[str | None, typer.Option(help="Conda environment, by name or folder.")] = None,
-    container: Annotated[str | None, typer.Option(help="Image to run in (Apptainer, Podman or Docker).")] = None,
-    export_all: Annotated[bool, typer.Option("--export-all", help="All of this shell's variables.")] = False,
-    node_env: Annotated[bool, typer.Option("--node-env", help="No variables of this shell.")] = False,
-    workdir: Annotated[Path | None, typer.Option(help="Folder to run in; default: this one.")] = None,
-    retries: Annotated[int | None, typer.Option(help="New starts after failures; default 3, 0 if at once.")] = None,
-    gpu_memory: Annotated[str | None, typer.Option(help="GPU memory of a process, e.g. 4G.")] = None,
-    cpus: Annotated[float | None, typer.Option(help="CPU cores of the whole job.")] = None,
-    memory: Annotated[str | None, typer.Option(help="Memory of the whole job, e.g. 16G.")] = None,
-    deadline_s: Annotated[
-        float | None,
-        typer.Option("--deadline", help="Seconds until it should be done, for policies with deadlines=on."),
-    ] = None,
-    checkpoint_s: Annotated[float | None, typer.Option("--checkpoint", help="Seconds between checkpoints.")] = None,
-    merge: MergeFlag = False,
-    wait_for_nodes: WaitForNodesFlag = False,
-    project: Annotated[str | None, typer.Option(help="Whose quota it counts against.")] = None,
-    priority: Annotated[float | None, typer.Option(help="Higher goes first; default 0.")] = None,
-    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for the end; exit code 1 if it fails.")] = False,
-    show_schema: SchemaFlag = False,
-    home: HomeOption = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Submit a job: a command, or a file.
-
-    \b
-    plait submit -- python train.py --epochs 3
-    plait submit --gpus 2 --model gpt2 -- python train.py
-    plait submit --batch-size 128 --max-batch-size 4096 --local-batch 32..1024 --max-gpus 8 -- python train.py
-    plait submit -f job.yaml
-    """
-    import os
-
-    from plait.cli.render.panels import TYPED
-    from plait.cli.submission import Asked, batch_bounds, misplaced, requests_of, runs_here
-    from plait.live.protocol.job_file import schema_text
-
-    if show_schema:
-        typer.echo(schema_text(), nl=False)
-        return
-    given: dict[str, Any] = {
-        "gpus": gpus, "min_gpus": min_gpus, "max_gpus": max_gpus, "name": name, "class": job_class, "model": model,
-        "iterations": iterations, "retries": retries, "merge": merge or None, "cpus": cpus, "deadline_s": deadline_s,
-        "checkpoint_s": checkpoint_s, "project": project, "priority": priority,
-        "wait_for_nodes": wait_for_nodes or None,
-    }  # fmt: skip
-    asked = Asked(
-        command, file, given, {"gpu_memory": gpu_memory, "memory": memory},
-        batch_bounds(batch_size, max_batch_size, local_batch, accumulation), workdir, env or (), python, conda,
-        container, export_all, node_env,
-    )  # fmt: skip
-    ready = requests_of(asked, os.environ, here=runs_here(home, os.environ))
-    with client(home) as service:
-        answers = service.submit(ready)
-    if strays := misplaced(command or (), context.meta.get(TYPED, ())):
-        note(strays)
-    _tell(answers, as_json)
-    if wait:
-        _wait([answer["id"] for answer in answers], None, home)
-
-
-def _tell(answers: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    """What became of a submission."""
-    if as_json:
-        print_json(answers)
-        return
-    said: Counter[str] = Counter()
-    for answer in answers:
-        typer.echo(answer["id"])
-        said.update(answer.get("remarks", ()))
-    for remark, jobs in said.items():
-        note(f"warning: {remark}" + (f" (of {jobs} jobs)" if len(answers) > 1 else ""))
-    note(f"submitted; follow it with: plait logs -f {answers[0]['id']}")
 
 
 def ls(
@@ -434,10 +327,10 @@ def wait(
 
     The exit code is 1 if one did not finish well.
     """
-    _wait(jobs, timeout, home)
+    await_ends(jobs, timeout, home)
 
 
-def _wait(jobs: list[str], timeout: float | None, home: str | None) -> None:
+def await_ends(jobs: list[str], timeout: float | None, home: str | None) -> None:
     from plait.live.client.client import FINAL
 
     ends = None if timeout is None else time.monotonic() + timeout

@@ -1,7 +1,7 @@
 """Job files: YAML or TOML, checked against the published schema before anything is sent.
 
-The schema (`job.schema.json` beside this module, printed by `plait submit --schema`) is the one description of what
-a job may say. The checker here knows the part of JSON Schema that it uses and names the field that is wrong.
+The schema (printed by `plait submit --schema`) is made of `plait.live.protocol.job`, the one description of what a job
+may say. The checker here knows the part of JSON Schema that it uses and names the field that is wrong.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
-from importlib import resources
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from plait.core.errors import InputError, MissingExtra, suggest
+from plait.live.protocol.job import BYTES, Job, schema_of
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -27,19 +28,32 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "boolean": (bool,),
 }
 _UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-#: Fields that hold bytes; files and options may write 4G or 512Mi.
-BYTES = ("gpu_memory", "memory")
 
 
 def schema_text() -> str:
-    """The published JSON Schema of a job, as it ships."""
-    return (resources.files("plait.live") / "job.schema.json").read_text(encoding="utf-8")
+    """The published JSON Schema of a job, as it is printed."""
+    return json.dumps(schema(), indent=2) + "\n"
 
 
+@cache
 def schema() -> dict[str, Any]:
     """The published JSON Schema of a job."""
-    found: dict[str, Any] = json.loads(schema_text())
+    about = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "plait job",
+        "description": Job.__doc__,
+    }
+    found: dict[str, Any] = _as_text({**about, **schema_of(Job)})
     return found
+
+
+def _as_text(value: Any) -> Any:
+    """The same with characters in patterns as JSON Schema has them."""
+    if isinstance(value, Mapping):
+        return {
+            name: one.replace("\\x", "\\u00") if name == "pattern" else _as_text(one) for name, one in value.items()
+        }
+    return value
 
 
 def check(job: Any, where: str) -> dict[str, Any]:

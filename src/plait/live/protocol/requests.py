@@ -11,15 +11,19 @@ from typing import Any
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits, BoundNames, check_bounds
 from plait.core.jobs import Checkpoints, JobClass, JobSpec
+from plait.core.options import declared
 from plait.core.resources import Resource, StageProfile
 from plait.live.layout import job_name
+from plait.live.protocol.job import Batch
 from plait.live.protocol.profile_keys import Learnt, known_profile, processes_per_gpu
 from plait.runtime.command_line import parse_script
 
+_FLAGS = {one.name: f"--{one.word}" for one in declared(Batch)}
 #: Options of `plait submit` for fields that are bounds of the batch.
 OPTIONS = BoundNames(
-    "--batch-size", "--max-batch-size", "least of --local-batch", "most of --local-batch", "--accumulation"
-)
+    _FLAGS["initial"], _FLAGS["most"], f"least of {_FLAGS['least_local']}", f"most of {_FLAGS['most_local']}",
+    _FLAGS["accumulation"],
+)  # fmt: skip
 
 
 def command_of(request: Mapping[str, Any]) -> list[str]:

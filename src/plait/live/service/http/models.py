@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, is_dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StrictBool,
     StringConstraints,
     ValidationError,
+    create_model,
     field_validator,
     model_validator,
 )
 
+from plait.core.options import Declared, declared
 from plait.live.layout import NODE_NAME
+from plait.live.protocol.job import Job, JobField, key_of
 
 Text = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f]*$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]
 Node = Annotated[str, StringConstraints(pattern=f"^{NODE_NAME.pattern}$")]
-Word = Annotated[str, StringConstraints(max_length=65_536, pattern=r"^[^\x00]*$")]
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 #: Bounds keep sums and products over many jobs finite: one job must not make decisions fail for all.
-Size = Annotated[float, Field(ge=0, le=1e18)]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
-StageSeconds = Annotated[float, Field(ge=0, le=1e6)]
-Variable = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"^[^\x00=]*$")]
-Examples = Annotated[int, Field(ge=1, le=10**9)]
 #: Numbers in queries are not larger: every store and every reader of JSON has them whole.
 LARGEST = 2**53
 M = TypeVar("M", bound=BaseModel)
@@ -46,60 +48,57 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", populate_by_name=True, strict=False)
 
 
-class ProfileIn(Model):
-    """Seconds an iteration spends on each resource, alone."""
-
-    storage: StageSeconds = 0.0
-    cpu: StageSeconds = 0.0
-    gpu: StageSeconds = 0.0
-    network: StageSeconds = 0.0
-    iteration_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
-
-
-class BatchIn(Model):
-    """Bounds of the batch of an adaptive job, in examples; see `plait.core.goodput.BatchLimits`."""
-
-    initial: Examples
-    most: Examples | None = None
-    least_local: Examples | None = None
-    most_local: Examples | None = None
-    accumulation: StrictBool | None = None
-
-    @field_validator("initial", "most", "least_local", "most_local", mode="before")
-    @classmethod
-    def _whole(cls, value: Any) -> Any:
-        return whole(value)
+def _model_of(kind: type[Any]) -> Any:
+    """A model of `plait.live.protocol.job.Job`, or of a part of it. Flags that are not said, or off, are not kept."""
+    made: dict[str, Any] = {}
+    for one in declared(kind):
+        told = typing.cast("JobField", one.option)
+        hint, default = _typed(one, told), one.default
+        if default is MISSING:
+            made[one.name] = hint, ...
+        elif typing.get_origin(one.type) is dict:
+            made[one.name] = hint, {}
+        elif default is None or one.type is bool:
+            made[one.name] = hint | None, None
+        else:
+            made[one.name] = hint, default
+        if key_of(one) != one.name:
+            made[one.name] = Annotated[made[one.name][0], Field(alias=key_of(one))], made[one.name][1]
+    return create_model(f"{kind.__name__}In", __base__=Model, __doc__=kind.__doc__, **made)
 
 
-class JobIn(Model):
-    """A job as it is submitted; see `plait.live` job.schema.json."""
+#: What JSON Schema calls limits of numbers, lists and texts -> what pydantic does.
+_LIMITS = {
+    "minimum": "ge", "exclusiveMinimum": "gt", "maximum": "le", "minItems": "min_length", "maxItems": "max_length",
+    "maxProperties": "max_length", "minLength": "min_length", "maxLength": "max_length", "pattern": "pattern",
+}  # fmt: skip
 
-    command: Annotated[list[Word], Field(min_length=1, max_length=4096)]
-    name: Text | None = None
-    workdir: Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00]*$")] | None = None
-    python: Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^/[^\x00]*$")] | None = None
-    container: Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00-\x20-][^\x00-\x20]*$")] | None = None
-    env: Annotated[dict[Variable, Word], Field(max_length=1000)] = {}
-    gpus: Annotated[int, Field(ge=1, le=100_000)] = 1
-    wait_for_nodes: StrictBool | None = None
-    min_gpus: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    max_gpus: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    batch: BatchIn | None = None
-    processes_per_gpu: Annotated[int, Field(ge=1, le=64)] = 1
-    iterations: Annotated[float, Field(gt=0, le=1e15)] | None = None
-    model: Text | None = None
-    job_class: Annotated[Literal["guaranteed", "opportunistic"], Field(alias="class")] = "guaranteed"
-    retries: Annotated[int, Field(ge=0, le=1000)] | None = None
-    gpu_memory: Size | None = None
-    cpus: Size | None = None
-    memory: Size | None = None
-    deadline_s: Annotated[float, Field(gt=0, le=1e12)] | None = None
-    checkpoint_s: Annotated[float, Field(gt=0, le=1e9)] = 60.0
-    merge: StrictBool | None = None
-    project: Name | None = None
-    priority: Annotated[float, Field(ge=-1e9, le=1e9)] | None = None
-    profile: ProfileIn | None = None
-    skew: Annotated[float, Field(ge=0, le=1)] | None = None
+
+def _limits(rule: Mapping[str, Any]) -> dict[str, Any]:
+    return {_LIMITS[name]: value for name, value in rule.items()}
+
+
+def _typed(one: Declared, told: JobField) -> Any:
+    """The type of a field with its limits."""
+    text: Any = Annotated[str, StringConstraints(**_limits(told.items))]
+    if is_dataclass(one.type):
+        return _model_of(typing.cast("type[Any]", one.type))
+    if one.type is bool:
+        return StrictBool
+    if one.type is str:
+        return Annotated[str, StringConstraints(**_limits(told.rule))]
+    if one.type is int:
+        return Annotated[int, BeforeValidator(whole), Field(**_limits(told.rule))]
+    if typing.get_origin(one.type) is list:
+        return Annotated[list[text], Field(**_limits(told.rule))]
+    if typing.get_origin(one.type) is dict:
+        name: Any = Annotated[str, StringConstraints(**_limits(told.names))]
+        return Annotated[dict[name, text], Field(**_limits(told.rule))]
+    return Annotated[one.type, Field(**_limits(told.rule))] if told.rule else one.type
+
+
+class JobIn(_model_of(Job)):  # type: ignore[misc]
+    """A job as it is submitted; its fields are those of `plait.live.protocol.job.Job`."""
 
     @field_validator("command")
     @classmethod
@@ -108,21 +107,17 @@ class JobIn(Model):
             raise ValueError("the program's name is empty")
         return command
 
-    @field_validator("gpus", "min_gpus", "max_gpus", "processes_per_gpu", "retries", mode="before")
-    @classmethod
-    def _whole(cls, value: Any) -> Any:
-        return whole(value)
-
     @field_validator("profile")
     @classmethod
-    def _some(cls, profile: ProfileIn | None) -> ProfileIn | None:
+    def _some(cls, profile: Any) -> Any:
         if profile and not (profile.storage + profile.cpu + profile.gpu + profile.network) > 0:
             raise ValueError("all stages take 0 s")
         return profile
 
     def request(self) -> dict[str, Any]:
         """What is stored: everything that was said."""
-        return self.model_dump(by_alias=True, exclude_none=True)
+        said: dict[str, Any] = self.model_dump(by_alias=True, exclude_none=True)
+        return said
 
 
 class JobsIn(Model):

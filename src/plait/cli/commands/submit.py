@@ -1,0 +1,59 @@
+"""`plait submit`: a job, or several, from a command or a file."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import typer
+
+from plait.cli.commands.jobs import await_ends
+from plait.cli.connection import client, print_json
+from plait.cli.declared import command
+from plait.cli.render.panels import TYPED
+from plait.cli.submission import Asked, misplaced, requests_of, runs_here
+from plait.live.notes import note
+from plait.live.protocol.job_file import schema_text
+
+
+def _submit(asked: Asked, context: typer.Context) -> None:
+    """Do what `plait submit` was asked for."""
+    if asked.show_schema:
+        typer.echo(schema_text(), nl=False)
+        return
+    ready = requests_of(asked, os.environ, here=runs_here(asked.home, os.environ))
+    with client(asked.home) as service:
+        answers = service.submit(ready)
+    if strays := misplaced(asked.command or (), context.meta.get(TYPED, ())):
+        note(strays)
+    _tell(answers, asked.as_json)
+    if asked.wait:
+        await_ends([answer["id"] for answer in answers], None, asked.home)
+
+
+@command(Asked, _submit, context=True)
+def submit() -> None:
+    """Submit a job: a command, or a file.
+
+    \b
+    plait submit -- python train.py --epochs 3
+    plait submit --gpus 2 --model gpt2 -- python train.py
+    plait submit --batch-size 128 --max-batch-size 4096 --local-batch 32..1024 --max-gpus 8 -- python train.py
+    plait submit -f job.yaml
+    """
+
+
+def _tell(answers: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    """What became of a submission."""
+    if as_json:
+        print_json(answers)
+        return
+    said: Counter[str] = Counter()
+    for answer in answers:
+        typer.echo(answer["id"])
+        said.update(answer.get("remarks", ()))
+    for remark, jobs in said.items():
+        note(f"warning: {remark}" + (f" (of {jobs} jobs)" if len(answers) > 1 else ""))
+    note(f"submitted; follow it with: plait logs -f {answers[0]['id']}")

@@ -1,0 +1,191 @@
+"""What a job may say, declared once: schema, check of the service and options of `plait submit` are made of it."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, is_dataclass
+from typing import Any, Literal
+
+from plait.core.options import Declared, Option, declared, put
+
+_JSON = {int: "integer", float: "number", str: "string", bool: "boolean"}
+
+
+@dataclass(frozen=True)
+class JobField(Option):
+    """A field of a job; `help` is its text in the command line, too.
+
+    more    sentences that only the schema has
+    null    whether null is a value, and means that it is not given
+    rule    what its values have to be, in words of JSON Schema
+    items   the same of the texts in a list or a mapping, and `names` of the keys of a mapping
+    """
+
+    more: str = ""
+    null: bool = False
+    rule: Mapping[str, Any] = field(default_factory=dict)
+    items: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, Any] = field(default_factory=dict)
+
+
+def said(meaning: str, *, default: Any = None, **more: Any) -> Any:
+    """A field of a job; `more` are fields of `JobField`, or else what its values have to be."""
+    own = {name: more.pop(name) for name in tuple(more) if name in JobField.__dataclass_fields__}
+    return put(JobField(meaning, rule=more, **own), default)
+
+
+_LINE = {"maxLength": 200, "pattern": r"^[^\x00-\x1f]*$"}
+_TEXT = {"maxLength": 65536, "pattern": r"^[^\x00]*$"}
+_GPUS = {"minimum": 1, "maximum": 100_000}
+_EXAMPLES = {"minimum": 1, "maximum": 1_000_000_000}
+_SIZE = {"minimum": 0, "maximum": 1e18}
+_SECONDS = {"minimum": 0, "maximum": 1e6}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Bounds of the batch of an adaptive job, in examples; see `plait.core.goodput.BatchLimits`."""
+
+    initial: int = said(
+        "Adaptive: the batch its learning rate was tuned for", default=MISSING, flag="batch-size",
+        more="Examples of one optimizer step, all GPUs together.", **_EXAMPLES,
+    )  # fmt: skip
+    most: int | None = said(
+        "Adaptive: the largest batch, all GPUs together", flag="max-batch-size",
+        more="Default: initial, which keeps the batch and lets only the GPUs change.", **_EXAMPLES,
+    )  # fmt: skip
+    least_local: int | None = said(
+        "The fewest examples of one GPU in one pass", unset="1", flag="local-batch", **_EXAMPLES
+    )
+    most_local: int | None = said(
+        "The most examples that fit on one GPU in one pass", unset="most", flag="local-batch", **_EXAMPLES
+    )
+    accumulation: bool = said("Adaptive: several passes may make one optimizer step", default=False)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Seconds an iteration spends on each resource, alone."""
+
+    storage: float = said("Seconds of reading data", default=0.0, **_SECONDS)
+    cpu: float = said("Seconds of work of the CPU", default=0.0, **_SECONDS)
+    gpu: float = said("Seconds of work of the GPU", default=0.0, **_SECONDS)
+    network: float = said("Seconds of synchronising", default=0.0, **_SECONDS)
+    iteration_s: float | None = said("Less than the sum where stages overlap", exclusiveMinimum=0, maximum=1e6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One job: a command that runs as one process a GPU. `plait submit -f job.yaml` reads it as YAML or TOML."""
+
+    command: list[str] = said(
+        "The program and its arguments", default=MISSING, items=_TEXT, minItems=1, maxItems=4096,
+        more="They are passed on as they are: no shell looks at them.",
+    )  # fmt: skip
+    name: str | None = said("A label to recognise it by", short="n", more="Need not be unique.", **_LINE)
+    workdir: str | None = said(
+        "Folder to run in", unset="where `plait submit` is called", maxLength=4096, pattern=r"^[^\x00]*$"
+    )
+    python: str | None = said(
+        "The interpreter that `python` and `python3` in the command are", unset="that of whoever submits",
+        minLength=1, maxLength=4096, pattern=r"^/[^\x00]*$",
+    )  # fmt: skip
+    container: str | None = said(
+        "Image to run in (Apptainer, Podman or Docker)",
+        more="Whichever of these its node has; the interpreter is that of the image.",
+        maxLength=4096, pattern=r"^[^\x00-\x20-][^\x00-\x20]*$",
+    )  # fmt: skip
+    env: dict[str, str] | None = said(
+        "Environment variables, on top of those of the node", maxProperties=1000, items=_TEXT,
+        names={"minLength": 1, "maxLength": 1000, "pattern": r"^[^\x00=]*$"},
+    )  # fmt: skip
+    gpus: int = said("Processes, one a GPU; all at once or none", default=1, short="g", **_GPUS)
+    wait_for_nodes: bool = said(
+        "Take it although no node that may come has room for it", default=False,
+        more="Without it such a job is refused.",
+    )  # fmt: skip
+    min_gpus: int | None = said("Elastic: the fewest GPUs it can go on with", unset="gpus", **_GPUS)
+    max_gpus: int | None = said("Elastic: the most GPUs it can use", unset="gpus", **_GPUS)
+    batch: Batch | None = said(
+        "An adaptive job: bounds of its batch size in examples",
+        more="A policy that knows goodput then chooses its GPUs between min_gpus and max_gpus.",
+    )
+    processes_per_gpu: int = said(
+        "Processes on each GPU or slot; the gang has gpus times so many", default=1, minimum=1, maximum=64
+    )
+    iterations: float | None = said(
+        "Optimizer steps it will make", unset="until exit", null=True,
+        more="Of an adaptive job, steps at batch.initial; null: until it exits.",
+        exclusiveMinimum=0, maximum=1e15,
+    )  # fmt: skip
+    model: str | None = said("What is trained; jobs of one model share measurements", **_LINE)
+    job_class: Literal["guaranteed", "opportunistic"] = said(
+        "guaranteed or opportunistic", default="guaranteed", flag="class",
+        more="A guaranteed job owns its GPUs; an opportunistic one lives from what others leave.",
+    )  # fmt: skip
+    retries: int | None = said(
+        "New starts after failures", unset="3, and 0 after a crash in the first seconds", minimum=0, maximum=1000
+    )
+    gpu_memory: float | None = said("GPU memory of a process, e.g. 4G", more="Bytes, if a number.", **_SIZE)
+    cpus: float | None = said("CPU cores of the whole job", more="0: no limit.", **_SIZE)
+    memory: float | None = said(
+        "Memory of the whole job, e.g. 16G", more="In bytes, if a number; 0: no limit.", **_SIZE
+    )
+    deadline_s: float | None = said(
+        "Seconds until it should be done, for policies with deadlines=on", exclusiveMinimum=0, maximum=1e12
+    )
+    checkpoint_s: float = said("Seconds between checkpoints", default=60.0, exclusiveMinimum=0, maximum=1e9)
+    merge: bool = said(
+        "May share a process with other jobs of mine in this folder", default=False,
+        more="Those have the same user, project, folder and Python, and one CUDA context.",
+    )  # fmt: skip
+    project: str | None = said("Whose quota it counts against", maxLength=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")
+    priority: float | None = said(
+        "Higher goes first", unset="0", more="Submission warns where the policy ignores it.", minimum=-1e9, maximum=1e9
+    )
+    profile: Profile | None = said("Seconds an iteration spends on each resource, alone", unset="measured")
+    skew: float | None = said("Largest tensor over all of them, 0 to 1 (Tiresias, section 3)", minimum=0, maximum=1)
+
+
+#: Fields that hold bytes; files and options may write 4G or 512Mi.
+BYTES = ("gpu_memory", "memory")
+
+
+def key_of(one: Declared) -> str:
+    """The name of a field in job files: that of the attribute, unless Python keeps it for itself.
+
+    >>> [key_of(one) for one in declared(Job) if one.word == "class"]
+    ['class']
+    """
+    return "class" if one.name == "job_class" else one.name
+
+
+def schema_of(kind: type[Any]) -> dict[str, Any]:
+    """The JSON Schema of `Job`, or of a part of it."""
+    known = declared(kind)
+    required = [key_of(one) for one in known if one.default is MISSING]
+    return {
+        "type": "object", "additionalProperties": False, **({"required": required} if required else {}),
+        "properties": {key_of(one): _schema(one) for one in known},
+    }  # fmt: skip
+
+
+def _schema(one: Declared) -> dict[str, Any]:
+    told, origin = typing.cast("JobField", one.option), typing.get_origin(one.type)
+    text = one.text if told.unset else f"{told.help}."
+    out: dict[str, Any] = {"description": f"{text} {told.more}".strip()}
+    if is_dataclass(one.type):
+        return out | schema_of(typing.cast("type[Any]", one.type))
+    if origin is Literal:
+        out["enum"] = list(typing.get_args(one.type))
+    elif origin is list:
+        out |= {"type": "array", "items": {"type": "string", **told.items}}
+    elif origin is dict:
+        out |= {"type": "object", "propertyNames": told.names, "additionalProperties": {"type": "string", **told.items}}
+    else:
+        out["type"] = [_JSON[one.type], "null"] if told.null else _JSON[one.type]
+    out |= told.rule
+    if one.default is not None and one.default is not MISSING:
+        out["default"] = one.default
+    return out
