@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.core import compile_policy
 from plait.core.errors import InputError
 from plait.core.jit import plain
 from plait.goodput.allocate.fitness import fitness, terms
-from plait.goodput.allocate.knapsack import best_sizes, fill_table, knapsack, plain_table
+from plait.goodput.allocate.knapsack import best_of_only_sizes, best_sizes, fill_table, knapsack, plain_table
 from plait.goodput.allocate.ladder import ladder
 
 P = [-10.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0]
@@ -65,6 +68,25 @@ def test_the_table_is_compiled_for_one_layout_of_its_arguments():
     knapsack(gain, gpus, 12)
     knapsack(np.asfortranarray(gain), gpus.astype(np.int32), 12)
     assert len(fill_table.overloads) == known
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.sampled_from(P), st.sampled_from([0, math.inf]))
+def test_jobs_of_one_size_each_are_chosen_as_among_all_sizes(seed, jobs, p, patience):
+    rng, gpus, rows = np.random.default_rng(seed), ladder(4, 3)[:, 1], np.arange(jobs)
+    column, its = rng.integers(0, len(gpus), jobs), np.where(rng.random(jobs) < 0.5, 1.0, rng.random(jobs).round(1))
+    weights = rng.choice([1.0, 1.0, 2.5], jobs)
+    must = np.flatnonzero((rng.random(jobs) < 0.3) & (column > 0))[:1]
+    values = np.full((jobs, len(gpus)), np.nan)
+    values[rows, column], values[:, 0] = its, 0.0
+    values[must, 0] = np.nan
+    with (
+        mock.patch.object(compile_policy, "_loaded", set()),
+        mock.patch.object(compile_policy, "PATIENCE", patience),
+        mock.patch.object(compile_policy, "READING", patience),
+    ):
+        found = best_of_only_sizes(its, column, gpus, 12, p, must=must, weights=weights)
+    assert found.tolist() == best_sizes(values, gpus, 12, p, weights=weights).tolist()
 
 
 def test_equal_choices_take_the_fewest_gpus():

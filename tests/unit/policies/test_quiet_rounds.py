@@ -149,8 +149,8 @@ def test_a_trace_like_the_demo_takes_few_decisions_and_no_integer_program(
     case = {"jobs": jobs, "cluster": Cluster.of(1, 8), "world": make_world("plait")}
     every = asked_each_round(policy, case, monkeypatch)
     tables, programs = Counter[str](), Counter[str]()
-    for module in (kinds, knapsack):
-        monkeypatch.setattr(module, "knapsack", counted(module.knapsack, tables))
+    for module, name in ((kinds, "knapsack_of_one_size"), (knapsack, "knapsack_of_one_size"), (knapsack, "knapsack")):
+        monkeypatch.setattr(module, name, counted(getattr(module, name), tables))
     for module in (kinds, programs_of, exact_placement):
         monkeypatch.setattr(module, "solve", counted(module.solve, programs))
     ours = run(policy, case)

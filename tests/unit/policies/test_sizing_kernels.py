@@ -105,6 +105,16 @@ def test_whole_runs_are_the_same_compiled(policy: str, monkeypatch: pytest.Monke
         assert (plain.commands, plain.asked) == (fast.commands, fast.asked), seed
 
 
+def test_pools_of_one_size_each_are_no_special_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known of them without looking at every size is what looking at every size finds."""
+    for seed in range(400, 405):
+        short = run("pollux:patience_s=400,interval_s=50", drawn(seed))
+        with monkeypatch.context() as patch:
+            patch.setattr(Pool, "simple", False)
+            every = run("pollux:patience_s=400,interval_s=50", drawn(seed))
+        assert (short.commands, short.asked) == (every.commands, every.asked), seed
+
+
 def test_the_line_is_the_same_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is due, until when that stays so, and how everybody stands, in all states of random runs."""
     found: list[list[object]] = []

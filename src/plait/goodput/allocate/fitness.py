@@ -50,8 +50,13 @@ def terms(
         else:
             sums = x**p
         if weights is not None:
-            sums = np.clip(sums, -MOST, MOST) * np.asarray(weights, np.float64).reshape(-1, *[1] * (x.ndim - 1))
-    limited: FloatArray = np.clip(sums, -MOST, MOST)
+            sums = _limited(sums) * np.asarray(weights, np.float64).reshape(-1, *[1] * (x.ndim - 1))
+    return _limited(sums)
+
+
+def _limited(sums: FloatArray) -> FloatArray:
+    """At most `MOST` either way; NaN stays."""
+    limited: FloatArray = np.maximum(np.minimum(sums, MOST), -MOST)
     return limited
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.goodput.allocate.fitness import MOST
-from plait.goodput.allocate.knapsack import knapsack
+from plait.goodput.allocate.knapsack import knapsack_of_one_size
 from plait.goodput.allocate.ladder import ladder
 from plait.goodput.allocate.solver import Program, solve
 
@@ -142,10 +142,7 @@ def best_of_one_kind(
     worth = _gain(goodput[:, None], p, share)[:, 0]
     if stay is not None:
         worth[stay] += GAP / (jobs + 1)
-    gain = np.full((jobs, len(gpus)), -np.inf)
-    gain[np.arange(jobs), column] = worth
-    gain[:, 0] = -penalty * share
-    return knapsack(gain, gpus, total)
+    return knapsack_of_one_size(worth, -penalty * share, column, gpus, total)
 
 
 def _check_power(p: float) -> None:

@@ -59,15 +59,30 @@ def best_of_only_sizes(
 
     Rows of `must` may not have nothing; a job whose column is 0 can have nothing else.
     """
-    jobs = len(speedup)
-    both = np.zeros((jobs, 2))
-    both[:, 1] = speedup
-    worth = terms(both, p, floor=floor, weights=weights)
-    gain = np.full((jobs, len(gpus)), -np.inf)
-    gain[np.arange(jobs), column] = worth[:, 1]
-    gain[:, 0] = worth[:, 0]
-    gain[must, 0] = -np.inf
-    return knapsack(gain, gpus, total)
+    both = np.zeros((2, len(speedup)))
+    both[1] = speedup
+    nothing, its = terms(both.T, p, floor=floor, weights=weights).T
+    nothing[must] = -np.inf
+    return knapsack_of_one_size(its, nothing, column, gpus, total)
+
+
+def knapsack_of_one_size(
+    gain: FloatArray, nothing: FloatArray, column: IntArray, gpus: IntArray, total: int
+) -> IntArray:
+    """`knapsack` where each job gains `gain` (J,) with its `column` (J,), or `nothing` (J,) with column 0."""
+    if total >= 0 and compiled(fill_one_size, _work(2 * len(gain), total)):
+        chosen = np.zeros(len(gain), dtype=np.int64)
+        if run(fill_one_size, _column(gain), _column(nothing), column, np.array(gpus, dtype=np.int64), total, chosen):
+            return chosen
+    every = np.full((len(gain), len(gpus)), -np.inf)
+    every[np.arange(len(gain)), column] = gain
+    every[:, 0] = nothing
+    return knapsack(every, gpus, total)
+
+
+def _column(values: FloatArray) -> FloatArray:
+    """The values in the one layout that is compiled for."""
+    return np.ascontiguousarray(values, dtype=np.float64)
 
 
 def knapsack(gain: FloatArray, gpus: IntArray, total: int) -> IntArray:
@@ -93,10 +108,14 @@ def knapsack(gain: FloatArray, gpus: IntArray, total: int) -> IntArray:
 
 def _fill(gain: FloatArray, gpus: IntArray, total: int, chosen: IntArray) -> bool:
     """The table, by whichever of its two forms takes less time."""
-    choices = int((gain > -np.inf).sum())  # each takes about 30 us in plain Python, and more the longer its row is
-    if compiled(fill_table, choices // 3 + choices * total // 1000):
+    if compiled(fill_table, _work(int((gain > -np.inf).sum()), total)):
         return run(fill_table, gain, gpus, total, chosen)
     return plain_table(gain, gpus, total, chosen)
+
+
+def _work(choices: int, total: int) -> int:
+    """What plain Python takes, tenths of a millisecond: 30 us a choice, and more the longer its row is."""
+    return choices // 3 + choices * total // 1000
 
 
 @kernel
@@ -148,6 +167,18 @@ def fill_table(gain: FloatArray, gpus: IntArray, total: int, chosen: IntArray) -
         chosen[j] = taken[j, at]
         at -= gpus[taken[j, at]]
     return True
+
+
+@kernel
+def fill_one_size(
+    gain: FloatArray, nothing: FloatArray, column: IntArray, gpus: IntArray, total: int, chosen: IntArray
+) -> bool:
+    """`fill_table` for jobs that have one column each, or the first."""
+    every = np.full((len(gain), len(gpus)), -np.inf)
+    for j in range(len(gain)):
+        every[j, column[j]] = gain[j]
+        every[j, 0] = nothing[j]
+    return fill_table(every, gpus, total, chosen)
 
 
 def plain_table(gain: FloatArray, gpus: IntArray, total: int, chosen: IntArray) -> bool:
