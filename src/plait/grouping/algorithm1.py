@@ -65,11 +65,11 @@ def algorithm1(buckets: Sequence[Bucket], available: int | None, cache: Grouping
         return
     rounds = math.ceil(math.log2(buckets[0].model.options.max_jobs))
     need = sum(b.gpus * len(b.nodes) for b in buckets)
-    for turn in range(rounds):
+    for merge_round in range(rounds):
         if available is not None and need <= available:
             return
-        found = [matched(b, turn == rounds - 1, cache) for b in buckets]
-        if turn == 0:
+        found = [matched(b, merge_round == rounds - 1, cache) for b in buckets]
+        if merge_round == 0:
             for bucket, pairs in zip(buckets, found, strict=True):
                 bucket.pair_weight = pairs.total
         if available is None:

@@ -29,8 +29,8 @@ class Optimus(InRounds):
 
     def allocate(self, pool: Pool, view: View) -> Sizes:
         """Grant GPUs one by one, and place what came out."""
-        turn = np.where(pool.due, np.arange(len(pool.rows)), pool.rows)
-        order = np.lexsort((turn, ~pool.fresh, ~pool.due))
+        queued = np.where(pool.due, np.arange(len(pool.rows)), pool.rows)
+        order = np.lexsort((queued, ~pool.fresh, ~pool.due))
         gpus = grants(self.left(pool, view), pool.least, pool.most, pool.total, order)
         spread = np.ones(len(gpus), dtype=bool)
         placed = place_sizes(gpus, pool.held, pool.capacity, spread=spread)

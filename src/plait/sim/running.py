@@ -65,7 +65,7 @@ class Running:
         self.moving = with_known_batches(truth, self.adaptive)  # what physics gets to see
         self.solo = np.ones(n)  # part of its solo speed that a running job gets
         self.ripe_ms: FloatArray = np.full(n, math.inf)  # when a job will have measured what it runs in
-        self.turn_ms: FloatArray = np.full(n, math.inf)  # when a running job chooses its batch anew
+        self.retune_ms: FloatArray = np.full(n, math.inf)  # when a running job chooses its batch anew
         self.is_running = np.zeros(n, dtype=np.int64)
         self.attempts = np.zeros(n, dtype=np.int64)
         self.last_node = np.full(n, -1, dtype=np.int64)
@@ -161,7 +161,7 @@ class Running:
         self.overhead_ms[job] += saving
         self.service_ms[job] += held * self.gpus_held[job]
         self.is_running[job] = 0
-        self.stop_ms[job] = self.end_ms[job] = self.fail_ms[job] = self.turn_ms[job] = math.inf
+        self.stop_ms[job] = self.end_ms[job] = self.fail_ms[job] = self.retune_ms[job] = math.inf
         gpus = self.where.pop(job)
         self.free_ms[job] = at + saving
         if saving:
@@ -226,10 +226,10 @@ class Running:
         self.end_ms[job] = end = self.since_ms[job] + max(left, 1)
         self.stop_ms[job] = stop = min(end, self.fail_ms[job])
         if adaptive is not None:
-            work, turn = adaptive.level_ends(job) * self.unit_ms[job] - self.done_ms[job], self.ripe_ms[job]
+            work, retune = adaptive.level_ends(job) * self.unit_ms[job] - self.done_ms[job], self.ripe_ms[job]
             if work < math.inf:
-                turn = min(turn, self.since_ms[job] + max(math.ceil(work / rate - 1e-6), 1))
-            self.turn_ms[job] = turn if turn < stop else math.inf
+                retune = min(retune, self.since_ms[job] + max(math.ceil(work / rate - 1e-6), 1))
+            self.retune_ms[job] = retune if retune < stop else math.inf
 
     def _settle(self, job: int, at: float) -> None:
         """Book the work done until `at`, before the pace changes."""
@@ -245,11 +245,11 @@ class Running:
         if self.adaptive is None:
             return adapted
         while True:
-            at = earliest(self.running, self.turn_ms)
+            at = earliest(self.running, self.retune_ms)
             if at == math.inf or at > min(limit, earliest(self.running, self.stop_ms)):
                 return adapted
             adapted = True
-            for job in due_by(self.running, self.turn_ms, at).tolist():
+            for job in due_by(self.running, self.retune_ms, at).tolist():
                 self._adapt(self.adaptive, job, at)
 
     def _adapt(self, adaptive: AdaptiveJobs, job: int, at: float) -> None:

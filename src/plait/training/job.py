@@ -2,7 +2,7 @@
 
 Outside plait `attach` gives a `Job` whose methods do nothing, so a script runs unchanged anywhere. Under plait it gives
 the one `AttachedJob` of the process. An iteration is a step of a torch optimizer; in a process where none steps (NumPy,
-JAX, plain Python) it is a turn of `job.steps`, a batch of a wrapped loader, or an epoch of `job.epochs`. Between two of
+JAX, plain Python) it is a step of `job.steps`, a batch of a wrapped loader, or an epoch of `job.epochs`. Between two of
 them the job tells its agent how far it is, makes a checkpoint if one is due, and stops if it was asked to; the best
 moment for that is the beginning of the next iteration, when everything that belongs to the last one (scheduler,
 counters) is done:
@@ -41,8 +41,8 @@ from plait.training.torch_watch import watch_torch
 
 #: Half of the usual grace: a longer evaluation might be cut off by a stop.
 LONG_EVALUATION_S = 30.0
-#: Turns of a loop, and their seconds, after which a registered optimizer that never stepped is waited for no longer.
-WAIT_TURNS, WAIT_S = 100, 20.0
+#: Steps of a loop, and their seconds, after which a registered optimizer that never stepped is waited for no longer.
+WAIT_LOOP_STEPS, WAIT_S = 100, 20.0
 
 
 class AttachedJob(Job):
@@ -69,10 +69,10 @@ class AttachedJob(Job):
         self._loops: list[str] = []  # loops of ours that are running: they know better moments than the optimizer
         self.had_loop = False  # whether one of them has begun
         self._epoch = self.counted = 0  # iterations of this process
-        self._idle_turns, self._idle_since_s = 0, 0.0  # turns in which no optimizer has stepped
-        self._save_asked: bool | None = None  # by `checkpoint` within a turn: whether to wait until it is written
+        self._idle_loop_steps, self._idle_since_s = 0, 0.0  # steps of a loop without a step of an optimizer
+        self._save_asked: bool | None = None  # by `checkpoint` within a loop step: whether to wait until it is written
         self.total_epochs = 0  # that the script says it will do, 0 unknown
-        self._turn, self._turn_counted = 0, False  # of `steps`; whether an iteration ended in it
+        self._loop_step, self._loop_step_counted = 0, False  # of `steps`; whether an iteration ended in it
         self.advice = Advice(self)
         self.boundary = Boundary(page, self.checkpointer, around, hopeless=self._hopeless)
         self._idle_s = self._evaluation_s = 0.0
@@ -161,7 +161,7 @@ class AttachedJob(Job):
         if found is not None:
             commit, state = found
             self.step = commit.step
-            self._epoch, self._turn = state["plait"]["epoch"], state["plait"].get("turn", self.step)
+            self._epoch, self._loop_step = state["plait"]["epoch"], state["plait"].get("turn", self.step)
             self.page.steps = self.page.checkpoint_steps = self.step
             with contextlib.suppress(OSError):
                 self.page.checkpoint_time = commit.path.stat().st_mtime
@@ -176,13 +176,13 @@ class AttachedJob(Job):
         self.resume()
         self.page.total_iterations = total
         with self.in_loop("steps"):
-            for turn in range(self._turn, total):
-                self._turn, self._turn_counted = turn, False
-                yield turn
-                if not self._turn_counted:
-                    self._turn_ended()
-                # Not the count of optimizer steps: a scaler may skip one, and it may take several turns to make one.
-                self._turn, self._turn_counted = turn + 1, False
+            for loop_step in range(self._loop_step, total):
+                self._loop_step, self._loop_step_counted = loop_step, False
+                yield loop_step
+                if not self._loop_step_counted:
+                    self._loop_step_ended()
+                # Not the count of optimizer steps: a scaler may skip one, and one may take several steps of the loop.
+                self._loop_step, self._loop_step_counted = loop_step + 1, False
                 self.safe_point("steps")
 
     def epochs(self, total: int) -> Iterator[int]:
@@ -197,7 +197,7 @@ class AttachedJob(Job):
                 self._epoch = epoch + 1
                 if self.counted == before:
                     self.page.total_iterations = total
-                    self._turn_ended()
+                    self._loop_step_ended()
                 self.safe_point("epochs")
 
     def yield_point(self) -> None:
@@ -220,8 +220,8 @@ class AttachedJob(Job):
         if self.kept.missing:
             self.advice.nothing()
             return None
-        if self._loops and not self._turn_counted and self._turns_count():
-            self._save_asked = block or bool(self._save_asked)  # only at its end everything of a turn is done
+        if self._loops and not self._loop_step_counted and self._loop_steps_are_iterations():
+            self._save_asked = block or bool(self._save_asked)  # only at its end everything of a loop step is done
             return None
         return self._save(block=block)
 
@@ -342,8 +342,8 @@ class AttachedJob(Job):
             self.page.state = JobState.FAILED if self._failed else JobState.FINISHED
 
     def _collect(self) -> dict[str, Any]:
-        turn = self._turn + self._turn_counted
-        about = {"epoch": self._epoch, "step": self.step, "turn": turn, "world": self.around.world}
+        loop_step = self._loop_step + self._loop_step_counted
+        about = {"epoch": self._epoch, "step": self.step, "turn": loop_step, "world": self.around.world}
         return self.kept.collect(self.around.rank, about)
 
     def _committed(self, commit: Commit) -> None:
@@ -352,7 +352,7 @@ class AttachedJob(Job):
     # -- boundaries -----------------------------------------------------------------------------------------------
 
     def safe_point(self, loop: str, *, last: bool = False) -> None:
-        """Act on the last iteration, here between two turns of a loop; `steps`, if there is one, knows best.
+        """Act on the last iteration, here between two steps of a loop; `steps`, if there is one, knows best.
 
         `last`: of its pass. Then an evaluation may follow, and a long one is not begun without a checkpoint.
         """
@@ -363,26 +363,26 @@ class AttachedJob(Job):
     def batch_ended(self) -> None:
         """A batch of a training loader is done with: an iteration, if nothing that knows better counts them."""
         if "steps" not in self._loops:
-            self._turn_ended()
+            self._loop_step_ended()
 
-    def _turn_ended(self) -> None:
-        """A turn of a loop is over in which no optimizer has stepped."""
-        self._idle_turns += 1
+    def _loop_step_ended(self) -> None:
+        """A step of a loop is over in which no optimizer has stepped."""
+        self._idle_loop_steps += 1
         self._idle_since_s = self._idle_since_s or time.monotonic()
-        if self._turns_count():
+        if self._loop_steps_are_iterations():
             self._count()
             self._pending = True
 
-    def _turns_count(self) -> bool:
-        """Whether turns of loops are the iterations: where no torch optimizer steps.
+    def _loop_steps_are_iterations(self) -> bool:
+        """Whether the steps of loops are the iterations: where no torch optimizer steps.
 
-        One that is registered may need several turns for its first step, but not for ever.
+        One that is registered may need several steps of a loop for its first step, but not for ever.
         """
         if self._manual:
             return False
         if self.compute.optimizer_stepped or not self.compute.optimizer_known:
             return not self.compute.optimizer_stepped
-        return self._idle_turns > WAIT_TURNS and time.monotonic() - self._idle_since_s > WAIT_S
+        return self._idle_loop_steps > WAIT_LOOP_STEPS and time.monotonic() - self._idle_since_s > WAIT_S
 
     @property
     def saves(self) -> Saves:
@@ -406,7 +406,7 @@ class AttachedJob(Job):
         now_s = time.monotonic()
         self.step += 1
         self.counted += 1
-        self._turn_counted = True
+        self._loop_step_counted = True
         self.stages.publish()
         page, profiler = self.page, self.profiler
         if self.step == 1 or page.state == JobState.STARTING:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def whole_number(total: object, loop: str) -> int:
-    """How many turns `job.<loop>(total)` has; raises `InputError` for what is no whole number from 0 on."""
+    """How many steps `job.<loop>(total)` has; raises `InputError` for what is no whole number from 0 on."""
     if isinstance(total, SupportsIndex) and not isinstance(total, bool) and (number := index(total)) >= 0:
         return number
     plain = isinstance(total, int | float | str)
@@ -107,7 +107,7 @@ class Job:
     def steps(self, total: int) -> Iterable[int]:
         """`for step in job.steps(1000):` the steps that are left; resumes first.
 
-        Where no torch optimizer steps, a turn of this loop is an iteration. Raises `InputError` if `total` is no number
+        Where no torch optimizer steps, a step of this loop is an iteration. Raises `InputError` if `total` is no number
         of steps, e.g. a loader, which is for `wrap_loader`.
         """
         return range(whole_number(total, "steps"))
@@ -128,6 +128,6 @@ class Job:
     def checkpoint(self, *, block: bool = False) -> CheckpointHandle | None:
         """Save now, at the end of an iteration, written beside training unless `block`; all ranks together.
 
-        None if nothing is registered, and in a loop without torch optimizer: there it is saved at the end of the turn.
+        None if nothing is registered, and in a loop without torch optimizer, which saves at the end of the loop step.
         """
         return None

@@ -308,8 +308,8 @@ def test_a_worker_does_nothing_while_another_service_may_lead(cluster: Make) -> 
     assert worker.submit(lambda engine, now: "done").result(20) == "done"
     leads.clear()
     late = worker.submit(lambda engine, now: "done")
-    commits, turns = worker.commits, worker.turns
-    while worker.turns < turns + 5:  # it waits, and does not hang
+    commits, cycles = worker.commits, worker.cycles
+    while worker.cycles < cycles + 5:  # it waits, and does not hang
         time.sleep(0.01)
     assert not late.done()
     leads.set()

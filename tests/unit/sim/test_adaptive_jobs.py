@@ -245,8 +245,8 @@ class Asking(Simulator):
 
     def _set_pace(self, job: int) -> None:
         super()._set_pace(job)
-        turn = min(self.turn_ms[job], self.since_ms[job] + 30_000.0)
-        self.turn_ms[job] = turn if turn < self.stop_ms[job] else np.inf
+        retune = min(self.retune_ms[job], self.since_ms[job] + 30_000.0)
+        self.retune_ms[job] = retune if retune < self.stop_ms[job] else np.inf
 
     def _adapt(self, adaptive: AdaptiveJobs, job: int, at: float) -> None:
         self.asked += 1

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from plait.training.adaptive.data.plan import Plan, Turn
+from plait.training.adaptive.data.plan import Microbatch, Plan
 from plait.training.adaptive.data.sampler import EpochOrder, next_step, passes_left, steps_left
 
 
@@ -91,19 +91,19 @@ def test_ranks_that_fetch_ahead_differently_change_in_the_same_step(
     seen: list[int] = []
     left, waiting = list(changes), changes[0][0] if changes else 0
     while True:
-        turns: list[Turn] = []
+        microbatches: list[Microbatch] = []
         for rank, plan in enumerate(plans):
             while len(fetched[rank]) <= ahead[rank] and (indices := next(planned[rank], None)) is not None:
                 fetched[rank].append(indices)
             if fetched[rank]:
-                turns.append(plan.turn())
+                microbatches.append(plan.next_microbatch())
                 seen += fetched[rank].pop(0)
-        if not turns:
+        if not microbatches:
             break
-        assert len(turns) == world
-        assert len({(turn.step, turn.index) for turn in turns}) == 1
-        waiting -= turns[0].is_sync
-        if left and turns[0].is_sync and waiting <= 0:
+        assert len(microbatches) == world
+        assert len({(microbatch.step, microbatch.index) for microbatch in microbatches}) == 1
+        waiting -= microbatches[0].is_sync
+        if left and microbatches[0].is_sync and waiting <= 0:
             at = max(plan.steps for plan in plans)
             for plan in plans:
                 plan.change(left[0][1], left[0][2], at)

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from plait.training.adaptive.choosing import Rhythm
-from plait.training.adaptive.data.plan import Turn
+from plait.training.adaptive.data.plan import Microbatch
 from plait.training.adaptive.data.sampler import Step
 from plait.training.adaptive.profile import Timings
 
@@ -27,7 +27,7 @@ def play(times: Timings, clock: Clock, ranks: int, local: int, steps: int, passe
     for _ in range(steps):
         step = Step(0, ranks * local * passes, passes, ranks, True)
         for index in range(passes):
-            times.begin(Turn(step, index, local), nodes)
+            times.begin(Microbatch(step, index, local), nodes)
             clock.now_s += 1 if index < passes - 1 else 3
             times.synced(2)
             times.end()
@@ -44,7 +44,7 @@ def test_keys_counts_and_sums_over_restarts_with_one_to_four_ranks() -> None:
         times.load_state_dict(state)
         times.begin_epoch()
         play(times, clock, ranks, 8, 3, passes=2, nodes=(ranks + 1) // 2)
-        times.begin(Turn(Step(0, 8, 1, ranks, True), 0, 8), 1)  # never finished: the restart comes
+        times.begin(Microbatch(Step(0, 8, 1, ranks, True), 0, 8), 1)  # never finished: the restart comes
         state = times.state_dict()
     # The first pass of each run is not counted: two accumulating passes and three steps of each are.
     once, alone = (2.0, 2, 9.0, 6.0, 3), (2.0, 2, 9.0, 0.0, 3)
@@ -61,13 +61,13 @@ def test_a_pass_that_says_nothing_is_not_counted() -> None:
     play(times, clock, 1, 4, 1)  # the first of a batch size
     step = Step(0, 3, 1, 1, False)
     for _ in range(2):  # of the end of an epoch
-        times.begin(Turn(step, 0, 3), 1)
+        times.begin(Microbatch(step, 0, 3), 1)
         times.end()
     assert sums(times) == {}
     assert not times.changed
     play(times, clock, 2, 3, 1)
     assert sums(times) == {(1, 2, 3): (0, 0, 3, 2, 1)}
-    times.begin(Turn(Step(0, 6, 1, 2, True), 0, 3), 1)  # nobody has measured how long it reduced
+    times.begin(Microbatch(Step(0, 6, 1, 2, True), 0, 3), 1)  # nobody has measured how long it reduced
     times.end()
     assert sums(times)[1, 2, 3][-1] == 1
     assert times.changed
@@ -77,14 +77,14 @@ def test_waiting_for_others_is_not_the_jobs_own_time() -> None:
     clock, still, reducing = Clock(), Clock(), Clock()
     times = Timings(lambda: (still(), reducing()), clock=clock)
     for _ in range(2):
-        times.begin(Turn(Step(0, 16, 1, 2, True), 0, 8), 1)
+        times.begin(Microbatch(Step(0, 16, 1, 2, True), 0, 8), 1)
         clock.now_s += 9
         still.now_s += 4
         reducing.now_s += 1.5
         times.synced(2)
         times.end()
     assert sums(times) == {(1, 2, 8): (0, 0, 3.5, 0.5, 1)}
-    times.begin(Turn(Step(0, 16, 1, 2, True), 0, 8), 1)
+    times.begin(Microbatch(Step(0, 16, 1, 2, True), 0, 8), 1)
     clock.now_s += 5
     reducing.now_s += 3  # of which the backward pass hid all but the last second
     times.synced(1)
@@ -114,15 +114,15 @@ def test_a_device_is_asked_later_and_never_waited_for() -> None:
         return events[-1]
 
     times._mark = mark  # type: ignore[method-assign]
-    turn = Turn(Step(0, 16, 1, 2, True), 0, 8)
+    microbatch = Microbatch(Step(0, 16, 1, 2, True), 0, 8)
     asked = []
     for number in range(3):
-        times.begin(turn, 1)
+        times.begin(microbatch, 1)
         times.synced(lambda number=number: asked.append(number) or 0.25)
         times.end()
     assert (sums(times), asked) == ({}, [])
     events[2].over = True
-    times.begin(turn, 1)
+    times.begin(microbatch, 1)
     assert sums(times) == {(1, 2, 8): (0, 0, 1, 0.25, 1)}
     events[4].over = True
     times.end()
@@ -133,9 +133,9 @@ def test_a_reduction_that_is_known_later_is_waited_for_but_not_for_ever() -> Non
     clock = Clock()
     times = Timings(clock=clock)
     later: list[float] = []
-    turn = Turn(Step(0, 16, 1, 2, True), 0, 8)
+    microbatch = Microbatch(Step(0, 16, 1, 2, True), 0, 8)
     for number in range(40):
-        times.begin(turn, 1)
+        times.begin(microbatch, 1)
         clock.now_s += 2
         times.synced(lambda number=number: None if number == 20 else later[0] if later else None)
         times.end()

@@ -356,11 +356,11 @@ def swap_search(
             size[g] += 1
         value[g] = settle(rows, seats[g], g, -1, -1, size, scratch[0], numbers, shape, table, first, known[g])
     made = 0
-    for turn in range(passes):
+    for sweep in range(passes):
         before = made
         for a in range(groups):
             for b in range(a + 1, groups):
-                visit = (turn * groups + a) * groups + b
+                visit = (sweep * groups + a) * groups + b
                 last_visit = visit - groups * groups
                 if changed[a] < last_visit and changed[b] < last_visit:
                     continue

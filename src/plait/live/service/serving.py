@@ -178,7 +178,7 @@ class Service:
             (lambda: lead.again(self.layout)) if self.seat is None else None,
         )  # fmt: skip
         if self.seat is not None:
-            self.seat.pulse, self.seat.doing = lambda: worker.turns, worker.doing
+            self.seat.pulse, self.seat.doing = lambda: worker.cycles, worker.doing
         self._worker = worker
         self._api = Api(store, worker, tokens, mailbox, self.begin)
         self.front.app, self.front.rank = make_app(self._api), tokens.rank

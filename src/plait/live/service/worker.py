@@ -66,8 +66,8 @@ class Worker(threading.Thread):
         self._stopped, self._ending = False, threading.Event()
         #: Why nothing can be written just now; "" if it can.
         self.trouble = ""
-        #: Grows as long as the thread does not hang.
-        self.turns = 0
+        #: Cycles of the loop so far; grows as long as the thread does not hang.
+        self.cycles = 0
         #: Nothing is put into the queue any more; what is there gets an answer. Both under the lock.
         self._closed, self._lock = False, threading.Lock()
         #: Called in this thread after each commit, to count what happened.
@@ -131,7 +131,7 @@ class Worker(threading.Thread):
                 else:
                     self._stopped = True
                     self._fail(items, Stopped("another service may lead by now"))
-                self.turns += 1
+                self.cycles += 1
         except BaseException as error:
             self._stopped = True
             self._refuse(error)
@@ -148,7 +148,7 @@ class Worker(threading.Thread):
             items = self._next(self.clock() + ROOM_S)
             self._fail([item for item in items if not item.reads], error)
             self._look([item for item in items if item.reads])
-            self.turns += 1
+            self.cycles += 1
             if not self._stopped and self.engine.store.has_room():
                 with contextlib.suppress(NoRoom):
                     self.engine, self.trouble = self._again(), ""
@@ -176,7 +176,7 @@ class Worker(threading.Thread):
         while not self._leads():
             if self._ending.wait(0.02):
                 return False
-            self.turns += 1
+            self.cycles += 1
         return True
 
     def _round(self, items: list[_Item]) -> float:

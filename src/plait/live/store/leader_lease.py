@@ -34,7 +34,7 @@ from plait.live.store.holders import is_dead, lasts_s
 
 #: How often a lease is renewed while it lasts, and after how many seconds a follower looks again.
 RENEWALS, LOOK_S = 4, 0.3
-#: A leader whose engine has not turned for so many seconds hangs, and leads no more if another service stands ready.
+#: A leader whose worker completes no cycle for so many seconds hangs, and gives up the lead if a follower stands ready.
 #: Decisions take less.
 HUNG_S = 120.0
 #: Seconds until sessions that are told to end have ended.

@@ -30,7 +30,7 @@ LOOK_S = 1.0
 FIRST_S, MOST_S = 1.0, 60.0
 #: So long somebody else may be at work on a home: longer than a service and its nodes get to come up.
 ALONE_S = 90.0
-_TURN_S = 0.02
+_RETRY_S = 0.02
 
 
 @contextlib.contextmanager
@@ -53,7 +53,7 @@ def exclusive(layout: Layout, patience_s: float = ALONE_S) -> Iterator[None]:
                         f"another plait up or plait down has been at work in {layout.home} for {patience_s:g} s; end "
                         "that one, then try again"
                     ) from None
-            time.sleep(_TURN_S)
+            time.sleep(_RETRY_S)
         yield
 
 

@@ -23,7 +23,7 @@ _RUNNING, _OPPORTUNISTIC, _PERIODIC, _RESTART_S = 1, 1, 1, 10
 
 
 @part
-def _turn_s(starts: int, loss_s: float, patience_s: float) -> float:
+def _protected_run_s(starts: int, loss_s: float, patience_s: float) -> float:
     """Seconds for which a job that is due runs before others that are due may stop it."""
     return patience_s * max(float(starts), 1.0) if loss_s >= patience_s else patience_s
 
@@ -57,7 +57,7 @@ def in_line(
         if not guaranteed[i]:
             continue
         served_s = run_s[j] - run_base_s[j]
-        due[i] = promotions[j] > 0 and served_s < _turn_s(starts[j], loss_s[i], patience_s)
+        due[i] = promotions[j] > 0 and served_s < _protected_run_s(starts[j], loss_s[i], patience_s)
         if due[i]:
             continue
         if phase[j] == _RUNNING:
@@ -121,7 +121,7 @@ def first_change_s(
             if losses:
                 out = min(out, now_s)
         if due[i]:
-            out = min(out, now_s + _turn_s(starts[j], loss_s[i], patience_s) - served_s)
+            out = min(out, now_s + _protected_run_s(starts[j], loss_s[i], patience_s) - served_s)
         cost_s = restart_s if math.isnan(goodput[j, _RESTART_S]) else goodput[j, _RESTART_S]
         begun_s = last_start_s[j] + 2 * cost_s
         if begun_s > now_s:

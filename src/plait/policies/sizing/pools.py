@@ -216,8 +216,8 @@ def pools(
         return
     held = held_gpus(view)
     waits = held.sum(axis=1) == 0
-    turn = np.where(due & waits, view.jobs.pending_since_s, view.jobs.attained_gpu_s)
-    order = np.lexsort((turn, waits, ~due))
+    queued = np.where(due & waits, view.jobs.pending_since_s, view.jobs.attained_gpu_s)
+    order = np.lexsort((queued, waits, ~due))
     kind_of = _kinds(view, held, order) if kinds is None else kinds
     columns = _Columns(view, restart_s, np.zeros(len(order), dtype=bool) if everybody else staying(view), held)
     order = order[~columns.stays[order]] if columns.some_stay else order

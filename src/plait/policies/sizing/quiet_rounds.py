@@ -32,7 +32,7 @@ def restart_cost_s(view: View, restart_s: float) -> FloatArray:
     return np.where(np.isnan(measured), restart_s, measured)
 
 
-def turn_s(jobs: JobTable, patience_s: float) -> FloatArray:
+def protected_run_s(jobs: JobTable, patience_s: float) -> FloatArray:
     """(jobs,): seconds for which a job that is due runs before others that are due may stop it.
 
     That is `patience_s`. For jobs that would lose as much by that stop it is longer at each start, or they would begin
@@ -69,8 +69,8 @@ def _unchanged_until(view: View, due: BoolArray, guaranteed: BoolArray, patience
     jobs, now = view.jobs, view.now_s
     running, waits, first = jobs.running, ~jobs.running & guaranteed & ~due, [math.inf]
     if (due & running & (jobs.checkpoints == int(Checkpoints.PERIODIC))).any():
-        return now  # what it would lose decides how long its turn is
-    first += (now + turn_s(jobs, patience_s) - jobs.served_s)[due & running].tolist()
+        return now  # what it would lose decides how long it is protected
+    first += (now + protected_run_s(jobs, patience_s) - jobs.served_s)[due & running].tolist()
     first += (now + patience_s - jobs.waiting_s[waits]).tolist()
     again = waits & (jobs.served_s > 0)
     first += (now + np.maximum(patience_s, jobs.served_s[again]) - jobs.idled_s[again]).tolist()

@@ -20,7 +20,7 @@ from plait.core.policy import View
 from plait.goodput.allocate.fitness import FLOOR, HARMONIC, check, fitness
 from plait.policies.sizing.line_kernels import CLOCK_S, in_line
 from plait.policies.sizing.pools import Pool, nobody_adapts, pools, staying
-from plait.policies.sizing.quiet_rounds import at_time, turn_s, unchanged_until, without_restart_costs
+from plait.policies.sizing.quiet_rounds import at_time, protected_run_s, unchanged_until, without_restart_costs
 from plait.policies.sizing.seating import Seats, groups_of, with_companions, with_staying
 from plait.policies.sizing.steps import Ladder
 
@@ -91,7 +91,7 @@ class InRounds:
     anybody else does, whoever has waited longest first, and keep at least those until they have run for `patience_s`;
     where a stop may lose all that work, at the n-th start for n times as long, or longer jobs would never end. So a
     job that the nodes which are up can hold starts at the latest `patience_s` + `interval_s` after it began to wait,
-    and one such turn later for each time that due jobs before it fill the cluster.
+    and one such protected run later for each time that due jobs before it fill the cluster.
 
     Nor is a start in vain: only for those who are due is a job stopped before it has run for as long as it took to
     start (twice `restart_s` in all).
@@ -216,7 +216,7 @@ class InRounds:
         guaranteed = (
             (jobs.job_class != int(JobClass.OPPORTUNISTIC)) & (jobs.weight > 0) & math.isfinite(self.patience_s)
         )
-        due = guaranteed & (jobs.promotions > 0) & (jobs.served_s < turn_s(jobs, self.patience_s))
+        due = guaranteed & (jobs.promotions > 0) & (jobs.served_s < protected_run_s(jobs, self.patience_s))
         long = jobs.waiting_s >= self.patience_s - CLOCK_S
         often = ~jobs.running & (jobs.idled_s >= np.maximum(self.patience_s, jobs.served_s) - CLOCK_S)
         return guaranteed, due, guaranteed & ~due & (long | often)

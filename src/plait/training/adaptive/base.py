@@ -15,7 +15,7 @@ from plait.core.resources import Resource
 from plait.training.adaptive.bounds import bounds, interval, warn_alone
 from plait.training.adaptive.choosing import Noise, first_batch
 from plait.training.adaptive.data.passes_done import Progress, Watch
-from plait.training.adaptive.data.plan import Plan, Turn
+from plait.training.adaptive.data.plan import Microbatch, Plan
 from plait.training.adaptive.data.sampler import EpochOrder, passes_left
 from plait.training.adaptive.deciding import Decisions
 from plait.training.adaptive.profile import Timings
@@ -54,14 +54,14 @@ class AdaptiveLoader(ABC):
         self.progress = Progress(size, self.batch_size)
         self.timings = Timings(self._waited_s)
         self.decisions = Decisions(self.limits, self.plan, self.timings, interval(interval_s))
-        self._begin: Callable[[Turn], None] | None = None
+        self._begin: Callable[[Microbatch], None] | None = None
         self._end: Callable[[], None] | None = None
         self._counted = False  # whether somebody says of each step that it was made
         self._job: AttachedJob | None = None
         self._ranks: Ranks | None = None
         self._epoch, self._done, self._active, self._resume = 0, 0, False, False
         self._in_epochs, self._warned = False, False
-        self._turn: Turn | None = None
+        self._microbatch: Microbatch | None = None
         self._running: object = None
 
     @abstractmethod
@@ -76,29 +76,29 @@ class AdaptiveLoader(ABC):
         return self._epoch
 
     @property
-    def turn(self) -> Turn | None:
+    def microbatch(self) -> Microbatch | None:
         """Which pass of which optimizer step the batch in hand is; None between passes over the data."""
-        return self._turn
+        return self._microbatch
 
     @property
     def is_sync_pass(self) -> bool:
         """Whether the optimizer steps after the batch in hand: no more passes are accumulated."""
-        return self._turn is None or self._turn.is_sync
+        return self._microbatch is None or self._microbatch.is_sync
 
     @property
     def current_local_batch(self) -> int:
         """Examples in the batch in hand; between passes over the data those of the next one."""
-        return self._turn.local if self._turn is not None else self._planned()[1]
+        return self._microbatch.local if self._microbatch is not None else self._planned()[1]
 
     @property
     def accumulation_steps(self) -> int:
         """Passes of the optimizer step in hand before the one that reduces."""
-        return self._turn.step.passes - 1 if self._turn is not None else self._planned()[2]
+        return self._microbatch.step.passes - 1 if self._microbatch is not None else self._planned()[2]
 
     @property
     def current_batch_size(self) -> int:
         """Examples in the optimizer step in hand, of all ranks together."""
-        return self._turn.step.examples if self._turn is not None else self._planned_batch()
+        return self._microbatch.step.examples if self._microbatch is not None else self._planned_batch()
 
     def __len__(self) -> int:
         """Batches of this rank in a whole pass, if nothing changes."""
@@ -134,7 +134,7 @@ class AdaptiveLoader(ABC):
     def follow(
         self,
         noise: Noise,
-        begin: Callable[[Turn], None] | None = None,
+        begin: Callable[[Microbatch], None] | None = None,
         end: Callable[[], None] | None = None,
         *,
         counted: bool = False,
@@ -213,22 +213,22 @@ class AdaptiveLoader(ABC):
         with contextlib.nullcontext() if job is None else job.in_loop("loader"):
             try:
                 while (batch := next(batches, _END)) is not _END:
-                    turn = self._turn = self.plan.turn()
-                    if turn.is_sync:
-                        self._count(turn)
+                    microbatch = self._microbatch = self.plan.next_microbatch()
+                    if microbatch.is_sync:
+                        self._count(microbatch)
                     if job is not None:
                         job.compute.begin()
                     if self._begin is not None:
-                        self._begin(turn)
-                    self.timings.begin(turn, nodes)
+                        self._begin(microbatch)
+                    self.timings.begin(microbatch, nodes)
                     yield batch
                     if self._running is not running:
                         raise InputError("this loader has begun another pass since: use one iterator at a time")
                     self.timings.end()
                     if job is not None:
                         job.compute.end()
-                    over = turn.is_sync and (self._done >= self.size or self.progress.reached)
-                    if turn.is_sync:
+                    over = microbatch.is_sync and (self._done >= self.size or self.progress.reached)
+                    if microbatch.is_sync:
                         self._stepped()
                     if job is not None:
                         job.safe_point("loader", last=over)
@@ -245,13 +245,13 @@ class AdaptiveLoader(ABC):
         """The pass is over, or was left: the next one is another."""
         if self._done < self.size:
             self.progress.abandon()
-        self._epoch, self._done, self._active, self._turn, self._running = self._epoch + 1, 0, False, None, None
+        self._epoch, self._done, self._active, self._microbatch, self._running = self._epoch + 1, 0, False, None, None
         if self._end is not None:
             self._end()
 
-    def _count(self, turn: Turn) -> None:
+    def _count(self, microbatch: Microbatch) -> None:
         """A step is about to be made."""
-        step = turn.step
+        step = microbatch.step
         self._done = step.first + step.examples
         scale = step.examples / self.batch_size
         if self._planned_batch() <= (1 + ALIKE) * self.batch_size:

@@ -1,7 +1,7 @@
 """An optimizer and a gradient scaler of a script's own loop that wait while gradients accumulate.
 
 The objects stay the ones they were; `step` and the like of these two instances ask first. So a loop that knows nothing
-of accumulation runs unchanged: of s+1 turns only the last one steps.
+of accumulation runs unchanged: of s+1 microbatches only the last one steps.
 """
 
 from __future__ import annotations

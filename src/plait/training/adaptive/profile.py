@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from plait.training.adaptive.data.plan import Turn
+from plait.training.adaptive.data.plan import Microbatch
 from plait.training.device.cuda import torch_cuda
 
 if TYPE_CHECKING:
@@ -85,14 +85,14 @@ class Timings:
         """The next pass is the first of an epoch, or of what is left of it."""
         self._pass, self._warm = None, None
 
-    def begin(self, turn: Turn, nodes: int) -> None:
+    def begin(self, microbatch: Microbatch, nodes: int) -> None:
         """The script gets a batch."""
         self._count()
-        key = nodes, turn.step.ranks, turn.local
-        counts = turn.step.full and not turn.step.halves and self._warm == turn.local
-        if not turn.step.halves:
-            self._warm = turn.local
-        self._pass = _Pass(key, turn.is_sync, counts, self._mark(), self._waited_s())
+        key = nodes, microbatch.step.ranks, microbatch.local
+        counts = microbatch.step.full and not microbatch.step.halves and self._warm == microbatch.local
+        if not microbatch.step.halves:
+            self._warm = microbatch.local
+        self._pass = _Pass(key, microbatch.is_sync, counts, self._mark(), self._waited_s())
 
     def synced(self, seconds: float | Callable[[], float | None]) -> None:
         """The reduction of this pass lasted so long.

@@ -38,7 +38,7 @@ from plait.training.job import AttachedJob
 if TYPE_CHECKING:
     from plait.goodput.model.lr_scaling import Rule
     from plait.training.adaptive.base import AdaptiveLoader
-    from plait.training.adaptive.data.plan import Turn
+    from plait.training.adaptive.data.plan import Microbatch
     from plait.training.noop_job import Job
 
 log = logging.getLogger("plait.adaptive")
@@ -191,13 +191,13 @@ class Adaptive:
 
     # -- a step ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, turn: Turn) -> None:
+    def _begin(self, microbatch: Microbatch) -> None:
         """The loader hands out a batch."""
-        step = turn.step
+        step = microbatch.step
         least_half = self.loader.plan.least_half
         pairs = least_half is None or step.examples // 2 < least_half
         now = self._now = Pass(
-            step.ranks, step.passes, turn.index, turn.local, step.examples, step.full, step.halves, pairs
+            step.ranks, step.passes, microbatch.index, microbatch.local, step.examples, step.full, step.halves, pairs
         )
         self._gate.stepping, self._stepped = now.last, False
         self._accumulating.close()

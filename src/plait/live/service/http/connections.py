@@ -192,7 +192,7 @@ class Door:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     raise
-                self._connections.make_room()  # its descriptor is free after this turn of the loop
+                self._connections.make_room()  # its descriptor is free after this cycle of the loop
                 self._loop.remove_reader(self._listener.fileno())
                 self._loop.call_later(_PAUSE_S, self._again)
                 return

@@ -69,7 +69,7 @@ class Progress:
 
 
 class Watch:
-    """Sees to it that a loop of epochs has an end: `begin` before and `end` after each of its turns."""
+    """Sees to it that a loop of epochs has an end: `begin` before and `end` after each execution of its body."""
 
     def __init__(self, progress: Progress) -> None:
         """Of a loop that goes on until this progress has reached its target."""
@@ -77,14 +77,14 @@ class Watch:
         self.begin()
 
     def begin(self) -> None:
-        """The script gets its turn."""
+        """The body of the loop begins."""
         self._iterations, self._tried = self._progress.iterations, self._progress.tried
 
     def end(self, *, trained: bool) -> None:
-        """It had its turn, in which it should have `trained`; raises `InputError` if this can go on for ever."""
+        """The body of the loop has ended, and should have `trained`; raises `InputError` if this can go on for ever."""
         if trained and self._progress.tried == self._tried:
             raise InputError(
-                "remaining_epochs: no optimizer step was made in this turn, so there is no end; "
+                "remaining_epochs: no optimizer step was made in this pass, so there is no end; "
                 "iterate over the loader inside the loop, and call optimizer.step() for each batch"
             )
         self._idle = self._idle + 1 if self._progress.iterations == self._iterations else 0

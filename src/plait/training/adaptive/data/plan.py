@@ -20,7 +20,7 @@ HALVES_FROM, HALVES_TO, HALVES_EVERY = 8, 24, 16
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Microbatch:
     """One batch of this rank: pass `index` of an optimizer step, `local` examples."""
 
     step: Step
@@ -43,7 +43,7 @@ class Plan:
         self._epoch, self._done, self._rank, self._world = 0, 0, 0, 1
         self._now, self._later = (1, 0), deque[tuple[int, tuple[int, int]]]()
         self.chosen = False  # whether anybody has said how large batches are
-        self._turns: deque[Turn] = deque()
+        self._microbatches: deque[Microbatch] = deque()
         #: The least examples of a half, if steps of one pass of one rank may be cut in two; None if not.
         self.least_half: int | None = None
         self._whole = 0  # such steps so far
@@ -53,7 +53,7 @@ class Plan:
         self._epoch, self._done, self._rank, self._world = epoch, done, rank, world
         self._now, self.steps = self.latest, 0
         self._later.clear()
-        self._turns.clear()
+        self._microbatches.clear()
 
     def change(self, local: int, accumulated: int, at: int) -> None:
         """From step `at` since `begin` on, or from the next `begin`: `local` examples a pass.
@@ -68,9 +68,9 @@ class Plan:
         """(m, s) of the last step there will be, if nothing is changed any more."""
         return self._later[-1][1] if self._later else self._now
 
-    def turn(self) -> Turn:
+    def next_microbatch(self) -> Microbatch:
         """What the next batch is that the loader hands out."""
-        return self._turns.popleft()
+        return self._microbatches.popleft()
 
     def __len__(self) -> int:
         """Batches from where it begins to the end of the epoch, if nothing changes."""
@@ -92,7 +92,7 @@ class Plan:
             done += step.examples
             for index in range(step.passes):
                 places = step.part(index, rank)
-                self._turns.append(Turn(step, index, len(places)))
+                self._microbatches.append(Microbatch(step, index, len(places)))
                 seed = (self.order.seed * 1_000_003 + epoch * 7_368_787 + places.start) & 0x7FFFFFFF
                 yield indices_of(order[places.start : places.stop].tolist(), seed)
 
