@@ -29,7 +29,7 @@ fact is written.
        264  gate_version               i8       version of the group's plan it belongs to
        272  gate_timeouts              i8       waits that ran out of time
        280  first_step_monotonic       f8       CLOCK_MONOTONIC at the end of this process's first iteration, 0 none
-       288  saves                      i8       whether it can go on from a checkpoint (`saving.Saves`), 0 unknown
+       288  saves                      i8       whether it can go on from a checkpoint (`Saves`), 0 unknown
        320  profile guard              i8       even: whole, odd: being written, 0: none yet
        328  profile samples            i8
        336  profile iteration_s        f8

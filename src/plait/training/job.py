@@ -34,7 +34,7 @@ from plait.training.process import here
 from plait.training.profiler import Profiler
 from plait.training.state.checkpoint import Checkpointer, CheckpointHandle
 from plait.training.state.checkpoint_store import CheckpointStore, Commit
-from plait.training.state.saving import Advice
+from plait.training.state.resume_advice import ResumeAdvice
 from plait.training.state.state_registry import StateRegistry
 from plait.training.stopping import PREEMPTED, Boundary, tell_where_on_quit
 from plait.training.torch_watch import watch_torch
@@ -73,8 +73,8 @@ class AttachedJob(Job):
         self._save_asked: bool | None = None  # by `checkpoint` within a loop step: whether to wait until it is written
         self.total_epochs = 0  # that the script says it will do, 0 unknown
         self._loop_step, self._loop_step_counted = 0, False  # of `steps`; whether an iteration ended in it
-        self.advice = Advice(self)
-        self.boundary = Boundary(page, self.checkpointer, around, hopeless=self._hopeless)
+        self.advice = ResumeAdvice(self)
+        self.boundary = Boundary(page, self.checkpointer, around, boundary_missing=self._boundary_missing)
         self._idle_s = self._evaluation_s = 0.0
         self.evaluated_s = 0.0  # all evaluations together
         self._gate_thread: Any = None
@@ -218,7 +218,7 @@ class AttachedJob(Job):
     def checkpoint(self, *, block: bool = False) -> CheckpointHandle | None:
         """See `Job.checkpoint`."""
         if self.kept.missing:
-            self.advice.nothing()
+            self.advice.warn_unregistered()
             return None
         if self._loops and not self._loop_step_counted and self._loop_steps_are_iterations():
             self._save_asked = block or bool(self._save_asked)  # only at its end everything of a loop step is done
@@ -397,9 +397,9 @@ class AttachedJob(Job):
             return Saves.NOT_RESUMED
         return Saves.FAILED if self.checkpointer.failed else Saves.YES
 
-    def _hopeless(self) -> bool:
-        """Whether a stop that waits for a boundary waits in vain."""
-        return self.advice.hopeless and not self.counted and not self.had_loop
+    def _boundary_missing(self) -> bool:
+        """Whether no boundary will come, so that a stop must not wait for one."""
+        return self.advice.boundary_missing and not self.counted and not self.had_loop
 
     def _count(self) -> None:
         """One iteration more: tell the page, feed the profiler."""
@@ -426,11 +426,11 @@ class AttachedJob(Job):
             self.leave()
         asked, self._save_asked = self._save_asked, None
         if (stop or save or asked is not None) and not self.kept.missing:
-            self.advice.stale()
+            self.advice.warn_stale()
             self._save(block=bool(asked))
         if stop:
             self.leave()
-        self.advice.look()
+        self.advice.check()
         self.settle()
 
     # -- for adapters, whose trainers count, save and end in their own way ------------------------------------------

@@ -39,9 +39,9 @@ def tell_where_on_quit() -> None:
 class StopFlag:
     """Counts the signals that ask this process to stop."""
 
-    def __init__(self, hopeless: Callable[[], bool] = lambda: False) -> None:
-        """Not asked yet, and not listening. `hopeless`: whether nobody will look at the flag."""
-        self.level, self._hopeless = 0, hopeless
+    def __init__(self, boundary_missing: Callable[[], bool] = lambda: False) -> None:
+        """Not asked yet, and not listening. `boundary_missing`: whether no boundary will look at the flag."""
+        self.level, self._boundary_missing = 0, boundary_missing
         self._before: dict[int, Any] = {}
 
     def listen(self, *, chain: bool = True) -> None:
@@ -60,7 +60,7 @@ class StopFlag:
         before = self._before.get(number)
         if callable(before) and before is not signal.default_int_handler:
             before(number, frame)  # the script's own handler, installed before ours
-        elif self._hopeless():
+        elif self._boundary_missing():
             raise SystemExit(PREEMPTED)
 
     def ignore(self) -> None:
@@ -108,10 +108,10 @@ class Boundary:
     """What is done between two iterations: whether to stop, whether to make a checkpoint."""
 
     def __init__(
-        self, page: Page, checkpointer: Checkpointer, around: Environment, *, hopeless: Callable[[], bool]
+        self, page: Page, checkpointer: Checkpointer, around: Environment, *, boundary_missing: Callable[[], bool]
     ) -> None:
-        """Of the rank that `around` describes. `hopeless`: whether no boundary can be expected."""
-        self.stop = StopFlag(hopeless)
+        """Of the rank that `around` describes. `boundary_missing`: whether no boundary can be expected."""
+        self.stop = StopFlag(boundary_missing)
         self._page, self._checkpointer, self._around = page, checkpointer, around
         self._agreement = Agreement(around.world)
         self._saved_s = time.monotonic()
