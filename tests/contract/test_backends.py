@@ -287,7 +287,7 @@ def test_drain(world: World) -> None:
     world.drain(node)
     job = world.until_state(number, "running", *FINAL, epoch=2)
     assert node not in job["nodes"]
-    assert world.states().get(node, "left") in ("drained", "leaving", "left")  # its backend may take it back
+    assert world.states().get(node, "left") in ("drained", "leaving", "left")  # its backend may release it
     stopped = int(world.attempt_log(number, 1).split("stopped at step ")[1])
     assert stopped >= WARM
     comes(world, number, 2, f"from step {stopped}\n")

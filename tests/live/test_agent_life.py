@@ -44,7 +44,7 @@ def job_that_waits(world: World, job: int) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_jobs_outlive_their_agent_and_are_taken_back(world: World, number: int) -> None:
+def test_jobs_outlive_their_agent_and_are_reattached(world: World, number: int) -> None:
     world.start()
     world.service.want(world.python(1, job_that_waits(world, 1)), world.python(2, PATIENT, gpus=[1]))
     before = world.said(1, "ready"), world.runner(1)
@@ -57,7 +57,7 @@ def test_jobs_outlive_their_agent_and_are_taken_back(world: World, number: int) 
     (world.layout.home / "go").touch()
     assert world.service.wait(1, "ended").exit_code == 0
     assert world.log(1) == "ready 1\nend\n"  # it ran once
-    world.service.want(drop=((2, 1, 0),))  # and what was taken back can be stopped
+    world.service.want(drop=((2, 1, 0),))  # and what was reattached can be stopped
     assert world.service.wait(2, "ended").exit_code == -15
 
 
@@ -367,7 +367,7 @@ def test_what_a_shell_started_dies_with_the_runner(world: World, who: str) -> No
     assert world.service.wait(1, "ended").exit_code == -9
 
 
-def test_an_agent_without_its_journal_takes_back_what_runs_on_its_node(world: World) -> None:
+def test_an_agent_without_its_journal_reattaches_to_what_runs_on_its_node(world: World) -> None:
     world.start()
     world.service.want(world.python(1, PATIENT))
     world.said(1, "ready")

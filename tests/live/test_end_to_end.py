@@ -132,7 +132,7 @@ def test_a_day_in_the_life_of_a_cluster(plait, tmp_path):
     assert found["epoch"] == 1
     assert job_processes(plait.layout) == before
 
-    # so is an agent, and it takes the job back
+    # so is an agent, and it reattaches to the job
     (node,) = found["nodes"]
     agent = plait.layout.node(node) / "agent.json"
     killed = json.loads(agent.read_text())["pid"]
@@ -160,7 +160,7 @@ def test_a_day_in_the_life_of_a_cluster(plait, tmp_path):
     assert daemon.running(plait.layout, keeper.NAME) is not None
     plait.comes(lambda: json.loads(agent.read_text())["pid"] != killed)
 
-    # down: jobs go on, up takes them back; with --stop-jobs nothing is left
+    # down: jobs go on, up reattaches to them; with --stop-jobs nothing is left
     last = plait.submit("--", sys.executable, "-c", "import time; time.sleep(900)")
     plait.until(last, "running")
     assert f"still running: {last}" in plait("down")

@@ -22,7 +22,7 @@ ENTRIES = {
     "show": Entry(JOBS, "jobs:show", "Show everything about a job.", BARE),
     "logs": Entry(JOBS, "jobs:logs", "Print what a job wrote in its newest attempt.", BARE),
     "wait": Entry(JOBS, "jobs:wait", "Wait until jobs have ended.", BARE),
-    "cancel": Entry(JOBS, "jobs:cancel", "Take jobs back; what runs is stopped.", BARE),
+    "cancel": Entry(JOBS, "jobs:cancel", "Cancel jobs; running ones are stopped.", BARE),
     "history": Entry(JOBS, "jobs:history", "List jobs that have ended: how they waited, ran and moved."),
     "run": Entry(JOBS, "run_local:run", "Run a training script alone, with what a job gets.", VERBATIM),
     "up": Entry(CLUSTER, "cluster:up", "Start the service and its nodes, here or on a cluster."),

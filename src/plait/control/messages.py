@@ -120,7 +120,7 @@ class JobFailed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobCancelled:
-    """Jobs the user took back."""
+    """Jobs the user cancelled."""
 
     at_s: float
     jobs: IntArray

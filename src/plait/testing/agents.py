@@ -51,7 +51,7 @@ class SimulatedAgent:
         self.start()
 
     def start(self) -> None:
-        """A new agent process takes the node, and back what runs there."""
+        """A new agent process takes the node, and reattaches to what runs there."""
         self._births += 1
         self.id, self.alive, self.frozen = f"{self.node.id}-{self._births}", True, False
         self.reached, self.ever = 0, False

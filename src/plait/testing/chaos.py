@@ -2,7 +2,7 @@
 
 Signals go to processes by pid and start time, never by name. A disk is full for a process of a job by its
 limit on the size of files (RLIMIT_FSIZE, which needs no privileges): every write beyond it fails with EFBIG, the
-training process has to live with that as with ENOSPC. The limit is taken back afterwards.
+training process has to live with that as with ENOSPC. The limit is lifted afterwards.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ def test_a_job_can_be_held_for_a_while() -> None:
     assert decided(c, 60.0) == ["Stop", "Launch"]
 
 
-def test_a_hold_ends_when_it_is_taken_back() -> None:
+def test_a_hold_ends_when_it_is_lifted() -> None:
     c = one_running(Newest())
     c.handle(JobKept(10.0, jobs_of(0), numbers(math.inf)))
     submit(c, job("new"), at_s=20.0)

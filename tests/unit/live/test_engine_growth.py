@@ -35,7 +35,7 @@ Make = Callable[..., Cluster]
 
 
 def done_with(c: Cluster, count: int) -> None:
-    """So many jobs come and are taken back."""
+    """So many jobs come and are cancelled."""
     with c.engine.batch():
         for _ in range(count):
             (number,) = c.submit({"iterations": 10})

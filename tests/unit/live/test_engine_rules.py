@@ -459,7 +459,7 @@ def test_jobs_wait_for_nodes_then_those_that_can_never_fit_are_refused(cluster: 
     assert "needs 5 GPUs" in row["reason"]
 
 
-def test_a_job_taken_back_before_it_was_admitted(cluster: Make) -> None:
+def test_a_job_cancelled_before_it_was_admitted(cluster: Make) -> None:
     c = cluster(())
     c.submit({}, {})
     c.engine.cancel(0, c.now)

@@ -136,7 +136,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def test_files_of_a_job_are_its_own_trouble(node: Node) -> None:
-    """The agent takes back a job whose folder was spoilt, tells of it, answers for its log, and collects its end."""
+    """The agent reattaches to a job whose folder was spoilt, tells of it, answers for its log, and collects its end."""
     service = Cluster(node.layout.home, (8,))
     cases = list(planted())[:: 1 if os.environ.get("PLAIT_SLOW") == "1" else 3]
     for i, (file, data) in enumerate(cases):

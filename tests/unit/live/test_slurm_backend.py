@@ -405,7 +405,7 @@ def test_allocations_that_end_before_their_agent_joins_are_not_asked_for_in_a_lo
     assert pauses[7:] == pauses[7:8] * len(pauses[7:])
 
 
-def test_an_allocation_that_joins_ends_the_pause_and_one_taken_back_begins_none(world):
+def test_an_allocation_that_joins_ends_the_pause_and_a_withdrawn_one_begins_none(world):
     slurm, service, now, make = world
     service.wanted = 1
     slurm.there[11] = Job(11, OVER, "OUT_OF_MEMORY", "", "n0", now[0] - 1, now[0])

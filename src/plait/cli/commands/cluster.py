@@ -108,7 +108,7 @@ def down(
     stop_jobs: Annotated[bool, typer.Option("--stop-jobs", help="Jobs too, after a checkpoint.")] = False,
     home: HomeOption = None,
 ) -> None:
-    """Stop the service and its nodes. Jobs go on, and are taken back by the next `plait up`; or stop them too."""
+    """Stop the service and its nodes. Jobs keep running until the next `plait up` reattaches, or are stopped too."""
     from plait.live.layout import Layout
 
     _end(Layout.at(home), stop_jobs=stop_jobs)

@@ -311,7 +311,7 @@ def _between_attempts(found: Mapping[str, Any]) -> str:
 
 
 def cancel(jobs: JobsArgument, home: HomeOption = None) -> None:
-    """Take jobs back; what runs is stopped."""
+    """Cancel jobs; running ones are stopped."""
     with client(home) as service:
         for job in jobs:
             answer = service.cancel(job)

@@ -45,7 +45,7 @@ class Agent(ProcessManager):
     """The agent of one node; `run` returns when it is told to end."""
 
     def __init__(self, layout: Layout, settings: Settings) -> None:
-        """Take the node, and take back what an earlier agent started. Raises `AlreadyRuns`, OSError."""
+        """Take the node, and reattach to what an earlier agent started. Raises `AlreadyRuns`, OSError."""
         self.id = secrets.token_hex(8)
         self.lock = threading.RLock()
         self._lock_fd = take_node(layout, settings.node)
@@ -65,8 +65,8 @@ class Agent(ProcessManager):
         self._leave_at, self._left = math.inf, False
         for remembered in self.journal.memory.attempts.values():
             with self._quarantined(attempt := self._new(remembered.run)):
-                self._take_back(attempt, remembered)
-        self._take_back_unknown()
+                self._reattach(attempt, remembered)
+        self._reattach_unknown()
         self.gates.clear(self.attempts.values())
         me = Process.of(os.getpid())
         assert me is not None
@@ -285,7 +285,7 @@ class Agent(ProcessManager):
     # ---- running ----
 
     def run(self) -> None:
-        """Until SIGTERM (jobs go on, to be taken back) or SIGUSR1 (the node goes: jobs are stopped first)."""
+        """Until SIGTERM (jobs keep running, for the next agent) or SIGUSR1 (the node goes: jobs are stopped first)."""
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for number in HELD_BACK:
             signal.signal(number, self._told_to_leave)

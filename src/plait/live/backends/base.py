@@ -62,7 +62,7 @@ class NodeBackend(Protocol):
         """
 
     def stop(self, jobs: bool) -> None:
-        """Take the agents away; with `jobs` their jobs too (gracefully), else those go on to be taken back."""
+        """Take the agents away; with `jobs` their jobs too (gracefully), else those run on for the next agents."""
 
 
 def whole(options: Mapping[str, Any], name: str) -> int | None:

@@ -114,7 +114,7 @@ class AgentHost:
         until = time.monotonic() + (self.stop_grace_s + RUNNER_PATIENCE_S if jobs else 0.0) + 5.0
         for name in names:
             if jobs and not self.runs(name) and self.has_jobs(name):
-                self.spawn(name, size_of(name))  # to take them back and end them
+                self.spawn(name, size_of(name))  # to reattach to them and end them
             self._wait_for(name)
             process = self.agent(name)
             if process is not None:

@@ -201,7 +201,7 @@ class LocalBackend:
         ]
 
     def stop(self, jobs: bool) -> None:
-        """End all agents of this home; with `jobs` their jobs too (gracefully), else those go on to be taken back."""
+        """End all agents of the home; with `jobs` their jobs too (gracefully), else those run on for the next ones."""
         self._end(sorted({*self.nodes, *self._known()}), jobs)
         if jobs:  # no group is left, and no agent that could make one
             shutil.rmtree(self.layout.gates, ignore_errors=True)

@@ -88,7 +88,7 @@ class Client(Caller):
         return self._object("GET", f"/v1/jobs/{segment(job)}")
 
     def cancel(self, job: str) -> Json:
-        """Take a job back; doing it twice is the same as once."""
+        """Cancel a job; doing it twice is the same as once."""
         return self._object("DELETE", f"/v1/jobs/{segment(job)}", again=True)
 
     def explain(self, job: str) -> Json:

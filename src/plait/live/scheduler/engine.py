@@ -241,7 +241,7 @@ class Engine:
         return [] if policy is None else remarks(self.state.policy_text, policy, priority, deadline_s)
 
     def cancel(self, number: int, now: float) -> None:
-        """Take a job back; what runs of it is stopped. `Conflict` if it has ended, `LookupError` if it never was."""
+        """Cancel a job; if it runs, it is stopped. `Conflict` if it has ended, `LookupError` if it never was."""
         now = self.clock(now)
         self._run(operations.cancel(self.context, number, now), now)
 

@@ -103,7 +103,7 @@ class State:
     # -- looking --------------------------------------------------------------------------------------
 
     def phase(self, job: JobRecord) -> Phase:
-        """Where the controller sees a job; one that it does not know yet waits, or was taken back."""
+        """Where the controller sees a job; one that it does not know yet waits, or was cancelled."""
         if not job.admitted or self.controller is None:
             return Phase.CANCELLED if job.cancelled else Phase.WAITING
         return Phase(int(self.controller.job_store.columns["phase"][job.number]))

@@ -63,7 +63,7 @@ def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S) -> list
         return [f"nothing runs in {layout.home}"]
     jobs = sorted({mark.split(":")[1] for mark in left.values()})
     if jobs:
-        said.append(f"still running: {', '.join(jobs)}; plait up takes them back, plait down --stop-jobs ends them")
+        said.append(f"still running: {', '.join(jobs)}; plait up reattaches to them, plait down --stop-jobs ends them")
     elif before:
         count = len({mark.split(":")[1] for mark in before.values()})
         what = (

@@ -199,7 +199,7 @@ class LocalAttempt:
         """What the service is told of it."""
         if self.alive and self.pid == 0:
             claim = read_claim(self.folder)
-            self.know(claim)  # an agent that starts may take a runner back before it has claimed anything
+            self.know(claim)  # an agent that starts may reattach to a runner before it has claimed anything
             self.pid = claim.child if claim is not None else 0
         progress = dict(vars(self.page.read())) if self.page is not None else {}
         first_boot_s, last_boot_s = (progress.pop(f"{name}_step_boot_s", None) for name in ("first", "last"))

@@ -39,7 +39,7 @@ class ProcessManager:
     """Starts, finds again, ends and collects the processes of a node; calls `told` when there is something to tell."""
 
     def __init__(self, layout: Layout, settings: Settings, told: Callable[[], None]) -> None:
-        """Read the journal; `take_back` what is in it once `told` can be called."""
+        """Read the journal; `reattach` to what is in it once `told` can be called."""
         self.layout, self.settings, self._told = layout, settings, told
         self.folder = layout.node(settings.node)
         self.monitor = Monitor(
@@ -59,9 +59,9 @@ class ProcessManager:
         with contextlib.suppress(OSError):
             print(json.dumps(line, default=str), file=sys.stderr, flush=True)
 
-    # ---- taking back ----
+    # ---- reattaching ----
 
-    def _take_back(self, attempt: LocalAttempt, known: journal.Remembered) -> None:
+    def _reattach(self, attempt: LocalAttempt, known: journal.Remembered) -> None:
         """A process the journal knows: still running, ended meanwhile, or never started."""
         if known.ended:
             attempt.ended_before(known)
@@ -75,10 +75,10 @@ class ProcessManager:
             self._collect(attempt)
         else:
             self.selector.register(attempt.pidfd, selectors.EVENT_READ, attempt)
-            self.log("taken back", key=attempt.key, pid=process.pid)
+            self.log("reattached", key=attempt.key, pid=process.pid)
         self._complain(attempt)
 
-    def _take_back_unknown(self) -> None:
+    def _reattach_unknown(self) -> None:
         """Runners of this node that the journal does not know, because it was lost: they run, whoever asked for them.
 
         All that is known of them is whose they are; the service says the rest, or that they are to end.
@@ -95,7 +95,7 @@ class ProcessManager:
                 and claim.process == process
                 and self._note(journal.start(run), journal.began(key, process))
             ):
-                self._take_back(self._new(run), journal.Remembered(run, process))
+                self._reattach(self._new(run), journal.Remembered(run, process))
 
     def _complain(self, attempt: LocalAttempt) -> None:
         if attempt.page is not None and attempt.page.trouble:

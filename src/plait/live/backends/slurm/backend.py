@@ -184,7 +184,7 @@ class SlurmBackend:
             said += [line for number in moves.release for line in self._once(f"allocation {number} is given back")]
         if moves.cancel or moves.end:
             self.cli.cancel([*moves.cancel, *moves.end])
-            said += [f"allocation {number} was taken back from the queue" for number in moves.cancel]
+            said += [f"the request for allocation {number} was withdrawn" for number in moves.cancel]
             said += [f"allocation {number} was ended: its agent is not heard of" for number in moves.end]
         if self.clock() < self._again_s:
             return said

@@ -41,7 +41,7 @@ class Keeper:
     """Keeps one agent: starts another when it is killed, and ends when it ends by itself or is told to.
 
     Processes of an agent that was killed come here, not to init, where Slurm would not find them any more; the next
-    agent takes them back.
+    agent reattaches to them.
     """
 
     #: Deaths within so many seconds of the start, and how many of them in a row are too many.

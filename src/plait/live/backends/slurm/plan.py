@@ -59,7 +59,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Moves:
-    """What to do now: so many to ask for, and which to take back from the queue, to drain, to release, to end."""
+    """How many allocations to request now, and which to withdraw from the queue, to drain, to release, to end."""
 
     submit: int = 0
     cancel: tuple[int, ...] = ()
@@ -73,7 +73,7 @@ def plan_allocations(held: Sequence[Held], wanted_gpus: int, limits: Limits, *, 
 
     One that nears its time limit no longer counts, so its successor is asked for while it still works (only then are
     there more than `max_nodes`); it is drained once the others can do without it. Those that are no longer wanted are
-    taken back from the queue first, then drained when idle for long enough; what is drained and empty is released.
+    withdrawn from the queue first, then drained when idle for long enough; what is drained and empty is released.
     `empty`: nodes with jobs may be drained too, those with the fewest GPUs in use first; jobs go on elsewhere.
 
     >>> plan_allocations([], 9, Limits(gpus=4, max_nodes=2))

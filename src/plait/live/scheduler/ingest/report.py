@@ -116,7 +116,7 @@ def _resized(ctx: Context, record: NodeRecord, had: NodeInfo, seen: Observed, no
 def _notice_given(record: NodeRecord, seen: Observed, fresh: bool, now: float) -> Iterator[Step]:
     """A node that says it goes: no new work, and what runs there stops after a checkpoint and goes on elsewhere.
 
-    Only another agent process takes the notice back: what one said before it is late.
+    Only another agent process withdraws the notice: what the same one said before it is late.
     """
     if seen.leaving_s is None:
         if not (record.leaving and fresh):

@@ -160,7 +160,7 @@ class TrackRecord:
             self.lost_gpu_s[why] = self.lost_gpu_s.get(why, 0.0) + gpu_s
 
     def forget(self, job: int) -> None:
-        """A job was taken back, or has failed: its forecast says nothing."""
+        """A job was cancelled, or has failed: its forecast says nothing."""
         self.open.pop(job, None)
 
     def to_json(self) -> dict[str, Any]:

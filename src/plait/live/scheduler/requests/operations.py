@@ -21,7 +21,7 @@ from plait.policies.catalog import make_policy
 
 
 def cancel(ctx: Context, number: int, now: float) -> Iterator[Step]:
-    """Take a job back. `Conflict` if it has ended, `LookupError` if it never was."""
+    """Cancel a job. `Conflict` if it has ended, `LookupError` if it never was."""
     if not 0 <= number < ctx.state.numbers:
         raise LookupError(f"no job {job_name(number)}")
     job = ctx.state.jobs.get(number)

@@ -93,7 +93,7 @@ async def show(request: Request, job: str) -> Response:
 
 @router.delete("/v1/jobs/{job}")
 async def cancel(request: Request, job: str) -> Response:
-    """Take a job back; asking twice is the same as once."""
+    """Cancel a job; asking twice is the same as once."""
     api = api_of(request)
     token, row = api.who(request, "admin", "user"), await api.row(job)
     owns(token, job, row["owner"], change=True)
