@@ -17,6 +17,8 @@ import plait
 ROOT = Path(plait.__file__).parent.parent
 #: More modules in a folder than a reader overlooks.
 MOST_MODULES = 16
+#: More lines of code in a function, its docstring aside, than a screen shows.
+MOST_LINES = 65
 
 
 def _name(path: Path) -> str:
@@ -100,6 +102,18 @@ def test_folders_can_be_overlooked() -> None:
     assert crowded == {}
 
 
+def test_functions_fit_a_screen() -> None:
+    long = {}
+    for name in FILES:
+        for node in ast.walk(tree(name)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                doc = len((ast.get_docstring(node, clean=False) or "").splitlines())
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1 - doc
+                if lines > MOST_LINES:
+                    long[f"{name}.{node.name}"] = lines
+    assert long == {}
+
+
 @pytest.mark.parametrize("name", [name for name, path in FILES.items() if path.name == "__init__.py"])
 def test_every_folder_says_what_is_in_it(name: str) -> None:
     assert (ast.get_docstring(tree(name)) or "").strip(), f"{name} has no docstring"
@@ -169,4 +183,4 @@ def test_only_the_controller_makes_a_table_of_jobs_the_rest_take_a_subset() -> N
         for node in ast.walk(tree(name))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "JobTable"
     }
-    assert makers == {"plait.core.jobs", "plait.control.controller"}
+    assert makers == {"plait.core.jobs.table", "plait.control.controller"}

@@ -1,0 +1,28 @@
+"""Jobs: what the user said (`JobSpec`, `JobBatch`) and what is known now (`JobStatus`, `JobTable`).
+
+A single job is a frozen object; many jobs are columns. The two say the same: `batch[i]` is a `JobSpec`,
+`table[i]` a `JobStatus`. Jobs have a name (`id`, the user's) and a number (dense, in order of submission),
+and events, commands and plans speak of numbers.
+
+`spec` and `batch` hold what the user said, `table` what is known now. Start at `spec.JobSpec`.
+"""
+
+from plait.core.jobs.batch import FLOAT_ROW, WHOLE_ROW, JobBatch
+from plait.core.jobs.spec import TRANSITIONS, Checkpoints, JobClass, JobSpec, Phase
+from plait.core.jobs.table import Column, JobArchive, JobStatus, JobTable, work_left_s
+
+__all__ = [
+    "FLOAT_ROW",
+    "TRANSITIONS",
+    "WHOLE_ROW",
+    "Checkpoints",
+    "Column",
+    "JobArchive",
+    "JobBatch",
+    "JobClass",
+    "JobSpec",
+    "JobStatus",
+    "JobTable",
+    "Phase",
+    "work_left_s",
+]

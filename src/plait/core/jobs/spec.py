@@ -1,0 +1,137 @@
+"""What the user said about one job, and the words for what becomes of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from plait.core.codec import form
+from plait.core.errors import InputError
+from plait.core.goodput import BatchLimits
+from plait.core.resources import StageProfile, skew
+
+
+class JobClass(IntEnum):
+    """Whether a job owns its GPUs or lives from what others leave (AntMan, section 3)."""
+
+    GUARANTEED = 0
+    OPPORTUNISTIC = 1
+
+
+class Checkpoints(IntEnum):
+    """What of a job's work outlives a stop.
+
+    NEVER: nothing, it begins again. PERIODIC: what its last checkpoint holds; it saves when it likes. ON_STOP: all, as
+    it saves when it is told to stop.
+    """
+
+    NEVER = 0
+    PERIODIC = 1
+    ON_STOP = 2
+
+
+class Phase(IntEnum):
+    """Where a job is in its life; the last three are final."""
+
+    WAITING = 0
+    RUNNING = 1
+    FINISHED = 2
+    FAILED = 3
+    CANCELLED = 4
+
+
+#: phase -> phases it may go to. Anything else is a bug and raises. A waiting job finishes if it does its last iteration
+#: while it is being stopped.
+TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
+    Phase.WAITING: frozenset({Phase.RUNNING, Phase.FINISHED, Phase.FAILED, Phase.CANCELLED}),
+    Phase.RUNNING: frozenset({Phase.WAITING, Phase.FINISHED, Phase.FAILED, Phase.CANCELLED}),
+    Phase.FINISHED: frozenset(),
+    Phase.FAILED: frozenset(),
+    Phase.CANCELLED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What the user said about a job; never changes.
+
+    `gpus` is the gang: all at once or none. `iterations` is the work, `iteration_s` the seconds of one
+    iteration alone at the asked size (from `profile` if not given); either may be unknown (None).
+    `cpus` and `memory_bytes` are for the whole gang and spread evenly over its GPUs; 0 means no limit.
+    `batch`: the job adapts its batch size within these limits; then `iterations` are worth one at the initial batch
+    each, whatever the batch is (Pollux, section 3.1), and `iteration_s` is of those.
+    `checkpoints` and `restart_s` (seconds that a stop and the start after it take; None unknown) are what is assumed
+    until `StopCostReported` says otherwise.
+    """
+
+    id: str
+    submit_s: float = field(default=0.0, metadata=form(omit=False))
+    gpus: int = field(default=1, metadata=form(omit=False))
+    iterations: float | None = None
+    iteration_s: float | None = None
+    user: str = ""
+    group: str = ""
+    model: str = ""
+    profile: StageProfile | None = None
+    job_class: JobClass = JobClass.GUARANTEED
+    gpu_kinds: tuple[str, ...] | None = None
+    gpu_memory_bytes: float = 0.0
+    cpus: float = 0.0
+    memory_bytes: float = 0.0
+    skew: float | None = None
+    tensor_bytes: tuple[float, ...] | None = None
+    deadline_s: float | None = None
+    priority: float = 0.0
+    weight: float = 1.0
+    retries: int = 3
+    network: str = "auto"
+    batch: BatchLimits | None = None
+    checkpoints: Checkpoints = Checkpoints.ON_STOP
+    restart_s: float | None = None
+    # Last, as logs have them: where they say something.
+    min_gpus: int = field(default=0, metadata=form(omit=lambda spec: spec.min_gpus == spec.gpus))
+    max_gpus: int = field(default=0, metadata=form(omit=lambda spec: spec.max_gpus == spec.gpus))
+
+    def __post_init__(self) -> None:
+        """Refuse a job that cannot run anywhere; the message names the job and the field."""
+        self._require(bool(self.id), "id", self.id, "a non-empty name")
+        self._require(math.isfinite(self.submit_s), "submit_s", self.submit_s, "a finite number of seconds")
+        self._require(self.gpus >= 1, "gpus", self.gpus, "at least 1 GPU")
+        for name in ("iterations", "iteration_s"):
+            value = getattr(self, name)
+            ok = value is None or (math.isfinite(value) and value > 0)
+            self._require(ok, name, value, "a positive number, or None if unknown")
+        for name in ("gpu_memory_bytes", "cpus", "memory_bytes"):
+            value = getattr(self, name)
+            self._require(math.isfinite(value) and value >= 0, name, value, "a number >= 0")
+        known = self.restart_s is None or (math.isfinite(self.restart_s) and self.restart_s >= 0)
+        self._require(known, "restart_s", self.restart_s, "a number of seconds >= 0, or None if unknown")
+        self._require(self.network in ("auto", "require", "off"), "network", self.network, "auto, require, off")
+        self._require(self.retries >= 0, "retries", self.retries, "a whole number >= 0")
+        if self.iteration_s is None and self.profile is not None:
+            object.__setattr__(self, "iteration_s", self.profile.iteration_s)
+        if self.skew is None and self.tensor_bytes:
+            object.__setattr__(self, "skew", skew(self.tensor_bytes))
+        object.__setattr__(self, "min_gpus", self.min_gpus or self.gpus)
+        object.__setattr__(self, "max_gpus", self.max_gpus or self.gpus)
+        elastic = 1 <= self.min_gpus <= self.gpus <= self.max_gpus
+        self._require(elastic, "min_gpus, max_gpus", (self.min_gpus, self.max_gpus), "min <= gpus <= max")
+        if self.batch is not None:
+            fed = self.batch.most_gpus
+            wanted = (
+                f"at most {fed}: no more take {self.batch.least_local} examples each of a batch of {self.batch.most}"
+            )
+            self._require(self.min_gpus <= fed, "min_gpus (if not given, gpus)", self.min_gpus, wanted)
+
+    def _require(self, ok: bool, name: str, value: object, wanted: str) -> None:
+        if not ok:
+            raise InputError(f"job {self.id!r}: {name} is {value!r}, needs {wanted}")
+
+    @property
+    def duration_s(self) -> float | None:
+        """Seconds of the whole job alone at the asked size, if known."""
+        if self.iterations is None or self.iteration_s is None:
+            return None
+        return self.iterations * self.iteration_s

@@ -1,0 +1,313 @@
+"""What is known now about jobs: one as an object, many as columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar, cast, overload
+
+import numpy as np
+
+from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.jit import kernel
+from plait.core.jobs.spec import Checkpoints, JobSpec, Phase
+from plait.core.preemption_kernels import stop_losses
+from plait.core.resources import StageProfile
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """What is known now about one job: one row of a `JobTable`.
+
+    Times are seconds; `attained_gpu_s` is service received, `service_gpu_s`, `served_s` and `idled_s` count
+    since the last promotion (Tiresias, section 3). `rank` and `level` are the job's place in the order and
+    the queue of the last plan. `stop_loss_s` is what stopping it now would lose (`JobTable.stop_loss_s`).
+    """
+
+    spec: JobSpec
+    number: int
+    phase: Phase
+    iterations_done: float
+    attained_gpu_s: float
+    run_s: float
+    pending_since_s: float
+    first_start_s: float | None
+    last_start_s: float | None
+    starts: int
+    preemptions: int
+    failures: int
+    promotions: int
+    rank: int
+    level: int
+    profile: StageProfile | None
+    reason: str
+    checkpoints: Checkpoints = Checkpoints.ON_STOP
+    stop_loss_s: float = 0.0
+
+    @property
+    def restarts(self) -> int:
+        """Starts after the first."""
+        return max(self.starts - 1, 0)
+
+
+A = TypeVar("A")
+
+
+class Column(Generic[A]):
+    """A column of a `JobTable`: gathered on first use, then an ordinary attribute."""
+
+    def __init__(self, doc: str) -> None:
+        """`doc` says what the column holds and in which unit."""
+        self.__doc__ = doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Remember which column this is."""
+        self.name = name
+
+    @overload
+    def __get__(self, table: None, owner: type) -> Column[A]: ...
+    @overload
+    def __get__(self, table: JobTable, owner: type) -> A: ...
+    def __get__(self, table: JobTable | None, owner: type) -> A | Column[A]:
+        """Gather the rows; a copy, so a policy cannot change the job store."""
+        if table is None:
+            return self
+        values = table.columns[self.name].take(table.number, axis=0)
+        table.__dict__[self.name] = values
+        return cast("A", values)
+
+
+class JobArchive(Protocol):
+    """What a job table asks its owner about single jobs and about those that have left."""
+
+    departures: int
+
+    def spec(self, number: int) -> JobSpec:
+        """What the user said about a job."""
+        ...
+
+    def departed_sizes(self, count: int) -> tuple[FloatArray, FloatArray]:
+        """Service of the first `count` jobs that left, as `JobTable.departed_sizes` returns it."""
+        ...
+
+
+class JobTable:
+    """Active jobs as columns, in order of submission.
+
+    `table.remaining_s * table.gpus` is one expression over all jobs; `table[i]` is a `JobStatus`.
+    Columns are arrays of `len(table)`. Estimates only: what profiling and monitoring have measured.
+    """
+
+    #: what the user said
+    submit_s = Column[FloatArray]("submission, seconds")
+    gpus = Column[IntArray]("gang size")
+    min_gpus = Column[IntArray]("fewest GPUs an elastic job can use; `gpus` if not elastic")
+    max_gpus = Column[IntArray]("most GPUs an elastic job can use; `gpus` if not elastic")
+    iterations = Column[FloatArray]("work in iterations; NaN if unknown")
+    job_class = Column[IntArray]("`JobClass`")
+    user_number = Column[IntArray]("users numbered in order of appearance")
+    group_number = Column[IntArray]("groups (queues, virtual clusters) numbered in order of appearance")
+    cpus = Column[FloatArray]("CPU cores of the gang; 0 = no limit")
+    memory_bytes = Column[FloatArray]("memory of the gang; 0 = no limit")
+    gpu_memory_bytes = Column[FloatArray]("memory a GPU; 0 = unknown")
+    skew = Column[FloatArray]("share of the largest tensor in all tensor bytes; NaN if unknown")
+    deadline_s = Column[FloatArray]("seconds after submission; NaN if none")
+    priority = Column[FloatArray]("larger is more important")
+    weight = Column[FloatArray]("share in fair policies")
+    batch_size = Column[IntArray]("total batch the user tuned, examples; 0 if the job does not adapt its batch")
+    max_batch_size = Column[IntArray]("largest total batch, examples")
+    min_local_batch = Column[IntArray]("fewest examples of one GPU in one pass")
+    max_local_batch = Column[IntArray]("most examples of one GPU in one pass")
+    accumulates = Column[IntArray]("1 if several passes may make one step of the optimiser")
+    #: what has been measured
+    phase = Column[IntArray]("`Phase`")
+    iteration_s = Column[FloatArray]("measured seconds of an iteration alone; NaN if unknown")
+    stage_s = Column[FloatArray]("measured stage seconds, shape (jobs, resources); NaN if unknown")
+    goodput = Column[FloatArray]("what the job estimates of itself, shape (jobs, `Estimate`); NaN if unknown")
+    iterations_done = Column[FloatArray]("progress")
+    attained_gpu_s = Column[FloatArray]("GPU-seconds held so far")
+    run_s = Column[FloatArray]("seconds on GPUs so far, overheads included")
+    shared_speed = Column[FloatArray]("speed relative to alone when it last shared GPUs; NaN if never")
+    #: what stopping it would lose
+    checkpoints = Column[IntArray]("`Checkpoints`: what of its work outlives a stop")
+    saved_run_s = Column[FloatArray]("run seconds whose work its last checkpoint holds; counts where PERIODIC")
+    restart_s = Column[FloatArray]("seconds that a stop and the start after it take; NaN if unknown")
+    keep_until_s = Column[FloatArray]("until then policies neither stop nor move it, seconds; NaN if free")
+    #: its history
+    pending_since_s = Column[FloatArray]("when it last began to wait, seconds")
+    first_start_s = Column[FloatArray]("first start, seconds; NaN if never")
+    last_start_s = Column[FloatArray]("last start, seconds; NaN if never")
+    starts = Column[IntArray]("number of starts")
+    preemptions = Column[IntArray]("number of times the scheduler stopped it")
+    failures = Column[IntArray]("number of failures")
+    promotions = Column[IntArray]("number of promotions")
+    rank = Column[IntArray]("place in the order of the last plan; large if it was in none")
+    level = Column[IntArray]("queue in the last plan; -1 if it was in none")
+    running_group = Column[IntArray]("its group in `View.running`; -1 if it is not running")
+    attained_base_gpu_s = Column[FloatArray]("attained GPU-seconds at the last promotion")
+    run_base_s = Column[FloatArray]("run seconds at the last promotion")
+    wait_s = Column[FloatArray]("closed waits between runs since the last promotion, seconds")
+    competing_base = Column[FloatArray]("integral of active jobs over time at submission, job-seconds")
+
+    def __init__(
+        self,
+        columns: Mapping[str, Any],
+        number: IntArray,
+        now_s: float,
+        competing: float,
+        specs: JobArchive | None = None,
+    ) -> None:
+        """`columns` hold all jobs ever; `number` selects the rows of this table."""
+        self.columns = columns
+        self.number = number
+        self.now_s = now_s
+        self._competing = competing
+        self._specs = specs
+
+    def subset(self, number: IntArray, **columns: Any) -> JobTable:
+        """The jobs of these numbers, in this order, at the same time.
+
+        `columns` replace columns of this table; each holds all jobs ever, as those of the constructor do.
+
+        >>> table = JobTable({"gpus": np.array([1, 2, 4])}, np.arange(3), 0.0, 0.0)
+        >>> table.subset(np.array([2, 0])).gpus.tolist()
+        [4, 1]
+        """
+        known = {**self.columns, **columns} if columns else self.columns
+        return JobTable(known, number, self.now_s, self._competing, self._specs)
+
+    @property
+    def departures(self) -> int:
+        """How many jobs have left the cluster for good."""
+        return 0 if self._specs is None else self._specs.departures
+
+    def departed_sizes(self, count: int) -> tuple[FloatArray, FloatArray]:
+        """Total service of the first `count` jobs that left, GPU-seconds, ascending, and its running sums from 0 on.
+
+        Jobs that got no service are left out. A count that grows is cheap: what has been sorted stays so. Read only.
+        """
+        return (np.zeros(0), np.zeros(1)) if self._specs is None else self._specs.departed_sizes(count)
+
+    def __getattr__(self, name: str) -> Any:
+        """Derived columns, computed on first use."""
+        make = _DERIVED.get(name)
+        if make is None:
+            raise AttributeError(f"a job table has no column {name!r}; {_known_columns()}")
+        value = make(self)
+        self.__dict__[name] = value
+        return value
+
+    def __len__(self) -> int:
+        """Number of jobs."""
+        return len(self.number)
+
+    def __getitem__(self, i: int) -> JobStatus:
+        """Row `i` as an object."""
+        if self._specs is None:
+            raise LookupError("this table was built without job specs")
+        n = int(self.number[i])
+        col = self.columns
+        spec = self._specs.spec(n)
+        stage, iteration_s = col["stage_s"][n], float(col["iteration_s"][n])
+        known = not (math.isnan(iteration_s) or math.isnan(stage[0]))
+        return JobStatus(
+            spec=spec,
+            number=n,
+            phase=Phase(col["phase"][n]),
+            iterations_done=float(col["iterations_done"][n]),
+            attained_gpu_s=float(col["attained_gpu_s"][n]),
+            run_s=float(col["run_s"][n]),
+            pending_since_s=float(col["pending_since_s"][n]),
+            first_start_s=_known(col["first_start_s"][n]),
+            last_start_s=_known(col["last_start_s"][n]),
+            starts=int(col["starts"][n]),
+            preemptions=int(col["preemptions"][n]),
+            failures=int(col["failures"][n]),
+            promotions=int(col["promotions"][n]),
+            rank=int(col["rank"][n]),
+            level=int(col["level"][n]),
+            profile=StageProfile.from_sequence(stage.tolist(), iteration_s) if known else None,
+            reason=str(col["reason"][n]),
+            checkpoints=Checkpoints(col["checkpoints"][n]) if "checkpoints" in col else Checkpoints.ON_STOP,
+            stop_loss_s=float(self.stop_loss_s[i]) if "checkpoints" in col else 0.0,
+        )
+
+    running: BoolArray
+    """derived: whether each job holds GPUs"""
+    remaining_s: FloatArray
+    """derived: seconds left alone at the asked size, on the clock's whole milliseconds; NaN if unknown"""
+    duration_s: FloatArray
+    """derived: seconds of the whole job alone; NaN if unknown"""
+    service_gpu_s: FloatArray
+    """derived: GPU-seconds since the last promotion"""
+    served_s: FloatArray
+    """derived: run seconds since the last promotion"""
+    idled_s: FloatArray
+    """derived: waiting seconds since the last promotion, counted once the job has run since"""
+    waiting_s: FloatArray
+    """derived: seconds of the current wait; 0 while running"""
+    age_s: FloatArray
+    """derived: seconds since submission"""
+    mean_competitors: FloatArray
+    """derived: time-average number of active jobs over the job's life, at least 1"""
+    stop_loss_s: FloatArray
+    """derived: seconds on its GPUs that stopping a running job now would lose: work since its last checkpoint and a
+    restart (0 where that is unknown); inf if it cannot go on from a checkpoint, 0 if it is not running"""
+
+
+@kernel
+def work_left_s(number: IntArray, iterations: FloatArray, done: FloatArray, iteration_s: FloatArray) -> FloatArray:
+    """Seconds of work left, rounded to the clock's resolution.
+
+    The rounding makes equal work compare equal whatever its iteration time.
+    """
+    out = np.empty(len(number))
+    for i in range(len(number)):
+        n = number[i]
+        out[i] = np.rint((iterations[n] - done[n]) * iteration_s[n] * 1e3) / 1e3
+    return out
+
+
+def _remaining(t: JobTable) -> FloatArray:
+    c = t.columns
+    return work_left_s(t.number, c["iterations"], c["iterations_done"], c["iteration_s"])
+
+
+def _stop_loss(t: JobTable) -> FloatArray:
+    c = t.columns
+    return stop_losses(t.number, c["running_group"], c["checkpoints"], c["run_s"], c["saved_run_s"], c["restart_s"])
+
+
+def _idled(t: JobTable) -> FloatArray:
+    counts = ~t.running & (t.served_s > 0)
+    return t.wait_s + np.where(counts, t.now_s - t.pending_since_s, 0.0)
+
+
+def _mean_competitors(t: JobTable) -> FloatArray:
+    age = t.age_s
+    mean = (t._competing - t.competing_base) / np.maximum(age, 1e-9)
+    return np.maximum(np.where(age > 0, mean, float(len(t))), 1.0)
+
+
+_DERIVED: Mapping[str, Any] = {
+    "running": lambda t: t.phase == int(Phase.RUNNING),
+    "remaining_s": _remaining,
+    "duration_s": lambda t: np.rint(t.iterations * t.iteration_s * 1e3) / 1e3,
+    "service_gpu_s": lambda t: t.attained_gpu_s - t.attained_base_gpu_s,
+    "served_s": lambda t: t.run_s - t.run_base_s,
+    "idled_s": _idled,
+    "waiting_s": lambda t: np.where(t.running, 0.0, t.now_s - t.pending_since_s),
+    "age_s": lambda t: t.now_s - t.submit_s,
+    "mean_competitors": _mean_competitors,
+    "stop_loss_s": _stop_loss,
+}
+
+
+def _known_columns() -> str:
+    names = [n for n, c in vars(JobTable).items() if isinstance(c, Column)] + list(_DERIVED)
+    return "known: " + ", ".join(sorted(names))
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
