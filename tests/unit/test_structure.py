@@ -116,7 +116,20 @@ def test_functions_fit_a_screen() -> None:
 
 @pytest.mark.parametrize("name", [name for name, path in FILES.items() if path.name == "__init__.py"])
 def test_every_folder_says_what_is_in_it(name: str) -> None:
-    assert (ast.get_docstring(tree(name)) or "").strip(), f"{name} has no docstring"
+    said = ast.get_docstring(tree(name)) or ""
+    assert len(said) >= 60, f"the docstring of {name} does not say what is in it"
+    assert re.search(r"[Ss]tart (reading )?at |where to start|import ", said), f"{name} does not say where to start"
+
+
+def test_docstrings_cite_papers_and_pages_that_are_here() -> None:
+    cited = re.compile(r"(?<![\w/.{-])((?:[\w-]+/)*[\w-]+\.md)\b(?!\.)")
+    missing = [
+        f"{name} names {page}"
+        for name, path in FILES.items()
+        for page in cited.findall(path.read_text(encoding="utf-8"))
+        if not any((folder / page).exists() for folder in (ROOT.parent, ROOT / "plait"))
+    ]
+    assert missing == []
 
 
 def test_what_crosses_a_package_is_public() -> None:

@@ -1,6 +1,7 @@
 """The command line: `plait`.
 
-A command is imported and built when it is asked for, and its module imports little until it runs: see `plait.cli.lazy`.
+A command is imported and built when it is asked for, and its module imports little until it runs (`lazy`).
+Start at `app`.
 
 Exit codes: 0 done; 1 unexpected; 2 the input or an option is wrong; 4 a plan or a simulation cannot be; 130 Ctrl-C.
 """

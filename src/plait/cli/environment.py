@@ -135,7 +135,7 @@ def conda_prefix(name: str, environ: Mapping[str, str]) -> Path:
         return known[name]
     if not known:
         raise InputError(f"--conda {name!r}: no conda environment was found; give its folder: --conda /path/to/env")
-    raise InputError(f"--conda: no environment {name!r}; {suggest(name, sorted(known))}, or give its folder")
+    raise InputError(f"--conda: no environment {name!r}; {suggest(name, sorted(known), 'give its folder')}")
 
 
 def _environments(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:

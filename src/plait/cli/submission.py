@@ -23,6 +23,7 @@ from plait.live.protocol.job import BYTES, Batch, Job, JobField, key_of
 from plait.live.protocol.job_file import check, parse_bytes, read_jobs
 from plait.runtime.command_line import parse_script
 
+#: Programs whose first argument is a script, as that of an interpreter is.
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 #: The group of options that are bounds of the batch of a job.
 _BATCH = "batch"

@@ -1,4 +1,7 @@
-"""Check a plan and compare it with what runs, in one pass over its GPUs."""
+"""Check the jobs and GPUs of a plan and compare it with what runs, in one pass over its GPUs.
+
+Cores and memory are checked by `plait.control.capacity.refuse_overload`.
+"""
 
 from __future__ import annotations
 

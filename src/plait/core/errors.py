@@ -73,14 +73,16 @@ class MissingExtra(InputError):
         super().__init__(f"{purpose} needs {package}; install it with: pip install 'plait[{extra}]'")
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
-    """The tail of an 'unknown name' message.
+def suggest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The tail of an 'unknown name' message; `otherwise`: what else would work.
 
     >>> suggest("tiresas-l", ["fifo", "tiresias-l"])
     "did you mean 'tiresias-l'?"
-    >>> suggest("zzz", ["fifo", "srsf"])
-    'known: fifo, srsf'
+    >>> suggest("zzz", ["fifo", "srsf"], "name your own as module:Class")
+    'known: fifo, srsf; or name your own as module:Class'
     """
     options = list(known)
     near = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(options)
+    if near:
+        return f"did you mean {near[0]!r}?" + (f" Otherwise {otherwise}" if otherwise else "")
+    return "known: " + ", ".join(options) + (f"; or {otherwise}" if otherwise else "")

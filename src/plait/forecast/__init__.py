@@ -1,1 +1,4 @@
-"""The future of a live queue, by simulating it: when a job will start, and how right that was."""
+"""When a waiting job will start: the live queue is simulated from its present state, and later compared with the truth.
+
+Start at `queue.foresee`.
+"""

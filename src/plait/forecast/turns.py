@@ -1,7 +1,7 @@
 """How fast jobs are that take turns, as the live cluster lets them: its gates, chosen as it chooses them.
 
 Two things are told apart: what the scheduler knows of the jobs, from which it chooses the gate of a group and the
-turns, and the stage times that are true, from which their pace follows (runtime, section 3.2).
+turns, and the stage times that are true, from which their pace follows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Which jobs share GPUs, and what an iteration of the group takes."""
+"""Which jobs share GPUs, and what an iteration of the group takes.
+
+Start at `group.group`.
+"""
 
 from plait.grouping.cache import GroupingCache
 from plait.grouping.extend import Extended, extended

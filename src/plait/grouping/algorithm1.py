@@ -19,7 +19,7 @@ from plait.grouping.model.bucket import Model, Node
 from plait.grouping.model.memo import Known
 
 #: Above so many nodes a bucket is matched greedily, in parts of at most this size: a dense matrix of 4,000 nodes takes
-#: 128 MB, and exact matching ten seconds (kernels.md, section 3).
+#: 128 MB, and exact matching ten seconds.
 MOST_NODES = 3000
 
 

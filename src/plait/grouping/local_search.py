@@ -1,4 +1,4 @@
-"""Local search: exchange members of two groups while that is better (kernels.md, section 4, for Muri's groups).
+"""Local search: exchange members of two groups while that is better.
 
 The rounds of Algorithm 1 fix pairs before it sees quadruples; exchanging single members afterwards gains 3 to 8 % of
 total efficiency, more where jobs have one long stage each. Where it starts from hardly matters, and exchanging two

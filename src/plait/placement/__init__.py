@@ -1,4 +1,7 @@
-"""Where gangs go: from an order of jobs to GPUs by name."""
+"""Where gangs go: from an order of jobs to GPUs by name.
+
+Start at `packing.place`.
+"""
 
 from plait.placement.packing import Scheme, place
 from plait.placement.skew import SkewAware, unknown_models

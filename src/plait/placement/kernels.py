@@ -161,7 +161,7 @@ def pick_first(
     per_gpu: FloatArray,
     take: IntArray,
 ) -> bool:
-    """The first idle nodes by number, then the first with the rest, all in one rack (tiresias.md 3.2)."""
+    """The first idle nodes by number, then the first with the rest, all in one rack."""
     size = 0
     for node in range(len(free)):
         if node_kind[node] == kind:

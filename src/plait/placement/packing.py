@@ -3,8 +3,8 @@
     place(view, order)                       the simplest policy there is: an order, consolidated gangs
     place(view, order, scheme=Scheme.SPREAD)
 
-A kept job keeps its GPUs; a running job moves only if a higher-ranked job cannot be placed otherwise
-(spec: Tiresias, section 2.6). The walk itself is in `kernels.py`.
+A kept job keeps its GPUs; a running job moves only if a higher-ranked job cannot be placed otherwise. The walk itself
+is in `kernels.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Scheduling policies: each one file or one row of the catalog."""
+"""Scheduling policies: each is one file or one row of the catalog.
+
+Start at `catalog.make_policy`; `parts` and `sizing` are what policies are made of.
+"""
 
 from plait.policies.parts.compose import Composed, Ranking
 

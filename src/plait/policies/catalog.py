@@ -379,7 +379,7 @@ def make_policy(text: str) -> Policy:
     if rest and "=" not in rest.split(":")[0]:
         attribute, _, rest = rest.partition(":")
         return _named(_user_policy(name, attribute, rest), text)
-    raise InputError(f"unknown policy {name!r}; {suggest(name, known)}; or name your own as module:Class")
+    raise InputError(f"unknown policy {name!r}; {suggest(name, known, 'name your own as module:Class')}")
 
 
 def check_named(text: str, modules: Collection[str], folder: Path) -> None:

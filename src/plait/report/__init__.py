@@ -1,1 +1,4 @@
-"""."""
+"""Results as tables, charts and one HTML page that needs no network.
+
+Start at `html.write_html`.
+"""

@@ -1,1 +1,4 @@
-"""The simulator: a backend whose events come from physics instead of a cluster."""
+"""The simulator: a backend whose events come from a model of time instead of a cluster.
+
+Start at `run.simulate`.
+"""

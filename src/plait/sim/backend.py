@@ -83,7 +83,7 @@ class Simulator(Running):
         self.soonest = math.inf  # when the next running job completes or fails
         self.arrived = 0
         self.ended = 0
-        self.instants, self.progress = 0, -1.0  # counted by `_check_progress`
+        self.instants, self.progress = 0, -1.0  # counted by `check_progress`
         self.late: list[IntArray] = []  # jobs off their GPUs whose last figures are still to be reported
         self.node_changes: Iterator[NodeChange] = node_changes or iter(())
         self.next_change = next(self.node_changes, None)

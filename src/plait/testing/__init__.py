@@ -8,6 +8,8 @@ with Cluster(home, nodes=2, slots=4) as cluster:
         time.sleep(0.05)
     chaos.end()
 assert leaks(cluster.layout) == []
+
+Start at `chaos.Chaos`; `agents.Fleet` is a whole cluster of simulated agents in one process.
 """
 
 from __future__ import annotations

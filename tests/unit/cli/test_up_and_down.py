@@ -51,6 +51,9 @@ class Nodes:
     def expected(self) -> int:
         return 1
 
+    def expected_gpus(self) -> int:
+        return 1
+
     def most_gpus(self) -> int:
         return 0
 
@@ -124,7 +127,7 @@ def test_up_ends_nothing_if_the_service_does_not_start(
     assert nodes.asked == []
 
 
-def test_a_backend_of_another_package_may_be_of_before_and_strict_about_options(
+def test_a_backend_of_another_package_may_be_strict_about_options(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strict, served = [], []
@@ -133,13 +136,13 @@ def test_a_backend_of_another_package_may_be_of_before_and_strict_about_options(
         served.append(options)
         raise InputError("enough")
 
-    monkeypatch.setattr(starting, "open_backend", lambda layout, options: strict.append(options) or object())
+    monkeypatch.setattr(starting, "open_backend", lambda layout, options: strict.append(options) or Nodes())
     monkeypatch.setattr(starting, "start_service", start_service)
     remember(layout, {"backend": "foreign", "zone": "b", "round": 5.0, "most-gpus": 4})
     with pytest.raises(InputError, match="enough"):
         starting.start(layout, {})
     assert strict == [{"backend": "foreign", "zone": "b"}]
-    assert served == [{"backend": "foreign", "zone": "b", "round": 5.0, "most-gpus": 0}]
+    assert served == [{"backend": "foreign", "zone": "b", "round": 5.0, "expect-gpus": 1, "most-gpus": 0}]
 
 
 def test_a_service_that_died_comes_back_at_its_port_unless_that_is_taken(

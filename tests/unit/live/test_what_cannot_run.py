@@ -130,7 +130,7 @@ def test_an_unknown_project_is_refused_with_a_suggestion(cluster: Make) -> None:
     c.engine.check_project("vision")
     c.engine.check_project("default")
     with pytest.raises(
-        InputError, match=r"no project 'vison'; did you mean 'vision'\?, or make it with: plait project"
+        InputError, match=r"no project 'vison'; did you mean 'vision'\? Otherwise make it with: plait project"
     ):
         c.engine.check_project("vison")
 

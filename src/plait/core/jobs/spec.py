@@ -57,13 +57,23 @@ TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
 class JobSpec:
     """What the user said about a job; never changes.
 
-    `gpus` is the gang: all at once or none. `iterations` is the work, `iteration_s` the seconds of one
-    iteration alone at the asked size (from `profile` if not given); either may be unknown (None).
-    `cpus` and `memory_bytes` are for the whole gang and spread evenly over its GPUs; 0 means no limit.
+    `gpus` is the gang: all at once or none. An elastic job may get `min_gpus` to `max_gpus`, both `gpus` if not given;
+    `gpu_kinds` are those it can use, None any.
+    `iterations` is the work, `iteration_s` the seconds of one iteration alone at the asked size (from `profile` if not
+    given); either may be unknown (None).
+    `cpus` and `memory_bytes` are for the whole gang and spread evenly over its GPUs, `gpu_memory_bytes` is for each
+    GPU; 0 means no limit.
+    `tensor_bytes`: sizes of the model's tensors, from which `skew` follows, the largest one's share of all (Tiresias,
+    section 3.3); None unknown.
+    `deadline_s`: seconds from the submission in which the job should end; None for no deadline. `priority`: higher
+    goes first, where the policy uses it. `weight`: the share of a job where the policy is a fair one.
+    `retries`: restarts allowed after failures of its own. `network`: whether it may use in-network aggregation.
     `batch`: the job adapts its batch size within these limits; then `iterations` are worth one at the initial batch
     each, whatever the batch is (Pollux, section 3.1), and `iteration_s` is of those.
     `checkpoints` and `restart_s` (seconds that a stop and the start after it take; None unknown) are what is assumed
     until `StopCostReported` says otherwise.
+
+    Raises `InputError`, with the job and the field, for a value that no job can have.
     """
 
     id: str

@@ -1,7 +1,7 @@
 """The published search for an allocation: NSGA-II over matrices of GPUs, seeded (Pollux, OSDI'21, section 4.2).
 
 A reference to compare exact methods with. Populations of 100 allocations; each generation 100 new ones by tournaments,
-crossover, mutation and repair (`breeding`), of which the best by FITNESS and by cluster utility survive (`pareto`).
+crossover, mutation and repair (`operators`), of which the best by FITNESS and by cluster utility survive (`nsga2`).
 The non-dominated set of a round is the start of the next: `Front`, a value that the caller keeps.
 """
 

@@ -1,4 +1,4 @@
-"""Parameters of a job's throughput from what it has measured of itself (pollux.md, section 2).
+"""Parameters of a job's throughput from what it has measured of itself (Pollux, OSDI 2021, section 4.1).
 
 What a job has not tried yet is taken for perfect: no cost of a network that it has not used, and so on. So it is
 given more GPUs, measures them, and the fit learns.

@@ -1,4 +1,4 @@
-"""By which factor the user's learning rate is multiplied for a batch of S M0 examples instead of M0 (pollux.md, 5).
+"""The factor on the user's learning rate for a batch of S M0 examples instead of M0 (Pollux, OSDI 2021, section 3.1).
 
 A rule is asked before each optimiser step: `rule(scale, sqr, var, progress)` with S, the estimates of |Pg|^2 and of
 the variance at M0 for each parameter group, and the progress in iterations at M0; it answers a factor per group.

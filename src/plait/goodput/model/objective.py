@@ -1,4 +1,4 @@
-"""How far parameters of the throughput are from what was measured, and in which direction to go (pollux.md, section 2).
+"""How far parameters of the throughput are from what was measured, and which way to go (Pollux, section 4.1).
 
     E = RMSE(log T_grad) + RMSE(log T_opt) + 1e-3 (gamma - 1)^2 + 1e-2 ((beta_n / alpha_n)^2 + (beta_r / alpha_r)^2)
 

@@ -23,13 +23,13 @@ TINY = 1e-8
 
 
 def grad_s(theta: FloatArray, local: npt.ArrayLike) -> FloatArray:
-    """Seconds of one forward and backward pass of `local` examples on one GPU."""
+    """T_grad(m): seconds of one forward and backward pass of `local` (m) examples on one GPU."""
     time: FloatArray = theta[..., Estimate.ALPHA_C] + theta[..., Estimate.BETA_C] * np.asarray(local)
     return time
 
 
 def sync_s(theta: FloatArray, nodes: npt.ArrayLike, gpus: npt.ArrayLike) -> FloatArray:
-    """Seconds of one synchronisation of `gpus` GPUs on `nodes` nodes; `TINY` for one GPU."""
+    """T_sync: seconds of one synchronisation of `gpus` (K) GPUs on `nodes` (N) nodes; `TINY` for one GPU."""
     nodes, gpus = np.asarray(nodes), np.asarray(gpus)
     beyond = np.maximum(gpus - 2, TINY)
     inside = theta[..., Estimate.ALPHA_R] + theta[..., Estimate.BETA_R] * beyond
@@ -62,7 +62,7 @@ def iteration_s(
 def throughput(
     theta: FloatArray, nodes: npt.ArrayLike, gpus: npt.ArrayLike, local: npt.ArrayLike, passes: npt.ArrayLike
 ) -> FloatArray:
-    """Examples per second: K m (s + 1) / T_iter."""
+    """Examples per second of `gpus` GPUs with `local` examples each in `passes` + 1 passes: K m (s + 1) / T_iter."""
     examples = np.asarray(gpus) * np.asarray(local) * (np.asarray(passes) + 1)
     rate: FloatArray = examples / iteration_s(theta, nodes, gpus, local, passes)
     return rate

@@ -1,4 +1,4 @@
-"""Exact grouping where many jobs are of few kinds (kernels.md, section 5).
+"""Exact grouping where many jobs are of few kinds.
 
 Equal jobs are interchangeable, so a grouping is how often each kind of group is used: a linear program whose
 columns are made as they are needed, then an integer program over the columns that can matter. The linear program's

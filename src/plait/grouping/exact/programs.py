@@ -3,7 +3,7 @@
     maximise  sum_S value_S x_S
     so that   every class is used as often as there are jobs of it, and there are as many groups as wanted
 
-One column x_S for each kind of group S that is offered (kernels.md, section 5).
+One column x_S for each kind of group S that is offered.
 """
 
 from __future__ import annotations

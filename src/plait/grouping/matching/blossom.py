@@ -13,7 +13,7 @@ complete graph is a best matching; pairs of weight 0 are dropped from it.
 Ties: which of several best matchings is returned depends on the numbering of the vertices and on nothing else. In an
 odd cycle the lowest vertex is left over, and among events that are due together the lowest vertex comes first.
 
-`matching_reference.py` says the same in plain words, and the tests compare the two.
+`reference.py` says the same in plain Python, and the tests compare the two.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def two_opt(weight: FloatArray, mate: IntArray) -> None:
 
 
 def greedy_matching(weight: FloatArray) -> IntArray:
-    """A mate for each vertex, -1 if none: heaviest edges first, then `two_opt` (kernels.md, section 3).
+    """A mate for each vertex, -1 if none: heaviest edges first, then `two_opt`.
 
     `weight` (n, n) is symmetric, >= 0, 0 on the diagonal. Equal weights: the edge with the lower vertices first.
 

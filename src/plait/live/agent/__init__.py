@@ -1,1 +1,4 @@
-"""The agent of a node: keeps the processes of jobs as the service wants them. Standard library only."""
+"""The agent of a node: runs the processes of jobs as the service asks. Standard library only.
+
+Start at `agent.Agent.run`.
+"""

@@ -1,1 +1,4 @@
-"""How agents get onto nodes."""
+"""How agents get onto nodes: processes on this machine, actors of Ray, allocations of Slurm.
+
+Start at `base.NodeBackend`.
+"""

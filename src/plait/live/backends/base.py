@@ -55,6 +55,9 @@ class NodeBackend(Protocol):
     def expected(self) -> int:
         """How many nodes join soon after `start`, for whoever waits for them."""
 
+    def expected_gpus(self) -> int:
+        """How many GPUs those nodes have; 0 if it cannot tell before they join."""
+
     def most_gpus(self) -> int:
         """How many GPUs its nodes may have one day: jobs that need more are refused, others wait for nodes.
 

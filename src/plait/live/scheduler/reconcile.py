@@ -1,7 +1,7 @@
-"""What runs is made what should run: attempts begin, are told to stop, and end.
+"""Start, stop and close attempts until what runs is what the plan wants.
 
-One job has at most one attempt that is not over. A new one begins when every process of the last one has ended, or is
-on a lost node and the epoch keeps it from committing anything. A failure of one process stops the whole gang.
+A job has at most one attempt that is not over. A new one begins when every process of the last one has ended, or is on
+a lost node, where the epoch keeps it from committing anything. When one process fails, the whole gang stops.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The store: an append-only log that is the truth, snapshots to start from, and tables to look things up in."""
+"""The store: an append-only log that is the truth, snapshots to start from, and tables to look things up in.
+
+Start at `store.Store`.
+"""
 
 from plait.live.store.schema import Entry, Token
 from plait.live.store.store import NoRoom, Replaced, Store, StoreError, pack

@@ -67,15 +67,17 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     check_lease(lost_s, float(options.get("lease", LEASE_SHARE * lost_s)))
     backend = open_backend(layout, for_backend(options))
     options.pop("expect-gpus", None)
-    if expected := getattr(backend, "expected_gpus", int)():
+    if expected := backend.expected_gpus():
         options["expect-gpus"] = expected
-    options["most-gpus"] = getattr(backend, "most_gpus", int)()  # those of other packages may not have it yet
-    kept = daemon.stop(layout, daemon.KEEPER)  # it would go on with the options of before
+    options["most-gpus"] = backend.most_gpus()
+    kept = daemon.stop(layout, daemon.KEEPER)  # it would restart the service with the old options
     try:
         return _rejoin(layout, options, backend) if others_ready(layout) else _begin(layout, given, options, backend)
     except BaseException:
         if kept:
-            daemon.spawn(layout, daemon.KEEPER, "plait.live.supervisor.keeper")  # so it is to go on with them
+            daemon.spawn(
+                layout, daemon.KEEPER, "plait.live.supervisor.keeper"
+            )  # with the old options, which still hold
         raise
 
 

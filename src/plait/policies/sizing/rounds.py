@@ -79,25 +79,22 @@ class Seated(NamedTuple):
 class InRounds:
     """What policies that choose sizes have in common; `allocate` makes the difference.
 
-    Every `interval_s` seconds all sizes are chosen anew. A job is taken to lose `restart_s` seconds by a restart until
-    it has measured one.
+    1. Every `interval_s` seconds all sizes are chosen again. A restart is taken to cost a job `restart_s` seconds until
+       it has measured one.
+    2. Between rounds no job is moved. Waiting jobs take free GPUs at once: a new job needs one to be profiled. Running
+       jobs grow in the next round only, as every change of size costs a restart.
+    3. Opportunistic jobs have weight 0: they use what the others leave, and give it back at once.
+    4. A job (not of weight 0) is due when it has waited for `patience_s`, or when its waits since it was last due add
+       up to that and to more than it ran. Due jobs get their fewest GPUs first, in the order of their waits, and keep
+       at least those until they have run for `patience_s`; where a stop would lose all that work, n times as long at
+       the n-th start, or longer jobs would never end.
+    5. A job is stopped before it has run for twice `restart_s` only if a due job needs its GPUs.
 
-    Between rounds nobody is moved. Waiting jobs take free GPUs at once, also those of a job that has just ended: the
-    first GPU tells a new job's profile, and every size that changes costs a restart, so running jobs grow in the next
-    round. Opportunistic jobs have weight 0: they use what the others leave, and give it back at once.
+    From 1 and 4: a job that the nodes which are up can hold starts within `patience_s` + `interval_s`, and later by one
+    such period for each time that jobs which were due before it fill the cluster.
 
-    Nobody starves: a job (neither opportunistic nor of weight 0) that waited for `patience_s` is due, and so is one
-    whose waits since it was last due add up to that and to more than it ran. Due jobs get their fewest GPUs before
-    anybody else does, whoever has waited longest first, and keep at least those until they have run for `patience_s`;
-    where a stop may lose all that work, at the n-th start for n times as long, or longer jobs would never end. So a
-    job that the nodes which are up can hold starts at the latest `patience_s` + `interval_s` after it began to wait,
-    and one such protected run later for each time that due jobs before it fill the cluster.
-
-    Nor is a start in vain: only for those who are due is a job stopped before it has run for as long as it took to
-    start (twice `restart_s` in all).
-
-    Rounds in which nothing changes are not asked for: a plan is valid until the first round in which time alone may
-    change it (`plait.policies.sizing.quiet_rounds`), where the policy can tell (`would_repeat`).
+    Rounds that change nothing are skipped: a plan is valid until the first round in which time alone may change it
+    (`plait.policies.sizing.quiet_rounds`), where the policy can tell (`would_repeat`).
 
     In which round a plan was made, and for which ones it stands, is kept in the level of its jobs, and that a job is
     due in its promotions, so the policy is a function of the view. Raises `InputError` for times that make no rounds.

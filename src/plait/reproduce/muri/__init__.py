@@ -1,4 +1,4 @@
-"""Muri's released simulator as a world of its own, and the published numbers beside ours (muri.md, parts B to E).
+"""Muri's released simulator as a world of its own, and the published numbers beside ours.
 
 Why not plait's own simulator with a few options? The released one is a closed set of rules that hang together:
 no scheduling interval, an overhead that every event takes from every running job, placement from nothing at each
@@ -14,5 +14,5 @@ should ever use. So the world is a small event loop here, written for one purpos
     queues, interleaved (with nodes), antman, themis
                    the policies, each a `Rule`
     options        policies and options by name
-    engine         `run`
+    engine         `run`: where to start
 """

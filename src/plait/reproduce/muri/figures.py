@@ -1,4 +1,4 @@
-"""The paper's figures as data: which traces, which bars, under which settings (muri.md A.12, E.2).
+"""The paper's figures as data: which traces, which bars, under which settings (Muri, SIGCOMM 2022, section 6).
 
 The published figures mix settings of the guard. Each bar has the setting behind the published one (a cell of
 `published.csv` may say otherwise for a trace and metric) and the consistent one: guard on everywhere, continuous
@@ -138,5 +138,5 @@ def chosen(text: str | None) -> tuple[str, ...]:
     asked = [part.strip() for part in text.split(",")]
     for part in asked:
         if part not in KINDS:
-            raise InputError(f"unknown figure {part!r}; {suggest(part, KINDS)}; there are {', '.join(KINDS)}")
+            raise InputError(f"unknown figure {part!r}; {suggest(part, KINDS)}")
     return tuple(kind for kind in KINDS if kind in asked)

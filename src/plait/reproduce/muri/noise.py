@@ -1,7 +1,7 @@
 """Figure 14: the scheduler sees stage times that are off, the jobs run as they are.
 
 Each stage time of a (model, GPU count) is multiplied by its own U[1-n, 1+n]: a profile is measured once and reused
-by later jobs of the model (muri.md A.10). Which groups there are, in which stage order, and what the guard splits
+by later jobs of the model. Which groups there are, in which stage order, and what the guard splits
 follow the noisy profile; how fast a group then runs follows the true one.
 """
 

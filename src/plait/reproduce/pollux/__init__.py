@@ -8,7 +8,7 @@ fair shares that are all on one node. So it is a small loop here, written for on
     tables         measured step times and gradient noise, interpolated
     workload       the jobs of a file
     jobs, adaptive one job: its progress, its batch; one that measures itself and chooses its batch
-    clock          `run`: step after step; who may share a node
+    clock          `run`, where to start: step after step; who may share a node
     tiresias, optimus, pollux
                    the policies, each a `Rule`
     settings       policies and options as text

@@ -1,4 +1,4 @@
-"""What was published about the artifact's own workload: results of the released simulator and files (pollux.md, 9)."""
+"""What was published about the artifact's own workload: results of the released simulator and files."""
 
 from __future__ import annotations
 

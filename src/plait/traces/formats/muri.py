@@ -83,7 +83,7 @@ def _stages(row: TextRow, split: str, builder: TableBuilder) -> dict[str, Any]:
     try:
         share = storage_share(model, split)
     except KeyError:
-        hint = suggest(model, [*STORAGE_BOUND, *CPU_BOUND]) + "; or say split=storage or split=cpu"
+        hint = suggest(model, [*STORAGE_BOUND, *CPU_BOUND], "give split=storage or split=cpu")
         raise row.error("unknown model, cannot split its data time", column="model_name", hint=hint) from None
     data_s, gpu_s, network_s = (row.number(f"resource_time_{k}") / 1000 for k in range(3))
     if (model, row.gang("num_gpu"), data_s, gpu_s, network_s) == TYPO:

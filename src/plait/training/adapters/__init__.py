@@ -1,1 +1,4 @@
-"""plait in trainers of other libraries: a callback each, or a helper. Each file imports its library."""
+"""plait in the trainers of other libraries: a callback or a helper each. Each file imports its library.
+
+Start at `foreign`, which says what all of them do.
+"""

@@ -62,7 +62,7 @@ class Marked(_Around):
         return self.__getitems__(batch)[0]
 
     def __getitems__(self, batch: Any) -> list[Any]:
-        """The samples of a batch of `order.Indices`."""
+        """The samples of a batch of `sampler_replay.Indices`."""
         worker = get_worker_info()
         if worker is None:
             assert self._stages is not None

@@ -3,12 +3,12 @@
     results = run_merged([train_a, train_b], InterleavePlan(gate="tokens"))
 
 Each job is a function of its `Job`. It has its own gates (the same files as between processes: locks are by open
-file), random streams, output, CUDA stream and memory pool; see `merged_routes` for what a process has only once. An
+file), random streams, output, CUDA stream and memory pool; see `routes` for what a process has only once. An
 exception, out of memory included, ends that job alone: its tokens are freed, a barrier goes on with one less. What ends
 the process (a segmentation fault, an illegal address on the GPU, os._exit) ends all: checkpoints are what is left then.
 
-Threads share the interpreter's lock, so jobs of many tiny operations gain nothing (spec: 134-177 thousand operations a
-second with one thread, not more with four); keep Python-heavy loading in worker processes.
+Threads share the interpreter's lock, so jobs of many tiny operations gain nothing (134,000 to 177,000 operations a
+second with one thread, and no more with four); keep Python-heavy loading in worker processes.
 """
 
 from __future__ import annotations

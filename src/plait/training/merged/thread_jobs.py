@@ -34,7 +34,7 @@ class ThreadJob(JobProcess):
     """One job of a merged process. `environ` is all of its environment; `out` is where its output goes (None: as is).
 
     `ident`: its own thread, 0 before it runs and once it is over. `streams`: its random streams by library, see
-    `merged_streams`.
+    `random_streams`.
     """
 
     index: int

@@ -1,4 +1,4 @@
-"""The hands of an agent: the processes of its attempts, from the first try to start one to the note of its end."""
+"""The processes of an agent's attempts, from the first try to start one to the note of its end."""
 
 from __future__ import annotations
 

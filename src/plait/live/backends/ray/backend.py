@@ -3,7 +3,7 @@
     plait up --backend ray --address 10.0.0.1:6379
 
 Ray schedules no job, sees no job, and may die: agents are beyond its reach, and the service talks to them itself. What
-Ray says of dead nodes only makes the service believe sooner what it would find out by itself. See `ray_bridge`.
+Ray says of dead nodes only makes the service believe sooner what it would find out by itself. See `bridge`.
 """
 
 from __future__ import annotations
@@ -139,6 +139,10 @@ class RayBackend:
             )
             for name, node in sorted(self._nodes.items())
         ]
+
+    def expected_gpus(self) -> int:
+        """Ray nodes may come and go."""
+        return 0
 
     def expected(self) -> int:
         """Nodes that were found at the last look."""

@@ -69,6 +69,10 @@ class SlurmBackend:
         jobs = [job for job in self.cli.jobs(self.job_name) if job.state in (PENDING, RUNNING)]
         return [f"allocation {self._submit()}" for _ in range(self.options.min_nodes - len(jobs))]
 
+    def expected_gpus(self) -> int:
+        """Slurm says when a node joins."""
+        return 0
+
     def expected(self) -> int:
         """None: allocations come when Slurm has room, and nobody should wait for that."""
         return 0

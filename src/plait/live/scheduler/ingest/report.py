@@ -1,7 +1,7 @@
-"""What an agent reports, taken in: a node that joins, comes back or gives notice, and what its processes do.
+"""Take in one report of an agent: the node joins, comes back or gives notice; then each of its processes.
 
-Agents repeat themselves, speak late and may be two of one name: what they say is believed of the processes that were
-assigned to their node, of the attempt that is not over, and never backwards.
+Reports may be repeated or late, and two agents may use one name of a node. So only facts about processes that were
+assigned to that node, of the attempt that is not over, are accepted, and progress never decreases.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def project_of(request: Mapping[str, Any]) -> str:
 def check_project(ctx: Context, name: str) -> None:
     """Raise `InputError` for a project that nobody made."""
     if name not in (known := {"default": None, **ctx.state.projects}):
-        raise InputError(f"no project {name!r}; {suggest(name, known)}, or make it with: plait project set {name}")
+        raise InputError(f"no project {name!r}; {suggest(name, known, f'make it with: plait project set {name}')}")
 
 
 def _check_room(ctx: Context, spec: JobSpec, request: Mapping[str, Any], now: float) -> None:

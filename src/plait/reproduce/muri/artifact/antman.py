@@ -1,4 +1,4 @@
-"""AntMan as the artifact has it, which its authors mark as not finished (spec B.13).
+"""AntMan as the artifact has it, which its authors mark as not finished.
 
 Nobody is preempted. Guaranteed jobs (priority 0) hoard GPUs until they have all they need; opportunistic ones
 (1) run beside at most one guaranteed job a GPU, which slows only them. Which GPU an opportunistic job gets

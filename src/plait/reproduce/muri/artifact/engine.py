@@ -1,4 +1,4 @@
-"""The artifact's event loop, and what a run of it gives (spec B.3, B.4, B.15).
+"""The artifact's event loop, and what a run of it gives.
 
 `run` is the front: a trace, a policy, its options. By default everything is as released: decisions at every
 event, overhead subtracted at every event from every running job. Two parameters make the world more real:

@@ -1,4 +1,4 @@
-"""Muri as released: candidates, rounds of matching, guard, speeds and placement (spec B.8, B.10, B.11).
+"""Muri as released: candidates, rounds of matching, guard, speeds and placement.
 
 Two names for two things: a *node* is what the matching pairs, one job at first and a group later; a *bucket*
 holds the candidates of one GPU count, for only jobs of equal size share GPUs.
@@ -99,7 +99,7 @@ class Muri(Rule):
     # -- the decision --------------------------------------------------------------------------------------------
 
     def decide(self, state: State) -> None:
-        """Steps 1 to 6 of spec B.8."""
+        """Candidates, rounds of matching, guard, and placement, in the order of the artifact."""
         gpus = state.trace.gpus
         ordered = self._ordered(state)
         jobs, bucket = candidates(ordered, gpus, self.options.max_jobs)

@@ -1,4 +1,4 @@
-"""The matching of Muri's released simulator, tie by tie (muri.md B.12).
+"""The matching of Muri's released simulator, tie by tie.
 
 Eight model profiles leave thousands of equally good groupings, and which one is taken shows in the results. So here
 is the artifact's own way through: the dense primal-dual weighted blossom algorithm in doubles, without tolerance.
@@ -375,7 +375,7 @@ def tied_matching(weights: FloatArray) -> IntArray:
     Returns:
         the mate of each vertex, shape n, from 0; -1 where there is none.
 
-    Reference: muri.md B.12 (artifact of SIGCOMM 2022, commit 4e69a78).
+    Source: the artifact of Muri (SIGCOMM 2022), commit 4e69a78.
 
     >>> import numpy as np
     >>> tied_matching(np.array([[0, 1, 2], [1, 0, 4], [2, 4, 0.0]])).tolist()

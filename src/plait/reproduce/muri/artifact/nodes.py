@@ -1,4 +1,4 @@
-"""Lists of groups while the artifact's Muri makes them, and what its steps do to such a list (spec B.8)."""
+"""Lists of groups while the artifact's Muri makes them, and what its steps do to such a list."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Nodes(NamedTuple):
 def merge(
     members: IntArray, size: IntArray, mate: IntArray, need: int, gpus: int, capacity: int
 ) -> tuple[IntArray, IntArray, int]:
-    """Merge matched nodes while more than `capacity` GPUs are needed (spec B.8, step 3).
+    """Merge matched nodes while more than `capacity` GPUs are needed.
 
     The nodes of the next round, in order, and the GPUs needed now. A pair comes where its later node was.
     """

@@ -1,4 +1,4 @@
-"""The artifact's baselines that sort: SRTF and SRSF (spec B.6), and Tiresias with its queues (spec B.7)."""
+"""The artifact's baselines that sort: SRTF and SRSF, and Tiresias with its queues."""
 
 from __future__ import annotations
 

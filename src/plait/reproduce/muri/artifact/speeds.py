@@ -1,4 +1,4 @@
-"""How fast a group runs in the artifact: its recurrence over three stages and four slots (spec B.9, B.10).
+"""How fast a group runs in the artifact: its recurrence over three stages and four slots.
 
 The traces hold three stage times, d (storage and CPU in one), g (GPU) and n (network), while the artifact
 shifts jobs over four slots, so the data stage may be split over two steps. One iteration of the group is found
@@ -45,7 +45,7 @@ REMEMBERED = 1 << 16
 def raw_time(stages: Sequence[tuple[float, float, float]], *, worst: bool = False) -> float:
     """Seconds of one iteration of a group under its best (or worst) arrangement, without interference.
 
-    `stages` are (d, g, n) of each of 2 to 4 jobs. Slow and plain, as spec B.9 has it.
+    `stages` are (d, g, n) of each of 2 to 4 jobs. Slow and plain.
 
     >>> raw_time([(0.502, 0.014, 0.0004), (0.502, 0.014, 0.0004)])
     0.53
@@ -110,7 +110,7 @@ class Profiles:
     def weights(
         self, members: IntArray, size: IntArray, largest: int, factor: FloatArray, *, worst: bool = False
     ) -> FloatArray:
-        """Gamma of every ordered pair of nodes (spec B.10), 0 where they are too many jobs together; (n, n)."""
+        """Gamma of every ordered pair of nodes, 0 where they are too many jobs together; (n, n)."""
         return weights_of(
             members, size, largest, self.of, self.stages, self.total, factor, int(worst), self.keys, self.seconds
         )

@@ -1,4 +1,4 @@
-"""What happens to jobs between two decisions: progress, and who ends first (spec B.3, B.4).
+"""What happens to jobs between two decisions: progress, and who ends first.
 
 Sums are in the order the artifact makes them in, because ties between jobs hang on the last bit.
 """

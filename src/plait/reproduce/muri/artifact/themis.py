@@ -1,4 +1,4 @@
-"""Themis as the artifact has it (spec B.14), solved exactly instead of by its chain of solvers.
+"""Themis as the artifact has it, solved exactly instead of by its chain of solvers.
 
 At each event the artifact asks a linear-program solver for time shares x that minimise the largest rho,
 

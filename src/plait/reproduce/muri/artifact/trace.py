@@ -1,4 +1,4 @@
-"""The artifact's trace files, as its loader reads them (spec B.1): milliseconds in, columns in seconds out."""
+"""The artifact's trace files, as its loader reads them: milliseconds in, columns in seconds out."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ArtifactTrace:
 
     @property
     def overhead_s(self) -> FloatArray:
-        """What starting each job costs, seconds (spec C.2); 10 for a model that is not in the table."""
+        """What starting each job costs, seconds; 10 for a model that is not in the table."""
         costs = table()
         return np.array([costs.get((m, int(g)), costs["*", 1]) for m, g in zip(self.model, self.gpus, strict=True)])
 

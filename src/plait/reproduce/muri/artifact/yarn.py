@@ -1,4 +1,4 @@
-"""The artifact's placement "yarn" (spec B.5): 8 nodes of 8 GPUs, first node that fits, whole nodes for large jobs.
+"""The artifact's placement "yarn": 8 nodes of 8 GPUs, first node that fits, whole nodes for large jobs.
 
 A job of up to 8 GPUs takes the first node with enough free ones; a larger one the first completely free nodes,
 all or nothing. What does not fit is skipped. Where a job is, is one number with a bit a node. Moving is free in
@@ -80,7 +80,7 @@ def fits(gpus: IntArray) -> BoolArray:
 
 @kernel
 def count_out(order: IntArray, gpus: IntArray, running: BoolArray) -> None:
-    """Run jobs in order while enough GPUs are free anywhere; no nodes, no fragmentation (spec B.7)."""
+    """Run jobs in order while enough GPUs are free anywhere; no nodes, no fragmentation."""
     left = GPUS
     for job in order:
         running[job] = left >= gpus[job]
@@ -90,7 +90,7 @@ def count_out(order: IntArray, gpus: IntArray, running: BoolArray) -> None:
 
 @kernel
 def candidates(order: IntArray, gpus: IntArray, share: int) -> tuple[IntArray, IntArray]:
-    """The jobs that go into the grouping (spec B.8, step 2), as (jobs, bucket of each).
+    """The jobs that go into the grouping, as (jobs, bucket of each).
 
     Buckets are GPU counts, numbered in order of first appearance. Every job that would fit, alone, takes `share`
     jobs of its bucket along.
