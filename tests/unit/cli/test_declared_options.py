@@ -15,6 +15,9 @@ import typer
 from plait.cli.app import app
 from plait.cli.submission import Asked
 from plait.core.options import declared, option, parse, parser, same, words
+from plait.live.agent.__main__ import main as agent_main
+from plait.live.agent.node import Settings
+from plait.live.agent.options import AgentOptions
 from plait.live.backends.slurm.options import OWN, SlurmOptions
 from plait.live.protocol.job import Batch, Job, key_of
 from plait.live.protocol.job_file import schema
@@ -155,3 +158,21 @@ def test_options_of_plait_submit_become_the_fields_that_they_are() -> None:
     assert asked.given == {"gpus": 2, "memory": 4_000_000_000, "class": "opportunistic", "merge": True}
     assert asked.batch == {"initial": 8, "least_local": 1, "most_local": 4}
     assert Asked(["a"]).given == {}
+
+
+def test_an_agent_understands_the_words_by_which_backends_start_one(capsys: pytest.CaptureFixture[str]) -> None:
+    told = {"home": "/h", "node": "n7", "gpus": 4, "rack": 0, "gpu-kind": None, "parks": True, "stop-grace": "2.5"}
+    assert parse(AgentOptions, words(AgentOptions, told)) == AgentOptions(
+        home="/h", node="n7", gpus=4, parks=True, stop_grace_s=2.5
+    )
+    ways = {one.name for one in declared(AgentOptions)} - {f.name for f in fields(Settings)}
+    assert ways == {"home", "fake"}
+    for line, says in (
+        (["--fake", "--cuda", "0"], "argument --cuda: not allowed with argument --fake"),
+        (["--cuda", "0,x"], "argument --cuda: '0,x' is no list of GPU numbers such as 0,1"),
+        (["--cuda", "1,1"], "argument --cuda: '1,1' names a GPU twice, or one below 0"),
+        (["--gpus", "0"], "--gpus 0: a node has at least one"),
+    ):
+        with pytest.raises(SystemExit):
+            agent_main(line)
+        assert says in capsys.readouterr().err

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from plait.core.options import words
+from plait.live.agent.options import AgentOptions
 from plait.live.backends.ray import bridge as ray_bridge
 from plait.live.backends.ray import head
 from plait.live.layout import Layout
@@ -138,8 +141,8 @@ class Host:
     def runs(self, name: str) -> bool:
         return self.running
 
-    def spawn(self, name: str, size: list[str]) -> None:
-        self.did.append(("spawn", *size))
+    def spawn(self, name: str, size: Mapping[str, object]) -> None:
+        self.did.append(("spawn", *words(AgentOptions, size)))
         self.running = True
 
     def end(self, names: list[str], jobs: bool, size_of: Any) -> None:
@@ -186,7 +189,7 @@ def test_an_executor_uses_the_gpus_that_ray_shows_it_or_slots(executor: Any, mon
     tell(executor, gpu_kind="A100")
     assert executor.host.did == [("spawn", "--cuda", "1,2", "--rack", "1", "--gpu-kind", "A100")]
     executor.made._order["gpus"] = 3  # more than it sees
-    assert executor.made._size() == ["--gpus", "3", "--rack", "1", "--gpu-kind", "A100"]
+    assert executor.made._size() == {"gpus": 3, "rack": 1, "gpu-kind": "A100"}
 
 
 def test_an_agent_that_dies_again_and_again_is_started_later_each_time(

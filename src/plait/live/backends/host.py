@@ -10,13 +10,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from plait.core.errors import PlaitError
+from plait.core.options import words
 from plait.live.agent import journal, procs
 from plait.live.agent.journal import Key
+from plait.live.agent.options import AgentOptions
 from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S
 from plait.live.agent.processes.launch import mark_of
 from plait.live.agent.procs import Process
@@ -61,14 +63,14 @@ class AgentHost:
         self._started: dict[str, DetachedProcess] = {}
         self._born: dict[str, Process] = {}
 
-    def spawn(self, name: str, size: Sequence[str]) -> None:
-        """Start the agent of a node; `size` are its options that say what the node is."""
+    def spawn(self, name: str, size: Mapping[str, object]) -> None:
+        """Start the agent of a node; `size` are its options that say what the node is, by long name."""
         folder = make_private(self.layout.node(name))
         own, common = folder / "enrol", self.layout.home / "enrol"  # homes of before had the same for all nodes
         if not own.exists() or (common.exists() and filecmp.cmp(own, common, shallow=False)):
             write_secret(own, "plait_" + secrets.token_urlsafe(32))  # its agent shows it; the service finds it here too
-        command = [sys.executable, "-m", "plait.live.agent", "--home", str(self.layout.home), "--node", name, *size]
-        command += ["--stop-grace", f"{self.stop_grace_s:g}"]
+        told = {**size, "home": self.layout.home, "node": name, "stop-grace": f"{self.stop_grace_s:g}"}
+        command = [sys.executable, "-m", "plait.live.agent", *words(AgentOptions, told)]
         with _log_of(folder) as log:
             if self.detached:
                 self._born[name] = self._detach(command, log)
@@ -109,7 +111,7 @@ class AgentHost:
             return True
         return is_locked(self.layout.node(name) / "agent.lock")
 
-    def end(self, names: Sequence[str], jobs: bool, size_of: Callable[[str], Sequence[str]]) -> None:
+    def end(self, names: Sequence[str], jobs: bool, size_of: Callable[[str], Mapping[str, object]]) -> None:
         """Signal, wait, and kill those that do not end (their jobs' runners are found by the next agent)."""
         until = time.monotonic() + (self.stop_grace_s + RUNNER_PATIENCE_S if jobs else 0.0) + 5.0
         for name in names:

@@ -224,7 +224,8 @@ class LocalBackend:
         self._host.end(names, jobs, lambda name: _size(self.nodes.get(name, LocalNode(name, 1, None))))
 
 
-def _size(node: LocalNode) -> list[str]:
-    """What its agent is told about the node."""
-    size = ["--gpus", str(node.gpus)] if node.cuda is None else ["--cuda", ",".join(map(str, node.cuda))]
-    return [*size, "--parks"]  # its service is on this machine
+def _size(node: LocalNode) -> dict[str, object]:
+    """What its agent is told about the node: by long name of the option; its service is on this machine."""
+    if node.cuda is None:
+        return {"gpus": node.gpus, "parks": True}
+    return {"cuda": ",".join(map(str, node.cuda)), "parks": True}

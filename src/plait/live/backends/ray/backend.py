@@ -245,7 +245,7 @@ class RayBackend:
         """Agents on this machine that no executor ended: of a dead raylet, of a head that is gone."""
         host = AgentHost(self.layout, self.stop_grace_s, detached=True)
         mine = [n for n in self._named() if self._on_this_machine(n) and (host.runs(n) or (jobs and host.has_jobs(n)))]
-        host.end(mine, jobs, lambda name: ["--gpus", "1"])
+        host.end(mine, jobs, lambda name: {"gpus": 1})
 
     def _left(self, told: Collection[str], ended: Collection[str]) -> list[str]:
         """Nodes whose agent runs on elsewhere: its record is there, and it was told in vain or has its lock."""

@@ -90,18 +90,16 @@ class Executor:
         self._host.spawn(order["node"], self._size())
         return True
 
-    def _size(self) -> list[str]:
+    def _size(self) -> dict[str, Any]:
         order = self._order
         there = [gpu.index for gpu in Nvml().gpus()]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         if visible and all(part.strip().isdigit() for part in visible.split(",")):
             there = [index for index in there if index in {int(part) for part in visible.split(",")}]
-        words = ["--rack", str(order["rack"])]
-        if order["gpu_kind"]:
-            words += ["--gpu-kind", order["gpu_kind"]]
+        size = {"rack": order["rack"], "gpu-kind": order["gpu_kind"] or None}
         if order["real"] and len(there) >= order["gpus"]:
-            return ["--cuda", ",".join(map(str, there[: order["gpus"]])), *words]
-        return ["--gpus", str(order["gpus"]), *words]
+            return {"cuda": ",".join(map(str, there[: order["gpus"]])), **size}
+        return {"gpus": order["gpus"], **size}
 
 
 def _not_the_same(order: dict[str, Any]) -> str | None:

@@ -14,8 +14,10 @@ import sys
 import time
 from collections.abc import Sequence
 
+from plait.core.options import words
 from plait.live.agent import procs
 from plait.live.agent.agent import HELD_BACK
+from plait.live.agent.options import AgentOptions
 from plait.live.agent.processes.node_environment import VARIABLE
 from plait.live.layout import Layout, make_private, write_secret
 
@@ -101,9 +103,9 @@ def main() -> None:
         sys.exit("SLURM_JOB_ID is not set: this is run by the batch script of an allocation, not by hand")
     if not (layout.home / "slurm").is_dir():
         sys.exit(f"{layout.home} of the service is not on {host}: all nodes need the home folder under the same path")
-    words = ["--slots", options.slots] if options.slots else ["--cuda", os.environ.get("CUDA_VISIBLE_DEVICES", "")]
-    if options.cuda and not re.fullmatch(r"\d+(,\d+)*", words[1]):
-        sys.exit(f"Slurm gave no GPUs on {host}: CUDA_VISIBLE_DEVICES is {words[1]!r}; see gres.conf, or use --fake")
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if options.cuda and not re.fullmatch(r"\d+(,\d+)*", given):
+        sys.exit(f"Slurm gave no GPUs on {host}: CUDA_VISIBLE_DEVICES is {given!r}; see gres.conf, or use --fake")
     name = node_name(host, int(job))
     folder = make_private(layout.node(name))
     (folder / MARK).touch()
@@ -115,15 +117,11 @@ def main() -> None:
     for variable in [key for key in os.environ if key.startswith("SLURM") and key not in _KEPT]:
         del os.environ[variable]
     os.environ[VARIABLE] = " ".join([os.environ.get(VARIABLE, ""), *_KEPT])  # jobs may ask Slurm for their allocation
-    command = [sys.executable, "-m", "plait.live.agent", "--home", str(layout.home), "--node", name]
-    command += [
-        "--gpus" if options.slots else "--cuda",
-        words[1],
-        "--stop-jobs",
-        "--stop-grace",
-        options.stop_grace,
-        "--on-loan",
-    ]
+    told = {
+        "home": layout.home, "node": name, "gpus": options.slots, "cuda": given if options.cuda else None,
+        "stop-jobs": True, "stop-grace": options.stop_grace, "on-loan": True,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "plait.live.agent", *words(AgentOptions, told)]
     sys.exit(Keeper(command).run())
 
 
