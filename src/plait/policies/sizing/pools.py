@@ -140,7 +140,7 @@ class Pool:
 
         Jobs whose batch does not adapt, and those whose limits of the batch leave no way to run, are worth their GPUs.
         """
-        if self.jobs is None and gpus.shape[0] == len(self.rows):
+        if self.jobs is None and gpus.ndim == 2 and len(gpus) == len(self.rows):
             return gpus.astype(np.float64)
         shape = np.broadcast_shapes(nodes.shape, gpus.shape, (len(self.rows), 1))
         many = np.broadcast_to(gpus, shape)
