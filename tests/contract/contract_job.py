@@ -33,7 +33,7 @@ class Training:
 
     @property
     def name(self) -> str:
-        return f"rank {self.around.rank} of {self.around.world}"
+        return f"rank {self.around.rank} of {self.around.world_size}"
 
     def save(self, step: int) -> None:
         if self.around.rank:
@@ -41,7 +41,7 @@ class Training:
         making = self.commits.begin(step)
         (making / "state").write_text(str(step), encoding="ascii")
         try:
-            self.commits.commit(making, step, world=self.around.world)
+            self.commits.commit(making, step, world_size=self.around.world_size)
         except StaleEpoch as error:
             print(f"refused: {error}", flush=True)
 

@@ -54,8 +54,8 @@ class BarrierGate:
         self.stats, self.reason, self.version = GateStats(), "", group.version
         self._page, self._files, self._index, self._rank = GroupPage(group), LockFiles(group.files), index, rank
         come_alive(self._files, index, rank)
-        world = group.members[index].world
-        self._gang = Gang(self._page, self._files, index, rank, world) if world > 1 else None
+        world_size = group.members[index].world_size
+        self._gang = Gang(self._page, self._files, index, rank, world_size) if world_size > 1 else None
         self._words, self._own = self._page.words, self._page.at.member(index)
         self._others = [(i, self._page.at.member(i)) for i in range(len(group.members)) if i != index]
         self._turn = group.members[index].turn

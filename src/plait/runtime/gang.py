@@ -25,11 +25,11 @@ _LOOK_S = 0.02
 class Gang:
     """One process of a job of several, at the job's words in the group's page."""
 
-    def __init__(self, page: GroupPage, files: LockFiles, index: int, rank: int, world: int) -> None:
-        """Rank `rank` of `world` of member `index`."""
+    def __init__(self, page: GroupPage, files: LockFiles, index: int, rank: int, world_size: int) -> None:
+        """Rank `rank` of `world_size` of member `index`."""
         self._page, self._files, self._index, self._rank = page, files, index, rank
         self._opened = page.at.member(index) + OPENED
-        self._ranks = [page.at.rank(index, r) for r in range(world)]
+        self._ranks = [page.at.rank(index, r) for r in range(world_size)]
         self._own = self._ranks[rank]
         self._patience = [PATIENCE_S] * len(Resource)
         for word in range(ASKED, INSIDE + len(Resource)):

@@ -81,7 +81,7 @@ def choose_gate(
     iteration_s: Sequence[float] | None = None,
     *,
     capacities: Sequence[int] = (1,) * K,
-    worlds: Sequence[int] | None = None,
+    world_sizes: Sequence[int] | None = None,
     gang_rule: bool = True,
     prefetch: bool = True,
     yields: Sequence[bool] | None = None,
@@ -90,8 +90,8 @@ def choose_gate(
     """The gate for jobs with these stage seconds (a row a job, in `Resource` order).
 
     `iteration_s` are measured alone; without them, the longest segment (with `prefetch`) or the sum of the stages.
-    `worlds` are processes a job (1), `gang_rule` whether those of a job are granted together, `yields` whether a job
-    has yield points (yes). Raises `InputError` for stage times no iteration can have.
+    `world_sizes` are processes a job (1), `gang_rule` whether those of a job are granted together, `yields` whether a
+    job has yield points (yes). Raises `InputError` for stage times no iteration can have.
 
     >>> choose_gate([(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)]).gate
     'barrier'
@@ -100,7 +100,7 @@ def choose_gate(
     turns, stages_s = best_turns(stage_s)
     barrier_s = max(stages_s, *alone)
     bound_s, beta = _bound(stage_s, alone, capacities, prefetch, token_cost)
-    together = all(w == 1 for w in worlds or ()) or gang_rule
+    together = all(w == 1 for w in world_sizes or ()) or gang_rule
     ratio = max(alone) / min(alone)
     wins = BARRIER_COST * barrier_s <= BARRIER_MARGIN * beta * bound_s
     if wins and ratio <= MOST_UNEQUAL:

@@ -6,7 +6,7 @@
 
 The agent makes a group's files and tells each process in control.json what it is in it; the process opens its gate:
 
-    group = make_group(folder, "tokens", members, version=3)              # members: job, turn, world
+    group = make_group(folder, "tokens", members, version=3)              # members: job, turn, world size
     control = {"version": 8, "epoch": 2, "group": group.control(job=12, rank=0)}
     gate = open_gate(control, page)                                       # in the process
     gate.enter(Resource.GPU); ...; gate.leave(Resource.GPU)
@@ -59,7 +59,7 @@ def open_gate(control: Mapping[str, Any], page: Page | None = None) -> StageGate
         try:
             group = group_of(entry)
             index, rank = int(entry.get("index", 0)), int(entry.get("rank", 0))
-            if not (0 <= index < len(group.members) and 0 <= rank < group.members[index].world):
+            if not (0 <= index < len(group.members) and 0 <= rank < group.members[index].world_size):
                 raise GroupError(f"group {group.folder.name} has no process {rank} of member {index}")
             gate = (TokenGate if group.gate == "tokens" else BarrierGate)(group, index, rank)
         except (GroupError, OSError) as error:

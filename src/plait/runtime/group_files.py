@@ -14,7 +14,7 @@ descriptors it inherits, else it would keep its dead parent's locks.
 
 **Words of the page** (8 bytes each, one writer a word unless said otherwise):
 
-    0 magic "PLAITG1"  1 layout  2 version (agent)  3 members  4 largest world  5 rows
+    0 magic "PLAITG1"  1 layout  2 version (agent)  3 members  4 largest world size  5 rows
     8..11 when the resource was last freed, ns (whoever freed it)
     then by slot of each resource: pid * 2**16 + member of its holder
     then by member: slot, target, state, in_stage, bell, pid, 2 spare, opened[4]
@@ -36,7 +36,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from plait.core.errors import InputError
 from plait.core.resources import Resource
@@ -60,24 +60,13 @@ class GroupError(InputError):
     """The files of a group cannot be used; says why."""
 
 
-class MemberLike(Protocol):
-    """A job in a group: its number, its turn, how many processes it has."""
-
-    @property
-    def job(self) -> int: ...
-    @property
-    def turn(self) -> int: ...
-    @property
-    def world(self) -> int: ...
-
-
 @dataclass(frozen=True)
 class GroupMember:
     """A job in a group: its number, its turn 0..3, how many processes it has."""
 
     job: int
     turn: int
-    world: int = 1
+    world_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -114,7 +103,7 @@ def _plan(group: Group) -> dict[str, Any]:
         "lease_s": group.lease_s,
         "rest_s": group.rest_s,
         "capacities": list(group.capacities),
-        "members": [{"job": m.job, "turn": m.turn, "world": m.world} for m in group.members],
+        "members": [{"job": m.job, "turn": m.turn, "world": m.world_size} for m in group.members],
     }
 
 
@@ -144,8 +133,8 @@ def _checked(group: Group) -> Group:
         problem = f"gate {group.gate!r}; known: {', '.join(GATES)}"
     elif not group.members or len({m.job for m in group.members}) != len(group.members):
         problem = f"members {[m.job for m in group.members]}; needs different jobs, at least one"
-    elif any(not 0 <= m.turn < K or m.world < 1 for m in group.members):
-        problem = f"a member whose turn is not in 0..{K - 1} or whose world is below 1: {list(group.members)}"
+    elif any(not 0 <= m.turn < K or m.world_size < 1 for m in group.members):
+        problem = f"a member whose turn is not in 0..{K - 1} or whose world size is below 1: {list(group.members)}"
     elif len(group.capacities) != K or any(not 1 <= c <= 1024 for c in group.capacities):
         problem = f"capacities {list(group.capacities)}; needs {K} numbers from 1 to 1024"
     elif not (group.quantum_s > 0 and group.lease_s > 0 and group.rest_s > 0):
@@ -160,7 +149,7 @@ class Places:
     """Where the words of a group's page are, from its members and capacities."""
 
     members: int
-    world: int
+    world_size: int
     rows: int
     slots: tuple[int, ...]  # first slot word of each resource
     first_member: int
@@ -175,16 +164,18 @@ class Places:
     @classmethod
     def of(cls, group: Group) -> Places:
         """The places for this group."""
-        members, world = len(group.members), max(m.world for m in group.members)
-        rows = max(64, 8 * sum(m.world for m in group.members))
+        members, world_size = len(group.members), max(m.world_size for m in group.members)
+        rows = max(64, 8 * sum(m.world_size for m in group.members))
         slots, at = [], HEAD
         for capacity in group.capacities:
             slots.append(at)
             at += capacity
         first_rank = at + members * MEMBER_WORDS
-        want = first_rank + members * world * RANK_WORDS
+        want = first_rank + members * world_size * RANK_WORDS
         since, need, bell, owner = (want + n * rows for n in range(1, 5))
-        return cls(members, world, rows, tuple(slots), at, first_rank, want, since, need, bell, owner, owner + rows)
+        return cls(
+            members, world_size, rows, tuple(slots), at, first_rank, want, since, need, bell, owner, owner + rows
+        )
 
     def member(self, index: int) -> int:
         """The first word of a member."""
@@ -192,13 +183,13 @@ class Places:
 
     def rank(self, index: int, rank: int) -> int:
         """The first word of a process of a member."""
-        return self.first_rank + (index * self.world + rank) * RANK_WORDS
+        return self.first_rank + (index * self.world_size + rank) * RANK_WORDS
 
 
 def make_group(
     folder: str | os.PathLike[str],
     gate: str,
-    members: Iterable[MemberLike],
+    members: Iterable[GroupMember],
     *,
     version: int,
     quantum_s: float = 0.01,
@@ -212,7 +203,7 @@ def make_group(
     without it. Raises `GroupError` for a plan that cannot be, or older than the one in place.
     """
     folder = Path(folder)
-    own = tuple(GroupMember(m.job, m.turn, m.world) for m in members)
+    own = tuple(members)
     group = _checked(Group(folder, gate, version, own, quantum_s, lease_s, rest_s, tuple(capacities)))
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     newest = max(_versions(folder), default=version)
@@ -223,7 +214,7 @@ def make_group(
         shutil.rmtree(made, ignore_errors=True)
         made.mkdir(mode=0o700)
         words = Places.of(group).words
-        head = MAGIC + struct.pack("<5q", LAYOUT, version, len(own), max(m.world for m in own), 0)
+        head = MAGIC + struct.pack("<5q", LAYOUT, version, len(own), max(m.world_size for m in own), 0)
         (made / "page.bin").write_bytes(head.ljust(words * WORD, b"\0"))
         made.rename(group.files)
     text = folder / f".plan.{os.getpid()}"

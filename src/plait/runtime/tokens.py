@@ -174,9 +174,9 @@ class TokenGate:
         self.stats, self.reason, self.version = GateStats(), "", group.version
         self._page, self._files, self._index = GroupPage(group), LockFiles(group.files), index
         come_alive(self._files, index, rank)
-        world = group.members[index].world
+        world_size = group.members[index].world_size
         self._rank = rank
-        self._gang = Gang(self._page, self._files, index, rank, world) if world > 1 else None
+        self._gang = Gang(self._page, self._files, index, rank, world_size) if world_size > 1 else None
         self._local, self._threads, self._closed = threading.local(), weakref.WeakSet[_Thread](), False
         self._pid = os.getpid()
 

@@ -117,7 +117,7 @@ class HomeDisk:
         making = commits.begin(step)
         (making / "state").write_text(str(step), encoding="ascii")
         try:
-            commits.commit(making, step, world=run.world)
+            commits.commit(making, step, world_size=run.world)
         except StaleEpoch as error:
             return str(error)
         return ""

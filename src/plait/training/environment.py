@@ -27,7 +27,7 @@ class Environment:
     job_dir: Path | None = None
     epoch: int = 0
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
     checkpoint_s: float = 60.0
 
     @classmethod
@@ -41,7 +41,7 @@ class Environment:
             job_dir=Path(environ.get("PLAIT_JOB_DIR") or run_dir),
             epoch=int(_number(environ, "PLAIT_EPOCH", 0)),
             rank=int(_number(environ, "RANK", 0)),
-            world=max(int(_number(environ, "WORLD_SIZE", 1)), 1),
+            world_size=max(int(_number(environ, "WORLD_SIZE", 1)), 1),
             checkpoint_s=_number(environ, "PLAIT_CHECKPOINT_S", 60.0),
         )
 

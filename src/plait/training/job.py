@@ -60,7 +60,7 @@ class AttachedJob(Job):
         self.profiler = Profiler()
         folder = around.job_dir / "checkpoints"
         commits = CheckpointStore(folder, epoch=around.epoch, epoch_file=around.job_dir / "EPOCH")
-        self.checkpointer = Checkpointer(commits, rank=around.rank, world=around.world, done=self._committed)
+        self.checkpointer = Checkpointer(commits, rank=around.rank, world_size=around.world_size, done=self._committed)
         self.step = 0
         self._pid = os.getpid()
         self.kept = StateRegistry()
@@ -296,7 +296,7 @@ class AttachedJob(Job):
         if self.page.in_stage:
             self.page.stage_since = time.monotonic()  # it lives
         wants_stop = self.boundary.wants_stop
-        if wants_stop and self.around.world == 1:
+        if wants_stop and self.around.world_size == 1:
             overdue = evaluating and self.boundary.asked_for_s > self.around.grace_s / 2
             if wants_stop == STOP_NOW or overdue:
                 self.leave()
@@ -343,7 +343,7 @@ class AttachedJob(Job):
 
     def _collect(self) -> dict[str, Any]:
         loop_step = self._loop_step + self._loop_step_counted
-        about = {"epoch": self._epoch, "step": self.step, "turn": loop_step, "world": self.around.world}
+        about = {"epoch": self._epoch, "step": self.step, "turn": loop_step, "world": self.around.world_size}
         return self.kept.collect(self.around.rank, about)
 
     def _committed(self, commit: Commit) -> None:

@@ -76,16 +76,16 @@ class Agreement:
     `torch.distributed` each rank decides for itself.
     """
 
-    def __init__(self, world: int) -> None:
-        """`world` ranks in the job."""
-        self.world = world
+    def __init__(self, world_size: int) -> None:
+        """`world_size` ranks in the job."""
+        self.world_size = world_size
         self._own: OwnGroup | None = None
         self._sent: Any = None
 
     def decide(self, stop: int, save: bool) -> tuple[int, bool]:
         """Tell this rank's wishes, get what all ranks do now: (0, 1 or 2; whether to make a checkpoint)."""
         dist = sys.modules.get("torch.distributed")
-        if self.world == 1 or dist is None or not (dist.is_available() and dist.is_initialized()):
+        if self.world_size == 1 or dist is None or not (dist.is_available() and dist.is_initialized()):
             return stop, save
         if self._own is None:
             self._own = self._join()
@@ -113,7 +113,7 @@ class Boundary:
         """Of the rank that `around` describes. `boundary_missing`: whether no boundary can be expected."""
         self.stop = StopFlag(boundary_missing)
         self._page, self._checkpointer, self._around = page, checkpointer, around
-        self._agreement = Agreement(around.world)
+        self._agreement = Agreement(around.world_size)
         self._saved_s = time.monotonic()
         self._due_sent = False
         self._asked_s: float | None = None

@@ -85,7 +85,7 @@ def test_ranks_that_fetch_ahead_differently_change_in_the_same_step(
     plans = [Plan(EpochOrder(size, shuffle=True, seed=5)) for _ in ahead]
     for rank, plan in enumerate(plans):
         plan.change(3, 1, 0)
-        plan.begin(7, 0, rank=rank, world=world)
+        plan.begin(7, 0, rank=rank, world_size=world)
     planned = [iter(plan) for plan in plans]
     fetched: list[list[list[int]]] = [[] for _ in ahead]
     seen: list[int] = []

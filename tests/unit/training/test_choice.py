@@ -44,11 +44,11 @@ def test_jobs_of_unequal_length_do_not_go_in_lock_step():
 
 
 def test_several_processes_need_the_gang_rule():
-    assert choose_gate(M4, worlds=[2, 1, 1, 1]).gate == "barrier"
-    alone = choose_gate(M4, worlds=[2, 1, 1, 1], gang_rule=False)
+    assert choose_gate(M4, world_sizes=[2, 1, 1, 1]).gate == "barrier"
+    alone = choose_gate(M4, world_sizes=[2, 1, 1, 1], gang_rule=False)
     assert alone.exclusive
     assert "several processes" in alone.reason
-    assert choose_gate(M4, worlds=[1, 1, 1, 1], gang_rule=False).gate == "barrier"
+    assert choose_gate(M4, world_sizes=[1, 1, 1, 1], gang_rule=False).gate == "barrier"
 
 
 def test_a_job_without_yield_points_is_no_partner_of_a_much_shorter_one():

@@ -61,11 +61,11 @@ def test_any_flipped_bit_is_found_told_and_the_checkpoint_before_it_counts(tmp_p
         for step in (5, 10):
             for rank in (0, 1):
                 (commits.begin(step) / f"rank{rank}.pt").write_bytes(draw.randbytes(500))
-            newest = commits.commit(commits.begin(step), step, world=2).path
+            newest = commits.commit(commits.begin(step), step, world_size=2).path
         flip(newest / file, draw.randrange(8 * (newest / file).stat().st_size))
         with pytest.warns(RuntimeWarning, match="DAMAGED CHECKPOINT step-0000000010-e0 is not loaded"):
-            assert [c.step for c in commits.choose(rank=0, world=2)] == [5]
-        assert [c.step for c in commits.choose(rank=1, world=2)] == [5]  # what rank 0 wrote down
+            assert [c.step for c in commits.choose(rank=0, world_size=2)] == [5]
+        assert [c.step for c in commits.choose(rank=1, world_size=2)] == [5]  # what rank 0 wrote down
         assert [c.step for c in CheckpointStore(tmp_path / f"c{trial}").complete()] == [5]
 
 
@@ -74,13 +74,13 @@ def test_a_rank_that_reads_something_else_than_rank_0_stops_and_the_next_attempt
     for step in (5, 10):
         (commits.begin(step) / "rank1.pt").write_bytes(b"state")
         made(commits, step)
-    chosen = commits.choose(rank=0, world=2)
+    chosen = commits.choose(rank=0, world_size=2)
     flip(chosen[0].path / "rank1.pt", 9)
     other = CheckpointStore(tmp_path / "c")
     other.verify(chosen[0], rank=0)
     with pytest.warns(RuntimeWarning), pytest.raises(Damaged, match=r"rank1\.pt is not what was written"):
         other.verify(chosen[0], rank=1)
-    assert [c.step for c in CheckpointStore(tmp_path / "c", epoch=1).choose(rank=0, world=2)] == [5]
+    assert [c.step for c in CheckpointStore(tmp_path / "c", epoch=1).choose(rank=0, world_size=2)] == [5]
 
 
 def test_a_checkpoint_of_before_there_were_checksums_is_loaded(tmp_path):
@@ -129,14 +129,14 @@ def test_leftovers_of_this_and_earlier_attempts_go_those_of_later_ones_stay(tmp_
 def test_all_ranks_resume_from_what_rank_0_saw(tmp_path):
     commits = CheckpointStore(tmp_path / "c", epoch=2)
     made(CheckpointStore(tmp_path / "c", epoch=1), 5)
-    assert [c.step for c in commits.choose(rank=0, world=2)] == [5]
+    assert [c.step for c in commits.choose(rank=0, world_size=2)] == [5]
     made(CheckpointStore(tmp_path / "c", epoch=1), 9)  # by a stale attempt, between the two looks
-    assert [c.step for c in commits.choose(rank=1, world=2)] == [5]
+    assert [c.step for c in commits.choose(rank=1, world_size=2)] == [5]
 
 
 def test_a_silent_rank_0_is_an_error_not_a_hang(tmp_path):
     with pytest.raises(PlaitError, match="rank 0 has not said"):
-        CheckpointStore(tmp_path / "c").choose(rank=1, world=2, timeout_s=0.05)
+        CheckpointStore(tmp_path / "c").choose(rank=1, world_size=2, timeout_s=0.05)
 
 
 def test_the_same_step_again_replaces_it(tmp_path):

@@ -56,8 +56,7 @@ class Gates:
             if not _SAFE.fullmatch(info.id):
                 raise GroupError(f"group {info.id!r} is no name for a folder")
             if info.gate == "none" or len(info.members) < 2:
-                members = tuple(GroupMember(m.job, m.turn, m.world) for m in info.members)
-                alone = members or (GroupMember(run.job, 0, run.world),)
+                alone = _members(info) or (GroupMember(run.job, 0, run.world),)
                 return Group(self.folder / info.id, "none", info.version, alone).control(run.job, run.rank)
             return self._made(info).control(run.job, run.rank)
         except (GroupError, OSError) as error:
@@ -67,7 +66,7 @@ class Gates:
     def _made(self, info: GroupInfo) -> Group:
         with self._locked():
             group = make_group(
-                self.folder / info.id, info.gate, info.members, version=info.version, quantum_s=info.quantum_s
+                self.folder / info.id, info.gate, _members(info), version=info.version, quantum_s=info.quantum_s
             )
             (self.folder / info.id / self._mine).touch(mode=0o600)
         return group
@@ -97,3 +96,7 @@ class Gates:
             yield
         finally:
             os.close(fd)
+
+
+def _members(info: GroupInfo) -> tuple[GroupMember, ...]:
+    return tuple(GroupMember(m.job, m.turn, m.world) for m in info.members)

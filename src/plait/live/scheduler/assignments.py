@@ -119,7 +119,7 @@ def runs_by_node(ctx: Context) -> dict[str, list[Run]]:
 
 def _run(ctx: Context, job: JobRecord, attempt: Attempt, index: int, rank: Rank) -> Run:
     request, options = job.request, ctx.options
-    world = len(attempt.ranks)
+    world_size = len(attempt.ranks)
     same_node = [i for i, r in enumerate(attempt.ranks) if r.node == rank.node]
     lead = ctx.state.nodes[attempt.ranks[0].node]
     graceful = attempt.stop is None or attempt.stop in GRACEFUL
@@ -127,7 +127,7 @@ def _run(ctx: Context, job: JobRecord, attempt: Attempt, index: int, rank: Rank)
         job=job.number,
         epoch=attempt.epoch,
         rank=index,
-        world=world,
+        world=world_size,
         argv=command_of(request),
         gpus=[rank.gpu],
         group=_group(ctx, job, attempt),
@@ -140,9 +140,9 @@ def _run(ctx: Context, job: JobRecord, attempt: Attempt, index: int, rank: Rank)
         master_addr=lead.address,
         master_port=attempt.port,
         checkpoint_s=float(request.get("checkpoint_s") or 60.0),
-        memory_bytes=float(request.get("memory") or 0.0) / world,
+        memory_bytes=float(request.get("memory") or 0.0) / world_size,
         total_steps=request.get("iterations"),
-        merge=merge_key(request, job.owner, job.project) if attempt.merge and world == 1 else "",
+        merge=merge_key(request, job.owner, job.project) if attempt.merge and world_size == 1 else "",
     )
 
 

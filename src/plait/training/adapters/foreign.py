@@ -33,7 +33,7 @@ def save(job: AttachedJob, write: Callable[[Path], None]) -> Commit | None:
         write(making)
         barrier()
         if job.around.rank == 0:
-            commit = commits.commit(making, step, world=job.around.world)
+            commit = commits.commit(making, step, world_size=job.around.world_size)
     except (OSError, RuntimeError, PlaitError) as error:
         warnings.warn(f"plait: no checkpoint of step {step}, an older one stays: {error}", RuntimeWarning, stacklevel=2)
     job.saved(commit, time.perf_counter() - begin_s)
@@ -43,5 +43,5 @@ def save(job: AttachedJob, write: Callable[[Path], None]) -> Commit | None:
 def newest(job: AttachedJob) -> Path | None:
     """The folder of the checkpoint to go on from."""
     around = job.around
-    found = job.checkpointer.commits.choose(rank=around.rank, world=around.world)
+    found = job.checkpointer.commits.choose(rank=around.rank, world_size=around.world_size)
     return found[0].path if found else None

@@ -102,17 +102,17 @@ class AdaptiveLoader(ABC):
 
     def __len__(self) -> int:
         """Batches of this rank in a whole pass, if nothing changes."""
-        world, local, accumulated = self._planned()
-        return passes_left(0, self.size, world, local, accumulated + 1)
+        processes, local, accumulated = self._planned()
+        return passes_left(0, self.size, processes, local, accumulated + 1)
 
     def _planned(self) -> tuple[int, int, int]:
         """(ranks, m, s) of the steps that come."""
-        world = world_size()
-        return world, *(self.plan.latest if self.plan.chosen else first_batch(self.limits, world))
+        processes = world_size()
+        return processes, *(self.plan.latest if self.plan.chosen else first_batch(self.limits, processes))
 
     def _planned_batch(self) -> int:
-        world, local, accumulated = self._planned()
-        return world * local * (accumulated + 1)
+        processes, local, accumulated = self._planned()
+        return processes * local * (accumulated + 1)
 
     # -- passes ---------------------------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class AdaptiveLoader(ABC):
         """Before a pass: know the ranks, agree on a batch if they are others than before."""
         self._ranks = found = ranks()
         self.decisions.prepare(found)
-        self.plan.begin(self._epoch, self._done, rank=found.rank, world=found.world)
+        self.plan.begin(self._epoch, self._done, rank=found.rank, world_size=found.world_size)
         self.timings.begin_epoch()
 
     def _pass(self, job: AttachedJob | None, running: object) -> Iterator[Any]:

@@ -109,4 +109,4 @@ def _ranks() -> int:
     """Ranks of the default process group; jobs that share a process are alone."""
     from plait.training.adaptive.ranks import ranks
 
-    return ranks().world
+    return ranks().world_size

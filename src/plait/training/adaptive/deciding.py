@@ -40,8 +40,8 @@ class Decisions:
         Raises `InputError`, on all ranks alike, if they are too many.
         """
         self.fitter.wait()  # workers are forked now
-        config = ranks.nodes, ranks.world
-        if allowed(self._limits, ranks.world, *self._plan.latest) and self._of == config and self._plan.chosen:
+        config = ranks.nodes, ranks.world_size
+        if allowed(self._limits, ranks.world_size, *self._plan.latest) and self._of == config and self._plan.chosen:
             return
         self._agree(ranks, None)
         self._of = config
@@ -62,7 +62,7 @@ class Decisions:
         """All take the batch that rank 0 chooses, from the first step on that none of them has planned."""
         told = [0, 0, 0]
         if ranks.rank == 0:
-            choice = choose(self._limits, self.fitter.theta, self.noise, ranks.nodes, ranks.world, now)
+            choice = choose(self._limits, self.fitter.theta, self.noise, ranks.nodes, ranks.world_size, now)
             longer = 1.0 if now is None else choice[0] * (choice[1] + 1) / (now[0] * (now[1] + 1))
             told = [*choice, self.rhythm.next(max(longer, 1.0))]  # by its examples: no step is slower than that
         at, local, accumulated, steps = ranks.largest([self._plan.steps, *told])

@@ -22,14 +22,14 @@ class Ranks:
 
     def __init__(self) -> None:
         """Look, and make a group of gloo. All ranks together."""
-        self.world_group, self.rank, self.world, self.nodes = _world(), 0, 1, 1
+        self.world_group, self.rank, self.world_size, self.nodes = _world(), 0, 1, 1
         self._own: OwnGroup | None = None
         if self.world_group is None:
             return
         import torch.distributed as dist
 
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        if self.world > 1:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        if self.world_size > 1:
             self._own = OwnGroup("plait-adaptive")
             part = torch.tensor(1.0 / self._local_world(), dtype=torch.float64)
             dist.all_reduce(part, group=self._own.group)
@@ -42,7 +42,7 @@ class Ranks:
 
     def largest(self, values: Sequence[int]) -> list[int]:
         """The largest of each value over all ranks: ranks that have no say send 0."""
-        if self.world == 1:
+        if self.world_size == 1:
             return list(values)
         import torch.distributed as dist
 
@@ -53,11 +53,11 @@ class Ranks:
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, in order of rank; each anything that can be pickled."""
-        if self.world == 1:
+        if self.world_size == 1:
             return [value]
         import torch.distributed as dist
 
-        found: list[Any] = [None] * self.world
+        found: list[Any] = [None] * self.world_size
         assert self._own is not None
         dist.all_gather_object(found, value, group=self._own.group)
         return found
@@ -72,7 +72,7 @@ class Ranks:
         try:
             return max(int(os.environ["LOCAL_WORLD_SIZE"]), 1)
         except (KeyError, ValueError):
-            return self.world
+            return self.world_size
 
 
 def _world() -> Any:

@@ -94,7 +94,7 @@ class Peers:
     """
 
     rank: int
-    world: int
+    world_size: int
     port: int
     address: str = "127.0.0.1"
     timeout_s: float = 60.0
@@ -397,7 +397,7 @@ class Merged:
         assert peers is not None
         patience = timedelta(seconds=peers.timeout_s)
         client = TCPStore(peers.address, peers.port, is_master=False, wait_for_workers=False, timeout=patience)
-        return ProcessGroupGloo(PrefixStore(f"plait/{name}", client), peers.rank, peers.world, patience)
+        return ProcessGroupGloo(PrefixStore(f"plait/{name}", client), peers.rank, peers.world_size, patience)
 
 
 def run_merged(

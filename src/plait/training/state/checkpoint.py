@@ -114,11 +114,11 @@ class Checkpointer:
         commits: CheckpointStore,
         *,
         rank: int = 0,
-        world: int = 1,
+        world_size: int = 1,
         done: Callable[[Commit], None] = lambda commit: None,
     ) -> None:
         """`done` is called from the writing thread of rank 0 with every complete checkpoint."""
-        self.commits, self.rank, self.world = commits, rank, world
+        self.commits, self.rank, self.world_size = commits, rank, world_size
         self._done = done
         self._staging = Staging()
         self._thread: threading.Thread | None = None
@@ -164,12 +164,12 @@ class Checkpointer:
 
         A rank that had no file (the world has grown) gets rank 0's.
         """
-        for commit in self.commits.choose(rank=self.rank, world=self.world):
+        for commit in self.commits.choose(rank=self.rank, world_size=self.world_size):
             try:
                 self.commits.verify(commit, self.rank)
                 return commit, self._states(commit)
             except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-                if self.world > 1:  # the other ranks may have read theirs
+                if self.world_size > 1:  # the other ranks may have read theirs
                     raise PlaitError(f"{commit.path}: this checkpoint cannot be read: {error}") from error
                 warnings.warn(f"plait: {commit.path} cannot be read, trying an older one: {error}", stacklevel=2)
         return None
@@ -191,7 +191,7 @@ class Checkpointer:
             commit = None
             if self.rank == 0:
                 self._gather(making)
-                commit = self.commits.commit(making, handle.step, world=self.world)
+                commit = self.commits.commit(making, handle.step, world_size=self.world_size)
                 self._done(commit)
             self.failed = False
             handle.end(commit, good=True)
@@ -214,7 +214,7 @@ class Checkpointer:
     def _gather(self, making: Path) -> None:
         """Wait for the files of the other ranks: they stop at the same step, so they are being written."""
         end_s = time.monotonic() + GATHER_S
-        for rank in range(1, self.world):
+        for rank in range(1, self.world_size):
             while _file_of(making, rank) is None:
                 if (making / f"rank{rank}.failed").exists():
                     raise PlaitError(f"rank {rank} could not write its part")

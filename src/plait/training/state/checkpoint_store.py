@@ -45,7 +45,7 @@ class Commit:
     path: Path
     step: int
     epoch: int
-    world: int
+    world_size: int
 
 
 class CheckpointStore:
@@ -74,14 +74,14 @@ class CheckpointStore:
         making.mkdir(parents=True, exist_ok=True, mode=0o700)
         return making
 
-    def commit(self, making: Path, step: int, *, world: int = 1) -> Commit:
+    def commit(self, making: Path, step: int, *, world_size: int = 1) -> Commit:
         """Make what lies in `making` the newest checkpoint; raises `StaleEpoch` or `OSError`."""
         final = self.folder / f"step-{step:010d}-e{self.epoch}"
         self.check_epoch()
         if final.exists():  # the same step of the same attempt, saved again
             (final / MARKER).unlink(missing_ok=True)
             shutil.rmtree(final)
-        marker = marker_text(step, self.epoch, world, making)
+        marker = marker_text(step, self.epoch, world_size, making)
         _flush_folders(making)
         making.rename(final)
         flush(self.folder)
@@ -92,7 +92,7 @@ class CheckpointStore:
             shutil.rmtree(final, ignore_errors=True)
             raise
         self.prune()
-        return Commit(final, step, self.epoch, world)
+        return Commit(final, step, self.epoch, world_size)
 
     def complete(self) -> list[Commit]:
         """Marked checkpoints whose files are all there, newest first: by attempt, then by step."""
@@ -142,7 +142,7 @@ class CheckpointStore:
                 found = found[1:]
         return found
 
-    def choose(self, *, rank: int = 0, world: int = 1, timeout_s: float = 120.0) -> list[Commit]:
+    def choose(self, *, rank: int = 0, world_size: int = 1, timeout_s: float = 120.0) -> list[Commit]:
         """What this attempt resumes from, best first; all ranks get the same.
 
         Rank 0 looks and writes its list down; the others read it, since a stale attempt may commit between two looks.
@@ -152,7 +152,7 @@ class CheckpointStore:
         if rank == 0:
             self.sweep(self.epoch)
             found = self._sound()
-            if world > 1:
+            if world_size > 1:
                 self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
                 write_whole(agreed, json.dumps({"names": [c.path.name for c in found]}))
             return found
@@ -228,7 +228,7 @@ def _read(path: Path, step: int, epoch: int) -> Commit | None:
         raise Damaged(f"the marker cannot be read: {error}") from error
     except OSError:
         return None
-    world, files = read_marker(text)
+    world_size, files = read_marker(text)
     for name, (size, _) in files.items():
         try:
             there = (path / name).stat().st_size
@@ -238,7 +238,7 @@ def _read(path: Path, step: int, epoch: int) -> Commit | None:
             raise Damaged(f"{path / name} cannot be found: {error.strerror or error}") from error
         if there != size:
             raise Damaged(f"{path / name} has {there} bytes, not {size}")
-    return Commit(path, step, epoch, world) if files else None
+    return Commit(path, step, epoch, world_size) if files else None
 
 
 def _tell(path: Path, why: str) -> None:

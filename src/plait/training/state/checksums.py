@@ -33,14 +33,14 @@ def crc_of(path: Path) -> int:
     return crc
 
 
-def marker_text(step: int, epoch: int, world: int, folder: Path) -> str:
+def marker_text(step: int, epoch: int, world_size: int, folder: Path) -> str:
     """The marker of a checkpoint whose files lie in `folder`; raises OSError."""
     files = {
         str(file.relative_to(folder)): [file.stat().st_size, crc_of(file)]
         for file in sorted(folder.rglob("*"))
         if file.is_file()
     }
-    facts = {"step": step, "epoch": epoch, "world": world, "files": files}
+    facts = {"step": step, "epoch": epoch, "world": world_size, "files": files}
     return json.dumps({**facts, _OWN: _own(facts)})
 
 

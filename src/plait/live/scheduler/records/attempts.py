@@ -148,7 +148,7 @@ class Attempt:
         return _RECORDS.decode(cls, data)
 
 
-def describe_end(rank: int, world: int, exit_code: int | None, reason: str | None, started: bool) -> str:
+def describe_end(rank: int, world_size: int, exit_code: int | None, reason: str | None, started: bool) -> str:
     """How a process ended, in words.
 
     >>> describe_end(1, 2, -9, None, True)
@@ -156,7 +156,7 @@ def describe_end(rank: int, world: int, exit_code: int | None, reason: str | Non
     >>> describe_end(0, 1, 3, "exit code 3; it printed nothing", True)
     'its process ended with exit code 3; it printed nothing'
     """
-    who, said = f"rank {rank}" if world > 1 else "its process", ""
+    who, said = f"rank {rank}" if world_size > 1 else "its process", ""
     if not started and exit_code in NOT_STARTED:
         what = f"{who} could not be started"
     elif exit_code is None:

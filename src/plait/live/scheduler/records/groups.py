@@ -40,13 +40,13 @@ class GroupBook:
             members = [m for m in group.members if group_of[m.job] == index]
             if not members:
                 continue
-            worlds = [len(group.gpus) * per_gpu(m.job) for m in members]
-            new[group.gpus] = self._named(Group(tuple(members), group.gpus, group.gate), columns, worlds)
+            world_sizes = [len(group.gpus) * per_gpu(m.job) for m in members]
+            new[group.gpus] = self._named(Group(tuple(members), group.gpus, group.gate), columns, world_sizes)
             for member in members:
                 of_job[member.job] = group.gpus
         self.by_gpus, self.of_job = new, of_job
 
-    def _named(self, group: Group, columns: Mapping[str, Any], worlds: list[int]) -> GroupInfo:
+    def _named(self, group: Group, columns: Mapping[str, Any], world_sizes: list[int]) -> GroupInfo:
         old = self.by_gpus.get(group.gpus)
         jobs = [m.job for m in group.members]
         if old is not None and {m.job for m in old.members}.isdisjoint(jobs):
@@ -54,8 +54,8 @@ class GroupBook:
         asked = [m.turn for m in group.members]
         if old is not None and _same(old, jobs, asked, group.gate):
             return old
-        gate, turns = choose(group, columns, worlds)
-        mates = [Mate(job, turn, world) for job, turn, world in zip(jobs, turns, worlds, strict=True)]
+        gate, turns = choose(group, columns, world_sizes)
+        mates = [Mate(job, turn, size) for job, turn, size in zip(jobs, turns, world_sizes, strict=True)]
         if old is not None:
             if old.members == mates and old.gate == gate:
                 return old
@@ -85,7 +85,7 @@ def _same(old: GroupInfo, jobs: list[int], turns: list[int], gate: Gate) -> bool
     return len(jobs) == 1 and [m.job for m in old.members] == jobs and old.gate == "none"
 
 
-def choose(group: Group, columns: Mapping[str, Any], worlds: Sequence[int]) -> tuple[str, list[int]]:
+def choose(group: Group, columns: Mapping[str, Any], world_sizes: Sequence[int]) -> tuple[str, list[int]]:
     """The gate of a group and its members' turns, from their stage times where the plan leaves it open.
 
     A group planned for lock step runs by barrier or tokens, whatever the stage times make faster (runtime, 3.2).
@@ -98,7 +98,9 @@ def choose(group: Group, columns: Mapping[str, Any], worlds: Sequence[int]) -> t
     if group.gate is not Gate.BARRIER or np.isnan(stage_s).any() or np.isnan(iteration_s).any():
         return group.gate.name.lower(), turns
     try:
-        choice = choose_gate(stage_s.reshape(len(jobs), len(Resource)).tolist(), iteration_s.tolist(), worlds=worlds)
+        choice = choose_gate(
+            stage_s.reshape(len(jobs), len(Resource)).tolist(), iteration_s.tolist(), world_sizes=world_sizes
+        )
     except PlaitError:
         return "barrier", turns  # more jobs than resources, or times nobody can have: as planned
     return str(choice.gate), [int(t) for t in choice.turns]

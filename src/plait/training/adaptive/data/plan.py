@@ -40,7 +40,7 @@ class Plan:
         """Of this data; `begin` says where."""
         self.order = order
         self.steps = 0  # planned since `begin`
-        self._epoch, self._done, self._rank, self._world = 0, 0, 0, 1
+        self._epoch, self._done, self._rank, self._world_size = 0, 0, 0, 1
         self._now, self._later = (1, 0), deque[tuple[int, tuple[int, int]]]()
         self.chosen = False  # whether anybody has said how large batches are
         self._microbatches: deque[Microbatch] = deque()
@@ -48,9 +48,9 @@ class Plan:
         self.least_half: int | None = None
         self._whole = 0  # such steps so far
 
-    def begin(self, epoch: int, done: int, *, rank: int, world: int) -> None:
-        """The next iteration is this epoch from `done` samples on, as `rank` of `world` ranks."""
-        self._epoch, self._done, self._rank, self._world = epoch, done, rank, world
+    def begin(self, epoch: int, done: int, *, rank: int, world_size: int) -> None:
+        """The next iteration is this epoch from `done` samples on, as `rank` of `world_size` ranks."""
+        self._epoch, self._done, self._rank, self._world_size = epoch, done, rank, world_size
         self._now, self.steps = self.latest, 0
         self._later.clear()
         self._microbatches.clear()
@@ -75,7 +75,7 @@ class Plan:
     def __len__(self) -> int:
         """Batches from where it begins to the end of the epoch, if nothing changes."""
         local, accumulated = self.latest
-        return passes_left(self._done, self.order.size, self._world, local, accumulated + 1)
+        return passes_left(self._done, self.order.size, self._world_size, local, accumulated + 1)
 
     def __iter__(self) -> Iterator[list[Any]]:
         """The indices of each batch."""
@@ -85,7 +85,7 @@ class Plan:
             while self._later and self._later[0][0] <= self.steps:
                 self._now = self._later.popleft()[1]
             local, accumulated = self._now
-            step = next_step(done, self.order.size, self._world, local, accumulated + 1)
+            step = next_step(done, self.order.size, self._world_size, local, accumulated + 1)
             if self._cut(step):
                 step = replace(step, passes=2, full=step.examples % 2 == 0, halves=True)
             self.steps += 1
