@@ -106,28 +106,28 @@ class Policy(Protocol):
         ...
 
 
-#: What jobs may ask for beside GPUs and a policy may take into account, as `Heeding.heeds` names it.
+#: What jobs may ask for beside GPUs and a policy may take into account, as `UsesRequests.uses` names it.
 PRIORITY, DEADLINE = "priority", "deadline"
 
 
 @runtime_checkable
-class Heeding(Protocol):
-    """What a policy has that looks at more than the jobs' work. Optional: others take neither into account."""
+class UsesRequests(Protocol):
+    """A policy that declares which requests of users it takes into account. Optional: others take none."""
 
     @property
-    def heeds(self) -> frozenset[str]:
+    def uses(self) -> frozenset[str]:
         """Those of `PRIORITY` and `DEADLINE` by which the policy orders jobs."""
         ...
 
 
-def unheeded(policy: Policy, priority: float, deadline_s: float | None) -> list[str]:
-    """Those of `PRIORITY` and `DEADLINE` that a job asks for and the policy does not look at.
+def ignored_by(policy: Policy, priority: float, deadline_s: float | None) -> list[str]:
+    """Those of `PRIORITY` and `DEADLINE` that a job asks for and the policy ignores.
 
     `priority` 0 and `deadline_s` None (or NaN) ask for nothing.
     """
-    heeds = policy.heeds if isinstance(policy, Heeding) else frozenset()
+    uses = policy.uses if isinstance(policy, UsesRequests) else frozenset()
     asked = {PRIORITY: priority != 0, DEADLINE: deadline_s is not None and not math.isnan(deadline_s)}
-    return [name for name, is_asked in asked.items() if is_asked and name not in heeds]
+    return [name for name, is_asked in asked.items() if is_asked and name not in uses]
 
 
 class Wanted(NamedTuple):

@@ -121,7 +121,7 @@ def test_sia_gives_fast_gpus_to_those_that_use_them_and_keeps_to_what_jobs_may_u
 
 
 @needs_highs
-def test_sia_heeds_how_weights_compare_and_refuses_exponents_that_no_number_holds() -> None:
+def test_sia_uses_how_weights_compare_and_refuses_exponents_that_no_number_holds() -> None:
     fits = {i: estimate(var=20.0 * 10**i) for i in range(3)}
     same, tiny = (
         sizes(controlled(make_policy("sia"), "2x4", [adaptive(f"j{i}", weight=w) for i in range(3)], fits))

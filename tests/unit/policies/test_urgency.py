@@ -11,7 +11,7 @@ from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec
 from plait.policies.catalog import CATALOG, make_policy
-from plait.policies.parts.unheeded import remarks
+from plait.policies.parts.ignored_requests import remarks
 from plait.sim.run import simulate
 from plait.sim.world import make_world
 

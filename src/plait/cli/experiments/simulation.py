@@ -24,7 +24,7 @@ from plait.core.version import __version__
 from plait.live.notes import note
 from plait.placement import SkewAware, unknown_models
 from plait.policies.catalog import import_from_here, make_policy, split_policies
-from plait.policies.parts.unheeded import remarks
+from plait.policies.parts.ignored_requests import remarks
 from plait.sim.failures import read_failures
 from plait.sim.overheads import Overheads
 from plait.sim.physics import StandardPhysics

@@ -37,7 +37,7 @@ from plait.live.scheduler.state import State
 from plait.live.scheduler.watch import silence_s, watch
 from plait.live.store import Store
 from plait.policies.catalog import make_policy
-from plait.policies.parts.unheeded import remarks
+from plait.policies.parts.ignored_requests import remarks
 
 #: The best and safest on a mixed queue of plain and attached jobs: docs/explanation/preemption.md has the table.
 DEFAULT_POLICY = "tiresias-l"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from plait.core.plan import Plan
-from plait.core.policy import Heeding, Policy, View
+from plait.core.policy import Policy, UsesRequests, View
 from plait.core.words import counted
 
 
@@ -30,9 +30,9 @@ class Quotas:
         return str(getattr(self.policy, "name", "") or type(self.policy).__name__)
 
     @property
-    def heeds(self) -> frozenset[str]:
+    def uses(self) -> frozenset[str]:
         """What the policy inside takes into account."""
-        return self.policy.heeds if isinstance(self.policy, Heeding) else frozenset()
+        return self.policy.uses if isinstance(self.policy, UsesRequests) else frozenset()
 
     def decide(self, view: View) -> Plan:
         """The inner policy's plan for the jobs that may run."""

@@ -102,9 +102,9 @@ class Composed:
             raise InputError(f"policy {self.name}: strict head of line makes sense only without preemption")
 
     @property
-    def heeds(self) -> frozenset[str]:
+    def uses(self) -> frozenset[str]:
         """What users ask for that this policy takes into account."""
-        return self.urgency.heeds
+        return self.urgency.uses
 
     def decide(self, view: View) -> Plan:
         """Rank, protect, place."""

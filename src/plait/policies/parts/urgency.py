@@ -44,7 +44,7 @@ class Urgency:
             raise InputError(f"deadlines must be on or off, got {self.deadlines!r}")
 
     @property
-    def heeds(self) -> frozenset[str]:
+    def uses(self) -> frozenset[str]:
         """What a policy with these keys takes into account."""
         return frozenset({PRIORITY, DEADLINE} if self.deadlines else {PRIORITY})
 

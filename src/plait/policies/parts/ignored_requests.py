@@ -1,8 +1,8 @@
-"""What users are told of priorities and deadlines that a policy does not look at."""
+"""Warn users of priorities and deadlines that a policy ignores."""
 
 from __future__ import annotations
 
-from plait.core.policy import DEADLINE, Policy, unheeded
+from plait.core.policy import DEADLINE, Policy, ignored_by
 from plait.policies.catalog import rows
 
 _PLURAL = {DEADLINE: "deadlines"}
@@ -21,7 +21,7 @@ def remarks(text: str, policy: Policy, priority: float, deadline_s: float | None
     []
     """
     found = []
-    for what in unheeded(policy, priority, deadline_s):
+    for what in ignored_by(policy, priority, deadline_s):
         head = f"policy {text} ignores {_PLURAL.get(what, 'priorities')}"
         name = text.partition(":")[0]
         known = rows()
