@@ -16,8 +16,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 #: How much plain work, a tenth of a millisecond each, is done before a kernel is compiled, and before its machine code
-#: is read from disk: about what either takes.
-PATIENCE, READING = 20_000, 200
+#: is read from disk. Reading takes about as long; compiling four times as long, but later processes have it too.
+PATIENCE, READING = 5_000, 200
 COMPILE_CPU_S = 2
 
 _asked: dict[Callable[..., object], int] = {}
@@ -28,8 +28,8 @@ _nothing = nullcontext()
 def compiled(kernel: Callable[..., object], work: int) -> bool:
     """Whether to call `kernel` compiled for a piece of `work`: tenths of a millisecond that plain Python takes for it.
 
-    True as soon as its machine code is in memory, or the work since the process began would have paid for compiling it,
-    or for reading it where it is on disk; never without a compiler.
+    True as soon as its machine code is in memory, or the work since the process began makes it worth while to compile
+    it, or to read it where it is on disk; never without a compiler.
     """
     if kernel in _loaded:
         return True

@@ -198,7 +198,7 @@ def plain_pool(
     left out, and so is what they hold.
     """
     jobs, nodes, count = len(number), len(node_gpus), 0
-    capacity = np.where(node_up, node_gpus, 0)
+    capacity = node_gpus * node_up
     line, turn, rows = np.zeros(jobs, dtype=np.int64), np.zeros(jobs), np.empty(jobs, dtype=np.int64)
     for row in range(jobs):
         if not stays[row]:

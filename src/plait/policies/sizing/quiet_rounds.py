@@ -23,7 +23,7 @@ from plait.policies.sizing.line_kernels import first_change_s
 from plait.policies.sizing.pools import Pool
 
 #: What looking for the next change takes without its kernel, tenths of a millisecond.
-WORK = 2
+WORK = 3
 
 
 def restart_cost_s(view: View, restart_s: float) -> FloatArray:

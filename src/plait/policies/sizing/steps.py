@@ -15,7 +15,7 @@ from plait.policies.sizing.pools import Pool
 from plait.policies.sizing.step_kernels import first_served, gpus_on_steps, only_steps
 
 #: What finding the GPUs of a pool's jobs takes without the kernel, tenths of a millisecond.
-WORK = 1
+WORK = 2
 
 
 def patterns_apply(pool: Pool) -> bool:
