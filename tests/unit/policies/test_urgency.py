@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec
+from plait.core.plan import Plan
+from plait.core.policy import View, ignored_by
 from plait.policies.catalog import CATALOG, make_policy
 from plait.policies.parts.ignored_requests import remarks
 from plait.sim.run import simulate
@@ -128,3 +131,15 @@ def test_every_policy_says_what_it_ignores(name):
         assert said[0].startswith(f"policy {name} ignores priorities; policies that order by them: fifo, ")
     assert remarks(name, make_policy(name), 0.0, None) == []
     assert remarks(name, make_policy(name), 0.0, math.nan) == []
+
+
+def test_a_policy_of_ones_own_declares_what_it_uses():
+    @dataclass(frozen=True)
+    class Own:
+        uses = frozenset({"priority"})
+
+        def decide(self, view: View) -> Plan:
+            raise AssertionError("not asked here")
+
+    assert ignored_by(Own(), 1.0, 60.0) == ["deadline"]
+    assert ignored_by(Own(), 1.0, None) == []
