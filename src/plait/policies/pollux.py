@@ -17,8 +17,8 @@ from plait.goodput.allocate.solver import HAVE_HIGHS
 from plait.policies.sizing.cluster_size import cluster_size
 from plait.policies.sizing.exact import MOST_NODES, best_of_all
 from plait.policies.sizing.pools import Pool
-from plait.policies.sizing.quiet_rounds import without_restart_costs
 from plait.policies.sizing.rounds import ByFitness, Chosen, Seated, Sizes
+from plait.policies.sizing.skippable_rounds import without_restart_costs
 from plait.policies.sizing.steps import Ladder, every_speedup, guaranteed, patterns_apply
 
 #: Up to how many GPUs, and how many pairs of job and size, `exact=auto` looks for the best of all sizes.

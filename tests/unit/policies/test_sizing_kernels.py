@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_quiet_rounds import drawn, needs_solver, run
+from test_skippable_rounds import drawn, needs_solver, run
 
 from plait.core import compile_policy
 from plait.core.goodput import Estimate
@@ -19,9 +19,9 @@ from plait.core.policy import View
 from plait.policies.catalog import make_policy
 from plait.policies.sizing import line_kernels
 from plait.policies.sizing.pools import Pool, pools
-from plait.policies.sizing.quiet_rounds import unchanged_until
 from plait.policies.sizing.rounds import InRounds
 from plait.policies.sizing.seating import Seats
+from plait.policies.sizing.skippable_rounds import unchanged_until
 from plait.policies.sizing.steps import Ladder
 
 pytestmark = pytest.mark.skipif(not HAVE_NUMBA, reason="needs the compiler: the extra sim")

@@ -1,7 +1,7 @@
 """Who is in line for a policy in rounds, compiled: columns of the job table in, one value a row of a view out.
 
 `number` (jobs,) says which entries of the columns are the rows. `plait.policies.sizing` says the same in NumPy: in
-`rounds` who is due, in `quiet_rounds` when that changes, in `pools` what jobs hold and weigh; a test compares them.
+`rounds` who is due, in `skippable_rounds` when that changes, in `pools` what jobs hold and weigh; a test compares them.
 
 All in one file on purpose: the compiler's cache notices changes to the file a function is in, not to what it calls.
 """
@@ -98,7 +98,7 @@ def first_change_s(
     iteration_s: FloatArray,
     goodput: FloatArray,
 ) -> float:
-    """When time alone first changes the line, seconds: `quiet_rounds.unchanged_until`.
+    """When time alone first changes the line, seconds: `skippable_rounds.unchanged_until`.
 
     `by_service` (jobs,): rows by attained service, of equals the first ones first.
     """

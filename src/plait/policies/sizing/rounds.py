@@ -20,8 +20,8 @@ from plait.core.policy import View
 from plait.goodput.allocate.fitness import FLOOR, HARMONIC, check, fitness
 from plait.policies.sizing.line_kernels import CLOCK_S, in_line
 from plait.policies.sizing.pools import Pool, nobody_adapts, pools, staying
-from plait.policies.sizing.quiet_rounds import at_time, protected_run_s, unchanged_until, without_restart_costs
 from plait.policies.sizing.seating import Seats, groups_of, with_companions, with_staying
+from plait.policies.sizing.skippable_rounds import at_time, protected_run_s, unchanged_until, without_restart_costs
 from plait.policies.sizing.steps import Ladder
 
 NO_MATES: Mapping[int, tuple[int, ...]] = MappingProxyType({})
@@ -94,7 +94,7 @@ class InRounds:
     such period for each time that jobs which were due before it fill the cluster.
 
     Rounds that change nothing are skipped: a plan is valid until the first round in which time alone may change it
-    (`plait.policies.sizing.quiet_rounds`), where the policy can tell (`would_repeat`).
+    (`plait.policies.sizing.skippable_rounds`), where the policy can tell (`would_repeat`).
 
     In which round a plan was made, and for which ones it stands, is kept in the level of its jobs, and that a job is
     due in its promotions, so the policy is a function of the view. Raises `InputError` for times that make no rounds.

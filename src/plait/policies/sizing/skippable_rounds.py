@@ -1,10 +1,8 @@
-"""Rounds in which only time has passed: until when a policy in rounds may leave its plan as it is.
+"""Until when may a policy skip its rounds?
 
-A round that leaves everybody where they are is found again in the next one, unless something that it looked at has
-changed since: whether a job is due, has just begun, or may not be stopped, and which of the running ones has had less.
-Those change at times that are known beforehand. What changes all the time is what a restart leaves of a speed-up; it
-grows towards 1. So a policy makes sure that it would choose the same if that were 1 already for whom it passes over
-(`without_restart_costs`): then it does so all the while. Or it looks at the rounds to come one by one (`at_time`).
+A round that moved nobody repeats unless a job becomes due, stops being protected, or overtakes another in service.
+These times are known. Only the restart discount varies continuously; it rises towards 1, so the policy checks that it
+would decide the same with a discount of 1 (`without_restart_costs`), or tests the coming rounds one by one (`at_time`).
 """
 
 from __future__ import annotations
