@@ -54,7 +54,7 @@ def test_what_cannot_be_merged_is_refused_at_once(cluster: Make, change: dict[st
 
 def test_merge_in_a_job_file_is_yes_or_no() -> None:
     assert check(JOB, "job.yaml")["merge"] is True
-    with pytest.raises(InputError, match=r"merge is 'yes', needs boolean"):
+    with pytest.raises(InputError, match=r"merge is 'yes', needs true or false"):
         check(JOB | {"merge": "yes"}, "job.yaml")
 
 

@@ -27,6 +27,16 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "null": (type(None),),
     "boolean": (bool,),
 }
+#: What messages call the types of JSON.
+_KINDS: Mapping[str, str] = {
+    "object": "fields",
+    "array": "a list",
+    "string": "a text",
+    "integer": "a whole number",
+    "number": "a number",
+    "null": "nothing",
+    "boolean": "true or false",
+}
 _UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -141,7 +151,9 @@ def _check(value: Any, rule: Mapping[str, Any], where: str, field: str) -> None:
         wanted = rule["type"] if isinstance(rule["type"], list) else [rule["type"]]
         kinds = tuple(kind for w in wanted for kind in _TYPES[w])
         if not isinstance(value, kinds) or (isinstance(value, bool) and "boolean" not in wanted):
-            raise InputError(f"{name} is {_said(value)}, needs {' or '.join(wanted)}" + _form(value, wanted, rule))
+            raise InputError(
+                f"{name} is {_said(value)}, needs {' or '.join(_KINDS[w] for w in wanted)}" + _form(value, wanted, rule)
+            )
     if isinstance(value, (int, float)):
         _check_number(value, rule, name)
     elif isinstance(value, str):
@@ -207,7 +219,9 @@ def _check_object(value: Mapping[str, Any], rule: Mapping[str, Any], where: str,
 
 
 def _form(value: Any, wanted: list[str], rule: Mapping[str, Any]) -> str:
-    """YAML and TOML read 1 and true as they are; a text needs quotes. Objects have fields."""
+    """What it would look like: YAML and TOML read 1 and true as they are, a text needs quotes; fields have names."""
+    if wanted == ["array"] and isinstance(value, str):
+        return f": {json.dumps(value.split())}"
     if wanted == ["object"] and len(rule.get("properties", ())) <= 10:
-        return f" of {', '.join(rule.get('properties', ()))}".removesuffix(" of ")
+        return f": {', '.join(rule.get('properties', ()))}".removesuffix(": ")
     return f'; write it in quotes: "{_said(value)}"' if wanted == ["string"] and isinstance(value, (int, float)) else ""
