@@ -28,7 +28,7 @@ NextEpoch: TypeAlias = Callable[[int, int], int]
 #: Signals by which programs crash of themselves.
 CRASHES = tuple(-number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGBUS))
 #: Those that can wait until the attempt has got something out of its start.
-ROOM = frozenset({"preempted", "moved"})
+DEFERRABLE = frozenset({"preempted", "moved"})
 
 
 def reconcile(ctx: Context, next_epoch: NextEpoch, now: float) -> Generator[Step, None, bool]:
@@ -45,7 +45,7 @@ def reconcile(ctx: Context, next_epoch: NextEpoch, now: float) -> Generator[Step
         wanted = state.wanted(job)
         if attempt.stop is None:
             why = _why_stop(ctx, job, attempt, wanted)
-            if why in ROOM and _begins(ctx, attempt):
+            if why in DEFERRABLE and _before_first_step(ctx, attempt):
                 deferred = True
             elif why:
                 yield ask_stop(ctx, attempt, why, now)
@@ -54,7 +54,7 @@ def reconcile(ctx: Context, next_epoch: NextEpoch, now: float) -> Generator[Step
     ports: set[int] | None = None
     for number, gpus in list(state.groups.of_job.items()):
         job = state.jobs[number]
-        if job.live is None and state.wanted(job) == gpus and not _troubled(ctx, gpus):
+        if job.live is None and state.wanted(job) == gpus and not _on_unresponsive_node(ctx, gpus):
             if ports is None:  # once a pass: a round may begin thousands
                 ports = {attempt.port for n in state.live if (attempt := state.jobs[n].live)}
             try:
@@ -67,6 +67,11 @@ def reconcile(ctx: Context, next_epoch: NextEpoch, now: float) -> Generator[Step
 
 
 def _why_stop(ctx: Context, job: JobRecord, attempt: Attempt, wanted: tuple[int, ...] | None) -> str:
+    """Why an attempt is to stop, as agents, events and people are told; "" if it is to go on.
+
+    A fault of its own ("failed", "start", "requeue"), the plan ("moved", "preempted"), its user ("cancelled"), or its
+    node ("lost", "leaving", "drained").
+    """
     if attempt.fault:
         return attempt.fault
     if wanted == attempt.gpus:
@@ -83,7 +88,7 @@ def _why_stop(ctx: Context, job: JobRecord, attempt: Attempt, wanted: tuple[int,
     return "drained" if any(n.drained for n in nodes) else "preempted"
 
 
-def _begins(ctx: Context, attempt: Attempt) -> bool:
+def _before_first_step(ctx: Context, attempt: Attempt) -> bool:
     """Whether it has processes that have not made a step yet, and still some time for it."""
     if attempt.held_s >= ctx.options.first_step_s or any(ctx.state.nodes[r.node].lost for r in attempt.ranks):
         return False
@@ -101,7 +106,7 @@ def _may_close(ctx: Context, job: JobRecord, attempt: Attempt, wanted: tuple[int
         return False
     if all(r.ended or nodes[r.node].gone for r in attempt.ranks) or ctx.state.phase(job) > Phase.RUNNING:
         return True
-    return attempt.fault != "" or (wanted is not None and not _troubled(ctx, wanted))
+    return attempt.fault != "" or (wanted is not None and not _on_unresponsive_node(ctx, wanted))
 
 
 def _outcome(attempt: Attempt) -> str:
@@ -173,7 +178,7 @@ def _failed(ctx: Context, job: JobRecord, attempt: Attempt, now: float) -> JobFa
     return JobFailed(now, jobs, attempt.cause)
 
 
-def _troubled(ctx: Context, gpus: tuple[int, ...]) -> bool:
+def _on_unresponsive_node(ctx: Context, gpus: tuple[int, ...]) -> bool:
     """Whether a node of these GPUs has not been heard of lately."""
     controller = ctx.state.controller
     assert controller is not None
