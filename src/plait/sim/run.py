@@ -80,13 +80,13 @@ def simulate(
     `observe(controller)` returns a function that sees every event with its commands (a history, a log).
     `check` verifies the invariants after every event. `node_changes` replaces the world's drawn failures.
 
-    Returns the controller at the end, in whose `books` each job has a row (seconds, GPU-seconds), and the backend.
+    Returns the controller at the end, in whose `job_store` each job has a row (seconds, GPU-seconds), and the backend.
     Raises `SimulationError` naming the jobs if some can never finish, `PlanError` for a plan that cannot be.
 
     >>> from plait import Cluster, JobBatch, JobSpec, make_policy, make_world
     >>> jobs = JobBatch.of([JobSpec(id=f"job-{i}", gpus=8, iterations=100, iteration_s=1) for i in range(2)])
     >>> done = simulate(jobs, Cluster.parse("1x8"), make_policy("fifo"), make_world("ideal"))
-    >>> done.controller.books.columns["end_s"][:2].tolist()
+    >>> done.controller.job_store.columns["end_s"][:2].tolist()
     [100.0, 200.0]
     """
     backend = simulator(jobs, cluster, world, seed=seed, node_changes=node_changes)
