@@ -43,6 +43,12 @@ def job_that_waits(world: World, job: int) -> str:
     )
 
 
+def has_lease(world: World, lease_s: float) -> None:
+    """From now on: a job of a busy machine may take longer than that until it runs."""
+    world.service.lease_s = lease_s
+    until(lambda: (found := lease.read(world.layout.lease("n0"))) and found.lease_s == lease_s, "the lease")
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_jobs_outlive_their_agent_and_are_reattached(world: World, number: int) -> None:
     world.start()
@@ -251,10 +257,10 @@ def test_a_lost_service_stops_nothing_and_is_found_again_elsewhere(world: World)
 
 def test_without_contact_for_the_lease_work_is_stopped_gracefully(world: World) -> None:
     world.start()
-    world.service.lease_s = LEASE_S
     leave = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n" + PATIENT
     world.service.want(world.python(1, leave))
     world.said(1, "ready")
+    has_lease(world, LEASE_S)
     world.service.quiet = True
     until(lambda: (world.folder(1) / "exit.json").exists(), "the job to be stopped")
     world.service.quiet = False
@@ -265,10 +271,10 @@ def test_without_contact_for_the_lease_work_is_stopped_gracefully(world: World) 
 def test_a_node_on_loan_is_given_back_when_the_lease_is_over_and_its_jobs_have_stopped(world: World) -> None:
     agent = world.start("--on-loan").agent
     assert agent is not None
-    world.service.lease_s = LEASE_S
     leave = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n" + PATIENT
     world.service.want(world.python(1, leave))
     world.said(1, "ready")
+    has_lease(world, LEASE_S)
     world.layout.service_file.unlink(missing_ok=True)
     world.service.quiet = True
     until(lambda: agent.poll() is not None, "the end of the agent")
@@ -278,9 +284,9 @@ def test_a_node_on_loan_is_given_back_when_the_lease_is_over_and_its_jobs_have_s
 
 def test_ended_by_the_lease_is_no_failure_of_the_job(world: World) -> None:
     world.start()
-    world.service.lease_s = LEASE_S
     world.service.want(world.python(1, PATIENT))  # it knows nothing of SIGTERM, and dies of it
     world.said(1, "ready")
+    has_lease(world, LEASE_S)
     world.service.quiet = True
     until(lambda: (world.folder(1) / "exit.json").exists(), "the job to be stopped")
     world.service.quiet = False
@@ -290,9 +296,9 @@ def test_ended_by_the_lease_is_no_failure_of_the_job(world: World) -> None:
 
 def test_an_agent_stopped_for_less_than_its_lease_changes_nothing(world: World) -> None:
     world.start()
-    world.service.lease_s = 2 * LEASE_S
     world.service.want(world.python(1, PATIENT))
     world.said(1, "ready")
+    has_lease(world, 2 * LEASE_S)
     assert world.agent is not None
     world.agent.send_signal(signal.SIGSTOP)
     time.sleep(1.0)
@@ -384,10 +390,9 @@ def test_an_agent_without_its_journal_reattaches_to_what_runs_on_its_node(world:
 def test_jobs_go_on_without_an_end_where_the_service_was_stopped_before_the_agent(world: World) -> None:
     """As `plait down` does: nobody is left who could start them elsewhere. Who starts a service ends that."""
     world.start("--parks")
-    world.service.lease_s = LEASE_S
     world.service.want(world.python(1, PATIENT))
     world.said(1, "ready")
-    until(lambda: (found := lease.read(world.layout.lease("n0"))) and found.lease_s == LEASE_S, "the lease")
+    has_lease(world, LEASE_S)
     world.layout.service_file.unlink()
     world.service.quiet = True
     world.end_agent()

@@ -193,7 +193,7 @@ def test_a_change_of_the_batch_comes_between_steps_and_loses_nothing(workers: in
 class Two:
     """The second of two ranks on two nodes; the first one chooses 4 examples and no accumulation."""
 
-    rank, world, nodes, same = 1, 2, 2, True
+    rank, world_size, nodes, same = 1, 2, 2, True
 
     def __init__(self) -> None:
         self.asked = 0
