@@ -1,0 +1,28 @@
+"""How the jobs of one GPU share it: a guaranteed job at its dedicated speed, opportunistic jobs in what it leaves.
+
+Pure decisions from the standard library alone: no clock, thread, file, NumPy or random number. After AntMan (Xiao et
+al., OSDI 2020); the feedback laws, which were never published, are plait's own. Start reading at `coordinator.decide`.
+"""
+
+from plait.sharing.coordinator import CODEC, Observation, State, decide, replay
+from plait.sharing.directive import Action, Device, Directive, Reached, Sharer, SpillReason, StepStats
+from plait.sharing.memory_state import Rung, next_rung
+from plait.sharing.slowdown import longest_quantum_s
+
+__all__ = [
+    "CODEC",
+    "Action",
+    "Device",
+    "Directive",
+    "Observation",
+    "Reached",
+    "Rung",
+    "Sharer",
+    "SpillReason",
+    "State",
+    "StepStats",
+    "decide",
+    "longest_quantum_s",
+    "next_rung",
+    "replay",
+]
