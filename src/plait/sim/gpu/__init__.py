@@ -1,0 +1,26 @@
+"""A model of one GPU in virtual time: a FIFO of kernels that are never preempted, and memory with a limit a job.
+
+It runs `plait.sharing.decide` itself, the function that the agent of a node runs. Start reading at `micro_model.run`.
+"""
+
+from plait.sim.gpu.memory import SimDevice
+from plait.sim.gpu.micro_model import run, table_cell
+from plait.sim.gpu.outcome import Mark, Outcome
+from plait.sim.gpu.patterns import PATTERNS, QUANTA_S, Kernel, Pattern
+from plait.sim.gpu.scenario import Mode, Opportunistic, Phase, Scenario
+
+__all__ = [
+    "PATTERNS",
+    "QUANTA_S",
+    "Kernel",
+    "Mark",
+    "Mode",
+    "Opportunistic",
+    "Outcome",
+    "Pattern",
+    "Phase",
+    "Scenario",
+    "SimDevice",
+    "run",
+    "table_cell",
+]

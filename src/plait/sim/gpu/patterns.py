@@ -1,0 +1,77 @@
+"""What a step of a guaranteed job looks like from the GPU: kernels, and host work between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+MS = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """GPU work that the job waits for, then host work, both in seconds.
+
+    `ends_stage`: the GPU stage of the job ends with it, so the gate opens during the host work behind it.
+    """
+
+    gpu_s: float
+    host_s: float
+    ends_stage: bool = True
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One step.
+
+    >>> PATTERNS["100+100"].step_s, PATTERNS["100+100"].slack, PATTERNS["100+100"].stages
+    (0.2, 0.5, 1)
+    """
+
+    name: str
+    kernels: tuple[Kernel, ...]
+
+    @cached_property
+    def step_s(self) -> float:
+        """Seconds of a step alone on the GPU."""
+        return sum(k.gpu_s + k.host_s for k in self.kernels)
+
+    @property
+    def slack(self) -> float:
+        """The part of a step in which the GPU idles, 0 to 1."""
+        return sum(k.host_s for k in self.kernels) / self.step_s
+
+    @property
+    def stages(self) -> int:
+        """GPU stages, which is the number of gaps that the gate leaves open."""
+        return sum(k.ends_stage for k in self.kernels)
+
+    @property
+    def gaps(self) -> int:
+        """Times that the job waits for the GPU anew, each of which may cost it a quantum without the gate."""
+        return len(self.kernels)
+
+    def scaled(self, factor: float) -> Pattern:
+        """The same with all times multiplied."""
+        kernels = (Kernel(k.gpu_s * factor, k.host_s * factor, k.ends_stage) for k in self.kernels)
+        return Pattern(f"{factor:g} x {self.name}", tuple(kernels))
+
+
+def _alternating(name: str, times: int, gpu_ms: float, host_ms: float) -> Pattern:
+    return Pattern(name, (Kernel(gpu_ms * MS, host_ms * MS),) * times)
+
+
+#: The patterns of the published table in docs/explanation/sharing-law.md, GPU + host milliseconds.
+PATTERNS = {
+    pattern.name: pattern
+    for pattern in (
+        _alternating("5x(4+3)", 5, 4, 3),
+        _alternating("10x(5+5)", 10, 5, 5),
+        _alternating("100+100", 1, 100, 100),
+        Pattern("20x5 then 100 host", (Kernel(5 * MS, 0.0, False),) * 19 + (Kernel(5 * MS, 100 * MS),)),
+        _alternating("80+20", 1, 80, 20),
+        _alternating("10+190", 1, 10, 190),
+    )
+}
+#: Opportunistic quanta of the table, in seconds.
+QUANTA_S = (0.001, 0.004, 0.02)
