@@ -19,5 +19,5 @@ def test_no_section_of_pollux_is_cited_that_the_published_paper_lacks():
     """Its sections 3 to 5 have one further level; the earlier preprint had two."""
     for path in Path(plait.__file__).parent.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
-        for cited in re.findall(r"(?:Pollux|OSDI)[^;()]{0,40}section (\d[\d.]*\d)", text):
+        for cited in re.findall(r"(?:Pollux|OSDI'21)[^;()]{0,40}section (\d[\d.]*\d)", text):
             assert cited in ("3.1", "3.2", "4.1", "4.2", "5.1", "5.2", "5.3"), (path, cited)
