@@ -181,7 +181,7 @@ def in_process(home: Path, nodes: int, count: int) -> float:
     origin = time.perf_counter()
     fleet.sync()
     begin = time.perf_counter()
-    fleet.engine.submit(requests(count), owner="ann", now=begin - origin)
+    fleet.engine.submit(requests(count), owner="ann", now_s=begin - origin)
     while fleet.engine.state.jobs:
         fleet.now_s = time.perf_counter() - origin
         fleet.sync()
@@ -269,7 +269,7 @@ def large(policy: str, nodes: int, jobs: int, rounds: int) -> tuple[list[float],
             }
             for i in range(jobs + 100 * rounds)
         ]  # fmt: skip
-        fleet.engine.submit(wanted[:jobs], owner="ann", now=0.5)
+        fleet.engine.submit(wanted[:jobs], owner="ann", now_s=0.5)
         taken, quiet, running = [], [], 0
         for i in range(rounds):
             before = fleet.engine.state.decision_seq
@@ -289,7 +289,7 @@ def large(policy: str, nodes: int, jobs: int, rounds: int) -> tuple[list[float],
                     fleet.engine.observe(words, fleet.now_s)
             quiet.append(time.process_time() - begin)
             first = jobs + 100 * i
-            fleet.engine.submit(wanted[first : first + 100], owner="ann", now=fleet.now_s)
+            fleet.engine.submit(wanted[first : first + 100], owner="ann", now_s=fleet.now_s)
         fleet.close()
     return taken[1:], statistics.median(quiet), running
 

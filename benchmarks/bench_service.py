@@ -85,10 +85,10 @@ def over_http(home: Path) -> list[common.Figure]:
 def rounds(home: Path) -> list[common.Figure]:
     """A decision over a thousand waiting jobs, with the commit; what an agent's report costs meanwhile."""
     store = Store.open(home / "plait.db")
-    engine = Engine(store, Fences(Layout(home)), now=0.0, policy="muri-l:quantum_s=1", options=Options(round_s=0.5))
+    engine = Engine(store, Fences(Layout(home)), now_s=0.0, policy="muri-l:quantum_s=1", options=Options(round_s=0.5))
     told = Observed(NodeInfo("n0", 64), "a")
     engine.observe(told, 0.1)
-    engine.submit([job(i) for i in range(1_000)], owner="ann", now=0.2)
+    engine.submit([job(i) for i in range(1_000)], owner="ann", now_s=0.2)
     now = 1.0
     engine.tick(now)
     taken, quiet = [], []
@@ -98,7 +98,7 @@ def rounds(home: Path) -> list[common.Figure]:
         for number in running[::5]:  # others take their places, so that no grouping of the last round will do
             engine.cancel(number, now - 1.5)
         # Too early to decide: the round that is measured will.
-        engine.submit([job(i)], owner="ann", now=engine.state.decision_s + 0.01)
+        engine.submit([job(i)], owner="ann", now_s=engine.state.decision_s + 0.01)
         before = engine.state.decision_seq
         begin = time.perf_counter()
         engine.tick(now)
@@ -119,20 +119,20 @@ def coming_back(home: Path) -> list[common.Figure]:
     """A long log: what a restart takes, and what deriving all of it again does."""
     count = 10_000 if QUICK else 100_000
     store = Store.open(home / "plait.db")
-    engine = Engine(store, Fences(Layout(home)), now=0.0, policy="fifo-backfill", options=Options(round_s=5.0))
+    engine = Engine(store, Fences(Layout(home)), now_s=0.0, policy="fifo-backfill", options=Options(round_s=5.0))
     engine.observe(Observed(NodeInfo("n0", 8), "a"), 0.1)
     now, number = 1.0, 0
     while engine.state.seq < count:
         with engine.batch():
             for _ in range(100):
-                engine.submit([job(number)], owner="ann", now=now)
+                engine.submit([job(number)], owner="ann", now_s=now)
                 engine.cancel(number, now + 0.01)
                 number, now = number + 1, now + 0.1
     store.close()
 
     def restart() -> None:
         again = Store.open(home / "plait.db")
-        Engine(again, Fences(Layout(home)), now=0.0)
+        Engine(again, Fences(Layout(home)), now_s=0.0)
         again.close()
 
     restart_s = median_s(restart)

@@ -42,7 +42,7 @@ class Simulated(World):
 
     def submit(self, *words: str, **more: Any) -> int:
         command = [sys.executable, str(SCRIPT), *words]
-        (number,) = self.fleet.engine.submit([{"command": command, **more}], owner="ann", now=self.fleet.now_s)
+        (number,) = self.fleet.engine.submit([{"command": command, **more}], owner="ann", now_s=self.fleet.now_s)
         self._submitted.append(number)
         return number
 

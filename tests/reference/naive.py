@@ -112,17 +112,17 @@ class Job:
     def submit(self) -> int:
         return math.ceil(self.spec.submit_s * 1000 - 1e-6)
 
-    def work_by(self, now: float) -> float:
+    def work_by(self, now_ms: float) -> float:
         """Work done by a time, while running."""
-        return self.done + max(0.0, now - self.work_at) * self.rate if self.state == "running" else self.done
+        return self.done + max(0.0, now_ms - self.work_at) * self.rate if self.state == "running" else self.done
 
-    def held_by(self, now: float) -> float:
+    def held_by(self, now_ms: float) -> float:
         """Time on GPUs by a time."""
-        return self.held + (max(0.0, now - self.hold_at) if self.state == "running" else 0.0)
+        return self.held + (max(0.0, now_ms - self.hold_at) if self.state == "running" else 0.0)
 
-    def service_by(self, now: float) -> float:
+    def service_by(self, now_ms: float) -> float:
         """GPU-time by a time."""
-        more = max(0.0, now - self.hold_at) * len(self.gpus) if self.state == "running" else 0.0
+        more = max(0.0, now_ms - self.hold_at) * len(self.gpus) if self.state == "running" else 0.0
         return self.service + more
 
 
@@ -329,11 +329,11 @@ class Naive:
             after = float(draw.exponential(self.rules.mtbf_s / len(gpus)))
             job.fail_at = begin + max(math.ceil(after * 1000 - 1e-6), 1)
 
-    def pace(self, job: Job, company: tuple[int, ...], now: float) -> None:
+    def pace(self, job: Job, company: tuple[int, ...], now_ms: float) -> None:
         """Book what was done and go on at the speed of this company."""
-        if now > job.work_at:
-            job.done += (now - job.work_at) * job.rate
-            job.work_at = now
+        if now_ms > job.work_at:
+            job.done += (now_ms - job.work_at) * job.rate
+            job.work_at = now_ms
         job.company = company
         job.rate = 1.0 / self.slowdown(job, company)
         job.end_at = job.work_at + max(math.ceil((job.total - job.done) / job.rate - 1e-6), 1)

@@ -44,7 +44,7 @@ from plait.control.messages import (
     StopCostReported,
     Wake,
 )
-from plait.control.plan_check import OK, assign, fault, review, unfinished
+from plait.control.plan_check import OK, assign, check_plan, plan_error, unfinished
 from plait.core.arrays import NO_JOBS, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError
@@ -63,7 +63,7 @@ _WAITING, _RUNNING = int(Phase.WAITING), int(Phase.RUNNING)
 
 
 @kernel
-def begin(
+def start_jobs(
     jobs: IntArray,
     now_s: float,
     run_s: FloatArray,
@@ -75,7 +75,10 @@ def begin(
     starts: IntArray,
     phase: IntArray,
 ) -> None:
-    """Note that these jobs start now; a wait counts for promotion once the job has run since the last one."""
+    """Write into the job store that these jobs start now.
+
+    A wait counts for promotion once the job has run since its last promotion.
+    """
     for job in jobs:
         if run_s[job] > run_base_s[job]:
             wait_s[job] += now_s - pending_since_s[job]
@@ -87,7 +90,7 @@ def begin(
 
 
 @kernel
-def note(
+def record_progress(
     jobs: IntArray,
     done: FloatArray,
     attained: FloatArray,
@@ -109,7 +112,7 @@ def note(
 
 
 @kernel
-def complete(jobs: IntArray, iterations: FloatArray, iterations_done: FloatArray) -> None:
+def record_completion(jobs: IntArray, iterations: FloatArray, iterations_done: FloatArray) -> None:
     """Finished jobs have done all their iterations, where that number is known."""
     for job in jobs:
         if not math.isnan(iterations[job]):
@@ -206,7 +209,7 @@ class Controller:
 
     def _progress(self, event: ProgressReported) -> Sequence[Command]:
         columns = self.job_store.columns
-        note(
+        record_progress(
             event.jobs, event.iterations_done, event.attained_gpu_s, event.run_s,
             columns["iterations_done"], columns["attained_gpu_s"], columns["run_s"], columns["iteration_s"],
             columns["lost_s"],
@@ -267,7 +270,7 @@ class Controller:
     def _finish(self, event: JobFinished) -> Sequence[Command]:
         self._require(event.jobs, Phase.FINISHED, event)
         columns = self.job_store.columns
-        complete(event.jobs, columns["iterations"], columns["iterations_done"])
+        record_completion(event.jobs, columns["iterations"], columns["iterations_done"])
         self._end(event.jobs, Phase.FINISHED, event.end_s)
         return ()
 
@@ -360,7 +363,7 @@ class Controller:
 
     def _start(self, jobs: IntArray) -> None:
         c = self.job_store.columns
-        begin(
+        start_jobs(
             jobs, self.now_s, c["run_s"], c["run_base_s"], c["wait_s"], c["pending_since_s"], c["first_start_s"],
             c["last_start_s"], c["starts"], c["phase"],
         )  # fmt: skip
@@ -382,10 +385,12 @@ class Controller:
 
     def _apply(self, plan: Plan) -> Sequence[Command]:
         groups, columns = plan.groups, self.job_store.columns
-        code, job, gpu, changes = review(groups, self.running, columns, self.events, self.job_store.count, self.cluster)
+        code, job, gpu, changes = check_plan(
+            groups, self.running, columns, self.events, self.job_store.count, self.cluster
+        )
         if code != OK:
             name = self.job_store.name(job) if 0 <= job < self.job_store.count else f"job number {job}"
-            raise fault(code, name, gpu, self.cluster, describe(self.policy))
+            raise plan_error(code, name, gpu, self.cluster, describe(self.policy))
         refuse_overload(groups, changes.changed, columns, self.cluster, self.job_store.name, describe(self.policy))
         if not plan.valid_until_s > self.now_s:
             raise PlaitError(

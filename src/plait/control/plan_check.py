@@ -19,7 +19,7 @@ OK, NO_SUCH_JOB, NOT_ACTIVE, TWICE, WRONG_SIZE, NO_SUCH_GPU, NODE_DOWN, GPU_TWIC
 
 
 @part
-def alike(values: IntArray, lo: int, hi: int, others: IntArray, other_lo: int, other_hi: int) -> bool:
+def same_slice(values: IntArray, lo: int, hi: int, others: IntArray, other_lo: int, other_hi: int) -> bool:
     """Whether `values[lo:hi]` are `others[other_lo:other_hi]`."""
     if other_hi - other_lo != hi - lo:
         return False
@@ -35,17 +35,20 @@ def use_gpus(
     gpus: IntArray,
     lo: int,
     hi: int,
-    fresh: bool,
+    unchecked: bool,
     used: BoolArray,
     gpu_node: IntArray,
     node_kind: IntArray,
     node_up: BoolArray,
 ) -> tuple[int, int]:
-    """Mark `gpus[lo:hi]` as used; the code and the GPU of the first fault. `fresh`: nobody holds them yet."""
+    """Mark `gpus[lo:hi]` as used; returns the code and the GPU of the first fault.
+
+    `unchecked`: no job that stays holds them, so each GPU still has to exist, be up and be of one kind.
+    """
     kind = -1
     for i in range(lo, hi):
         gpu = gpus[i]
-        if fresh:
+        if unchecked:
             if gpu < 0 or gpu >= len(gpu_node):
                 return NO_SUCH_GPU, gpu
             node = gpu_node[gpu]
@@ -62,7 +65,7 @@ def use_gpus(
 
 @part
 def not_stamped(jobs: IntArray, running_group: IntArray, stamp: IntArray, mark: int) -> IntArray:
-    """Those of these jobs that run and do not bear the mark."""
+    """Those of these jobs that run and whose `stamp` is not `mark`."""
     out = np.empty(len(jobs), dtype=np.int64)
     n = 0
     for job in jobs:
@@ -107,7 +110,7 @@ def compare(
     starting = 0
     for g in range(groups):
         lo, hi = first_gpu[g], first_gpu[g + 1]
-        fresh = True  # whether these GPUs have to be looked at one by one
+        unchecked = True  # whether these GPUs have to be looked at one by one
         for m in range(first_job[g], first_job[g + 1]):
             job = jobs[m]
             if job < 0 or job >= count:
@@ -115,7 +118,7 @@ def compare(
             if stamp[job] >> 1 == tag:
                 return TWICE, job, -1, change, starts, starts
             old = running_group[job]
-            stays = old >= 0 and alike(gpus, lo, hi, old_gpus, old_first_gpu[old], old_first_gpu[old + 1])
+            stays = old >= 0 and same_slice(gpus, lo, hi, old_gpus, old_first_gpu[old], old_first_gpu[old + 1])
             stamp[job] = 2 * tag + stays
             if not stays:
                 if phase[job] > 1:
@@ -126,12 +129,12 @@ def compare(
                 starts[starting] = job
                 starting += 1
                 continue
-            fresh = False
-            if change[g] == 0 and not alike(
+            unchecked = False
+            if change[g] == 0 and not same_slice(
                 jobs, first_job[g], first_job[g + 1], old_jobs, old_first_job[old], old_first_job[old + 1]
             ):
                 change[g] = 1
-        code, gpu = use_gpus(gpus, lo, hi, fresh, used, gpu_node, node_kind, node_up)
+        code, gpu = use_gpus(gpus, lo, hi, unchecked, used, gpu_node, node_kind, node_up)
         if code != OK:
             return code, jobs[first_job[g]], gpu, change, starts, starts
     return OK, -1, -1, change, starts[:starting], not_stamped(old_jobs, running_group, stamp, 2 * tag + 1)
@@ -163,7 +166,7 @@ NO_CHANGE = np.zeros(0, dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
-class Review:
+class PlanChanges:
     """What a checked plan changes: jobs that start, jobs that leave their GPUs, and how each group changes.
 
     `changed` has one value a group of the plan; the others are numbers of jobs and of groups.
@@ -176,9 +179,9 @@ class Review:
     changed: BoolArray
 
 
-def review(
+def check_plan(
     groups: Groups, running: Groups, columns: dict[str, IntArray], tag: int, count: int, cluster: Cluster
-) -> tuple[int, int, int, Review]:
+) -> tuple[int, int, int, PlanChanges]:
     """Compare `groups` with `running`; the first three values are (code, job, gpu) of the first fault."""
     code, job, gpu, change, starts, leave = compare(
         groups.jobs,
@@ -201,7 +204,7 @@ def review(
         cluster.node_up,
     )
     if code != OK:
-        return code, job, gpu, Review(NO_JOBS, NO_JOBS, NO_JOBS, NO_JOBS, NO_CHANGE)
+        return code, job, gpu, PlanChanges(NO_JOBS, NO_JOBS, NO_JOBS, NO_JOBS, NO_CHANGE)
     if groups.details is not None or running.details is not None or groups.gate is not None or running.gate is not None:
         change = _details_differ(groups, running, columns["running_group"], change)
     launched = (change == 2).nonzero()[0] if len(starts) else NO_JOBS
@@ -210,7 +213,7 @@ def review(
         adjusted = (change == 1).nonzero()[0]
     if len(leave) > 1:
         leave.sort()
-    return code, job, gpu, Review(starts, leave, adjusted, launched, change > 0)
+    return code, job, gpu, PlanChanges(starts, leave, adjusted, launched, change > 0)
 
 
 def _details_differ(groups: Groups, running: Groups, running_group: IntArray, change: IntArray) -> IntArray:
@@ -238,7 +241,7 @@ def _details(groups: Groups) -> FloatArray:
     return plain_details(len(groups.jobs)) if groups.details is None else groups.details
 
 
-def fault(code: int, job: str, gpu: int, cluster: Cluster, policy: str) -> PlanError:
+def plan_error(code: int, job: str, gpu: int, cluster: Cluster, policy: str) -> PlanError:
     """The error that names policy, job and GPU."""
     where = "" if not 0 <= gpu < cluster.gpus else f"GPU {gpu} of node {cluster.nodes[cluster.gpu_node[gpu]].id!r}"
     text = {

@@ -87,25 +87,25 @@ class LiveReplay(Simulator):
             due = min(due, max(self.decide_ms, self.now))
         return due
 
-    def _asks(self, now: float) -> bool:
+    def _asks(self, now_ms: float) -> bool:
         """Whether the service would decide now."""
         assert self.controller is not None
-        wanted = self.controller.changed or to_ms(self.controller.plan.valid_until_s) <= now
-        if wanted and now >= self.decide_ms:
+        wanted = self.controller.changed or to_ms(self.controller.plan.valid_until_s) <= now_ms
+        if wanted and now_ms >= self.decide_ms:
             return True
-        if self.wake_ms <= now:
+        if self.wake_ms <= now_ms:
             self.wake_ms = self.decide_ms if wanted else math.inf
         return False
 
-    def _told(self, now: float) -> Iterator[Event]:
+    def _told(self, now_ms: float) -> Iterator[Event]:
         """What was told from outside by now."""
         assert self.controller is not None
-        while self.news and to_ms(self.news[0][0]) <= now:
+        while self.news and to_ms(self.news[0][0]) <= now_ms:
             what = self.news.pop(0)[1]
             if isinstance(what, (JobProfiled, GoodputReported, StopCostReported, JobKept)):
                 known = np.flatnonzero(what.jobs < self.controller.job_store.count)
                 if len(known):
-                    yield _rows(what, known, what.jobs[known], now / 1000)
+                    yield _rows(what, known, what.jobs[known], now_ms / 1000)
             else:
                 self.controller.policy, self.controller.changed = what, True
 
@@ -116,13 +116,13 @@ class LiveReplay(Simulator):
             self.starting.update(command.groups.jobs.tolist())
             self._join(self.now)
 
-    def _join(self, now: float) -> None:
+    def _join(self, now_ms: float) -> None:
         """Jobs whose start is over by now change the pace of their group."""
-        ready = [job for job in self.starting if not self.is_running[job] or self.since_ms[job] <= now]
+        ready = [job for job in self.starting if not self.is_running[job] or self.since_ms[job] <= now_ms]
         self.starting.difference_update(ready)
         for job in sorted(ready):
             if self.is_running[job] and job in self.groups:
-                self.share_gpus(self.groups[job], now)
+                self.share_gpus(self.groups[job], now_ms)
 
 
 def _rows(event: Told, rows: IntArray, jobs: IntArray, at_s: float) -> Told:

@@ -154,18 +154,18 @@ class Simulator(Running):
             due = math.ceil(due / self.round_ms) * self.round_ms
         return float(due)
 
-    def happened(self, now: float) -> Iterator[Event]:
-        """Bring the world to `now` and tell of it, in a fixed order."""
-        finished, end_ms, failed = self._run_until(now)
-        self.now = now
+    def happened(self, now_ms: float) -> Iterator[Event]:
+        """Bring the world to `now_ms` and tell of it, in a fixed order."""
+        finished, end_ms, failed = self._run_until(now_ms)
+        self.now = now_ms
         jobs = self.running
         if len(finished) or len(failed) or self.late:
             jobs = np.concatenate([jobs, finished, failed, *self.late])
             if self.late:  # a job that saved may be running again by now
                 jobs, self.late = np.unique(jobs), []
-        at_s = now / 1000
+        at_s = now_ms / 1000
         if len(jobs):
-            yield self._progress(jobs, now)
+            yield self._progress(jobs, now_ms)
         if len(self.running) and self.some_save_at_times:
             yield from self._stop_costs(at_s)
         if len(finished):
@@ -174,8 +174,8 @@ class Simulator(Running):
             yield JobFailed(at_s, failed, "process failed")
         if self.adaptive is not None and self.adaptive.fresh and self.tells:
             yield GoodputReported(at_s, *self.adaptive.report())
-        if self.arrived < len(self.submit_ms) and self.submit_ms[self.arrived] <= now:
-            first, self.arrived = self.arrived, int(np.searchsorted(self.submit_ms, now, side="right"))
+        if self.arrived < len(self.submit_ms) and self.submit_ms[self.arrived] <= now_ms:
+            first, self.arrived = self.arrived, int(np.searchsorted(self.submit_ms, now_ms, side="right"))
             last = self.arrived
             yield JobSubmitted(at_s, first, self.reported[first:last])
 
@@ -186,9 +186,9 @@ class Simulator(Running):
             self.wake_ms = math.inf
         return ReplanDue(self.now / 1000)
 
-    def _progress(self, jobs: IntArray, now: float) -> ProgressReported:
-        figures = measure(jobs, now, self.is_running, self.state)
-        return ProgressReported(now / 1000, jobs, *figures)
+    def _progress(self, jobs: IntArray, now_ms: float) -> ProgressReported:
+        figures = measure(jobs, now_ms, self.is_running, self.state)
+        return ProgressReported(now_ms / 1000, jobs, *figures)
 
     def _stop_costs(self, at_s: float) -> Iterator[Event]:
         """What the last checkpoints of running jobs hold that save from time to time."""
@@ -201,17 +201,17 @@ class Simulator(Running):
         saved_run_s = ran - (done - saved) / self.rate[jobs] / 1000
         yield StopCostReported(at_s, jobs, self.saves_as[jobs], saved_run_s, np.full(len(jobs), math.nan))
 
-    def _run_until(self, now: float) -> tuple[IntArray, FloatArray, IntArray]:
-        """End jobs that complete or fail by `now`: (finished, their ends in ms, failed)."""
-        if self.adapt_until(now):
+    def _run_until(self, now_ms: float) -> tuple[IntArray, FloatArray, IntArray]:
+        """End jobs that complete or fail by `now_ms`: (finished, their ends in ms, failed)."""
+        if self.adapt_until(now_ms):
             self.soonest = earliest(self.running, self.stop_ms)
-        if self.soonest > now:
+        if self.soonest > now_ms:
             return NO_JOBS, NO_TIMES, NO_JOBS
         finished: list[int] = []
         ends: list[float] = []
         failed: list[int] = []
         while True:
-            due = due_by(self.running, self.stop_ms, now)
+            due = due_by(self.running, self.stop_ms, now_ms)
             if not len(due):
                 break
             if self.groups or self.adaptive:  # the pace of others may change before they end: one instant at a time
@@ -229,7 +229,7 @@ class Simulator(Running):
                     finished.append(job)
                     ends.append(at)
             self.running = still(self.running, self.is_running)
-            self.adapt_until(now)
+            self.adapt_until(now_ms)
         self.ended += len(finished)
         return np.array(finished, dtype=np.int64), np.array(ends), np.array(sorted(failed), dtype=np.int64)
 
@@ -251,20 +251,20 @@ class Simulator(Running):
         else:
             yield self.replan_due()
 
-    def _lose_node(self, index: int, now: float) -> Iterator[Event]:
+    def _lose_node(self, index: int, now_ms: float) -> Iterator[Event]:
         node = self.cluster.nodes[index].id
         self.cluster = self.cluster.without_node(node)
         hit = [j for j in self.running.tolist() if (self.cluster.gpu_node[self.where[j]] == index).any()]
         for job in hit:
-            self._release(job, now, lost=True)
+            self._release(job, now_ms, lost=True)
         for job, gpus in list(self.parked.items()):
             if (self.cluster.gpu_node[gpus] == index).any():
                 del self.parked[job]
                 self.done_ms[job] = self.safe_ms[job]
         self.running = still(self.running, self.is_running)
         if hit:
-            yield self._progress(np.array(hit, dtype=np.int64), now)
-        yield NodeLost(now / 1000, node)
+            yield self._progress(np.array(hit, dtype=np.int64), now_ms)
+        yield NodeLost(now_ms / 1000, node)
 
     # -- what is done -----------------------------------------------------------------------------------
 

@@ -18,9 +18,9 @@ DONE, RATE, SINCE, HOLD, RUN, SERVICE, GPUS, UNIT = range(8)
 
 @kernel
 def measure(
-    jobs: IntArray, now: float, running: IntArray, state: FloatArray
+    jobs: IntArray, now_ms: float, running: IntArray, state: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Iterations done, GPU-seconds, run seconds and current iteration seconds of these jobs at `now`."""
+    """Iterations done, GPU-seconds, run seconds and current iteration seconds of these jobs at `now_ms`."""
     n = len(jobs)
     iterations, attained, ran, pace = np.empty(n), np.empty(n), np.empty(n), np.empty(n)
     for i in range(n):
@@ -28,10 +28,10 @@ def measure(
         work, held = state[j, DONE], 0.0
         pace[i] = math.nan
         if running[j] == 1:
-            if now > state[j, SINCE]:
-                work += (now - state[j, SINCE]) * state[j, RATE]
-            if now > state[j, HOLD]:
-                held = now - state[j, HOLD]
+            if now_ms > state[j, SINCE]:
+                work += (now_ms - state[j, SINCE]) * state[j, RATE]
+            if now_ms > state[j, HOLD]:
+                held = now_ms - state[j, HOLD]
             pace[i] = state[j, UNIT] / state[j, RATE] / 1e3
         iterations[i] = work / state[j, UNIT]
         ran[i] = (state[j, RUN] + held) / 1e3
@@ -49,12 +49,12 @@ def earliest(jobs: IntArray, at: FloatArray) -> float:
 
 
 @kernel
-def due_by(jobs: IntArray, at: FloatArray, now: float) -> IntArray:
-    """Those of these jobs whose entry of `at` is not after `now`."""
+def due_by(jobs: IntArray, at: FloatArray, now_ms: float) -> IntArray:
+    """Those of these jobs whose entry of `at` is not after `now_ms`."""
     out = np.empty(len(jobs), dtype=np.int64)
     n = 0
     for j in jobs:
-        if at[j] <= now:
+        if at[j] <= now_ms:
             out[n] = j
             n += 1
     return out[:n]

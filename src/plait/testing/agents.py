@@ -1,7 +1,7 @@
 """Simulated nodes: agents that say and obey what real ones do, with processes that are only numbers.
 
     fleet = Fleet(home, [SimulatedAgent(NodeInfo(f"n{i}", 8), program) for i in range(4)], policy="muri-l")
-    fleet.engine.submit([{"command": ["train"]}], owner="ann", now=fleet.now_s)
+    fleet.engine.submit([{"command": ["train"]}], owner="ann", now_s=fleet.now_s)
     fleet.pass_s(10.0)
 
 Time is given to every call, so a day of a thousand nodes takes as long as the scheduler needs for it. What an agent
@@ -62,42 +62,42 @@ class SimulatedAgent:
         """The agent dies; what it started goes on."""
         self.alive = False
 
-    def crash(self, now: float) -> None:
+    def crash(self, now_s: float) -> None:
         """The machine dies, and all that runs on it."""
-        self.advance(now)
+        self.advance(now_s)
         self.alive = False
         for held in self.held.values():
             if held.process is not None:
-                held.process.end(now, -9, "the machine was restarted while it ran")
+                held.process.end(now_s, -9, "the machine was restarted while it ran")
                 held.collect()
 
-    def leave(self, now: float, grace_s: float = 10.0) -> None:
+    def leave(self, now_s: float, grace_s: float = 10.0) -> None:
         """Told to go: it gives notice, and jobs stop after a checkpoint; once nothing runs, tell it and `kill`."""
-        self._leave_s = now + grace_s
+        self._leave_s = now_s + grace_s
         for held in self.held.values():
-            held.stop(now, min(held.run.grace_s, grace_s), _LEAVES, own=True)
+            held.stop(now_s, min(held.run.grace_s, grace_s), _LEAVES, own=True)
 
     # -- what it says -------------------------------------------------------------------------------------
 
-    def observe(self, now: float, wait_s: float = 0.0) -> Observed:
+    def observe(self, now_s: float, wait_s: float = 0.0) -> Observed:
         """Everything that is seen now; answers to questions go with it once."""
-        self.advance(now)
+        self.advance(now_s)
         replies, self.replies = self.replies, []
-        seen = [held.seen(now) for held in self.held.values()]
+        seen = [held.seen(now_s) for held in self.held.values()]
         words = Observed(self.node, self.id, self.term, self.reached, seen, replies=replies, wait_s=wait_s)
         if self._leave_s < math.inf:
-            left_s = max(self._leave_s - now, 0.001) if any(held.alive for held in self.held.values()) else 0.0
+            left_s = max(self._leave_s - now_s, 0.001) if any(held.alive for held in self.held.values()) else 0.0
             words = replace(words, leaving_s=left_s)
-        self._asked.append((words, now))
+        self._asked.append((words, now_s))
         return words
 
     # -- what it obeys ------------------------------------------------------------------------------------
 
-    def obey(self, answer: Assignment, told: Observed, now: float) -> bool:
+    def obey(self, answer: Assignment, told: Observed, now_s: float) -> bool:
         """Take in what should be; False if its leader was replaced. Told twice or late, it changes nothing."""
-        asked_s = next((at for words, at in self._asked if words is told), now)
+        asked_s = next((at for words, at in self._asked if words is told), now_s)
         lease = Lease(asked_s, answer.lease_s)
-        if now >= lease.stop_s():
+        if now_s >= lease.stop_s():
             return True  # it was under way for as long as the lease
         if answer.term < self.term:
             self.refused.append(f"term {answer.term}: term {self.term} was seen")
@@ -110,14 +110,14 @@ class SimulatedAgent:
             for run in answer.attempts:  # assigned before the service knew that the node goes
                 if (key := (run.job, run.epoch, run.rank)) not in self.held:
                     self.held[key] = Held(run)
-                    self.held[key].end(now, PREEMPTED, _LEAVES)
+                    self.held[key].end(now_s, PREEMPTED, _LEAVES)
             return True
         self.ever = True
         self._forget(answer, told)
         if answer.version >= self.reached:
-            self._apply(answer.attempts, now)
+            self._apply(answer.attempts, now_s)
             self.reached = answer.version
-        self.advance(now)
+        self.advance(now_s)
         self.replies += [self._answer(ask) for ask in answer.ask]
         return True
 
@@ -128,30 +128,30 @@ class SimulatedAgent:
             if seen.state == ENDED and key not in needed:
                 self.held.pop(key, None)
 
-    def _apply(self, runs: Iterable[Run], now: float) -> None:
+    def _apply(self, runs: Iterable[Run], now_s: float) -> None:
         wanted = {(run.job, run.epoch, run.rank): run for run in runs}
         newest = {run.job: run.epoch for run in wanted.values()}
         for key, held in self.held.items():
             if key not in wanted:
                 replaced = held.run.epoch < max(self.disk.epoch(held.run.job), newest.get(held.run.job, 0))
-                held.stop(now, 0.0 if replaced else held.run.grace_s, "no longer wanted")
+                held.stop(now_s, 0.0 if replaced else held.run.grace_s, "no longer wanted")
         for key, run in wanted.items():
-            held = self.held.get(key) or self._accept(key, run, now)
+            held = self.held.get(key) or self._accept(key, run, now_s)
             held.run = replace(held.run, group=run.group, stop=run.stop, grace_s=run.grace_s)
             if run.stop:
-                held.stop(now, run.grace_s, "preempted")
+                held.stop(now_s, run.grace_s, "preempted")
 
-    def _accept(self, key: Key, run: Run, now: float) -> Held:
+    def _accept(self, key: Key, run: Run, now_s: float) -> Held:
         held = self.held[key] = Held(run)
         newest = max(self.epochs.get(run.job, 0), self.disk.epoch(run.job))
         if run.epoch < newest:
             why = f"refused: attempt {run.epoch} of job {run.job} was replaced by attempt {newest}"
             self.refused.append(why)
-            held.end(now, None, why)
+            held.end(now_s, None, why)
         elif run.stop:
-            held.end(now, PREEMPTED, "stopped before it started")
+            held.end(now_s, PREEMPTED, "stopped before it started")
         elif not all(0 <= gpu < self.node.gpus for gpu in run.gpus):
-            held.end(now, 126, f"GPUs {run.gpus} were asked for; this node has {self.node.gpus}")
+            held.end(now_s, 126, f"GPUs {run.gpus} were asked for; this node has {self.node.gpus}")
         else:
             self.epochs[run.job] = run.epoch
         return held
@@ -165,25 +165,25 @@ class SimulatedAgent:
         part = data[at : at + ask.limit]
         return Reply(ask.id, part.decode(errors="replace"), at, at + len(part), len(data))
 
-    def advance(self, now: float) -> None:
+    def advance(self, now_s: float) -> None:
         """Processes go on; what the agent sees of it and starts, it does unless it is dead or stands still."""
         for held in self.held.values():
             if held.process is not None:
-                held.process.lapse(now, self.lease)
-                held.process.advance(now)
+                held.process.lapse(now_s, self.lease)
+                held.process.advance(now_s)
         if not self.alive or self.frozen:
             return
-        in_touch = now < self.lease.stop_s()
+        in_touch = now_s < self.lease.stop_s()
         for held in self.held.values():
             held.collect()
             if held.state == STARTING and not in_touch:
-                held.end(now, PREEMPTED, str(self.lease))
+                held.end(now_s, PREEMPTED, str(self.lease))
         if not (self.ever and in_touch) or self._leave_s < math.inf:
             return
         for key, held in self.held.items():
             if held.state == STARTING and not any(o.alive and not _share(held.run, o.run) for o in self.held.values()):
                 self._pids += 1
-                self.processes[key] = held.begin(self.program(held.run), self.disk, self._pids, now)
+                self.processes[key] = held.begin(self.program(held.run), self.disk, self._pids, now_s)
             elif held.state == STARTING:
                 held.reason = f"attempt {key[1]} of job {key[0]} waits until others have left its GPUs"
 
@@ -233,7 +233,7 @@ class Fleet:
 
     def _engine(self, policy: str | None) -> Engine:
         fences = DiskFences(Layout(self.home), self.disk)
-        return Engine(self.store, fences, now=self.now_s, policy=policy, options=self.options)
+        return Engine(self.store, fences, now_s=self.now_s, policy=policy, options=self.options)
 
     def restart(self) -> None:
         """The service dies and comes back from its store."""

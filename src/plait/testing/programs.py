@@ -36,9 +36,9 @@ class Program:
     plain: bool = False
     boot_s: float = 0.0
 
-    def process(self, run: Run, disk: Disk, pid: int, now: float) -> Process:
+    def process(self, run: Run, disk: Disk, pid: int, now_s: float) -> Process:
         """A process of it that begins now."""
-        return Process(run, self, disk, pid, now)
+        return Process(run, self, disk, pid, now_s)
 
 
 class Disk(Protocol):
@@ -126,28 +126,28 @@ class HomeDisk:
 class Process:
     """A process of an attempt; it goes on whether or not anybody looks."""
 
-    def __init__(self, run: Run, program: Program, disk: Disk, pid: int, now: float) -> None:
+    def __init__(self, run: Run, program: Program, disk: Disk, pid: int, now_s: float) -> None:
         """It begins now, where the newest checkpoint is."""
-        self.run, self.program, self.pid, self.began_s = run, program, pid, now
+        self.run, self.program, self.pid, self.began_s = run, program, pid, now_s
         self._disk = disk
         self.first = self.saved = 0 if program.plain else disk.newest(run, program.keep)
-        self._working_s = now + program.boot_s
+        self._working_s = now_s + program.boot_s
         self.stop_s, self.grace_s, self.lapsed = math.inf, 0.0, ""
-        self.saved_s = now
+        self.saved_s = now_s
         self.ended_s: float | None = None
         self.exit_code: int | None = None
         self.reason: str | None = None
         self.log = f"rank {run.rank} of {run.world}: from step {self.first}\n"
 
-    def steps(self, now: float) -> float:
+    def steps(self, now_s: float) -> float:
         """Iterations since the beginning of the job."""
-        until = min(now, self.stop_s, math.inf if self.ended_s is None else self.ended_s)
+        until = min(now_s, self.stop_s, math.inf if self.ended_s is None else self.ended_s)
         made = self.first + math.floor((until - self._working_s) / self.program.pace_s + 1e-9)
         return max(self.first, min(made, self.program.steps, self.program.hangs_at))
 
-    def said(self, now: float) -> dict[str, Any]:
+    def said(self, now_s: float) -> dict[str, Any]:
         """What its page says beside the steps: further fields of `Seen`."""
-        program, steps = self.program, self.steps(now)
+        program, steps = self.program, self.steps(now_s)
         if program.plain:
             return {"steps": 0.0}
         begun, booted_s = steps > self.first, self._working_s - self.began_s
@@ -156,44 +156,44 @@ class Process:
             "total_steps": program.steps if math.isfinite(program.steps) else None,
             "saves": "yes" if begun else "no_boundary",
             "checkpoint_steps": float(self.saved) if self.saved else None,
-            "checkpoint_age_s": max(0.0, min(now, self.ended_s or math.inf) - self.saved_s) if self.saved else None,
+            "checkpoint_age_s": max(0.0, min(now_s, self.ended_s or math.inf) - self.saved_s) if self.saved else None,
             "first_step_s": booted_s + program.pace_s if begun else None,
             "last_step_s": booted_s + (steps - self.first) * program.pace_s if begun else None,
         }
 
-    def stop(self, now: float, grace_s: float) -> None:
+    def stop(self, now_s: float, grace_s: float) -> None:
         """It is told to; asking again can only hurry it."""
-        self.advance(now)
+        self.advance(now_s)
         if self.stop_s == math.inf:
-            self.stop_s, self.grace_s = now, grace_s
+            self.stop_s, self.grace_s = now_s, grace_s
         else:
-            self.grace_s = min(self.grace_s, now + grace_s - self.stop_s)
+            self.grace_s = min(self.grace_s, now_s + grace_s - self.stop_s)
 
-    def lapse(self, now: float, lease: Lease) -> None:
+    def lapse(self, now_s: float, lease: Lease) -> None:
         """It is told to stop if the lease of its node is nearly over, and killed when it is: `advance` does it."""
-        if self.ended_s is None and now >= lease.stop_s(self.run.grace_s):
+        if self.ended_s is None and now_s >= lease.stop_s(self.run.grace_s):
             at_s = min(lease.stop_s(self.run.grace_s), self.stop_s)
             known_s = self.grace_s if self.stop_s < math.inf else math.inf
             self.stop_s, self.grace_s, self.lapsed = at_s, min(known_s, lease.kill_s - at_s), str(lease)
 
-    def advance(self, now: float) -> None:
+    def advance(self, now_s: float) -> None:
         """What it has done until now: checkpoints that were due, its end."""
         if self.ended_s is not None:
             return
-        program, step = self.program, self.steps(now)
+        program, step = self.program, self.steps(now_s)
         while program.every and self.saved + program.every <= step:
-            self._save(self.saved + program.every, now)
+            self._save(self.saved + program.every, now_s)
         if step >= program.steps:
             self.log += f"rank {self.run.rank} of {self.run.world}: done at step {step:g}\n"
             self.end(self._working_s + (step - self.first) * program.pace_s, program.exit_code, None)
         elif program.stubborn or program.hangs_at <= step:
-            if now >= self.stop_s + self.grace_s and self.lapsed:
+            if now_s >= self.stop_s + self.grace_s and self.lapsed:
                 self.end(self.stop_s + self.grace_s, PREEMPTED, self.lapsed)
-            elif now >= self.stop_s + self.grace_s:
+            elif now_s >= self.stop_s + self.grace_s:
                 why = f"did not end within {self.grace_s:g} s after SIGTERM, so it was killed"
                 self.end(self.stop_s + self.grace_s, -9, why)
-        elif now >= self.stop_s + program.stop_s:
-            self._save(int(step), now)
+        elif now_s >= self.stop_s + program.stop_s:
+            self._save(int(step), now_s)
             self.log += f"rank {self.run.rank} of {self.run.world}: stopped at step {step:g}\n"
             self.end(self.stop_s + program.stop_s, PREEMPTED, self.lapsed or None)
 
@@ -228,20 +228,20 @@ class Held:
         """Whether it has a process."""
         return self.state in (RUNNING, STOPPING)
 
-    def begin(self, program: Program, disk: Disk, pid: int, now: float) -> Process:
+    def begin(self, program: Program, disk: Disk, pid: int, now_s: float) -> Process:
         """Its process is started."""
-        process = self.process = program.process(self.run, disk, pid, now)
+        process = self.process = program.process(self.run, disk, pid, now_s)
         self.state, self.reason = RUNNING, None
         return process
 
-    def stop(self, now: float, grace_s: float, reason: str, *, own: bool = False) -> None:
+    def stop(self, now_s: float, grace_s: float, reason: str, *, own: bool = False) -> None:
         """Ask it to end; `own`: the service did not ask, so that it is to be started again."""
         if self.state == STARTING:
-            self.end(now, PREEMPTED, reason)
+            self.end(now_s, PREEMPTED, reason)
         elif self.state != ENDED and self.process is not None:
             self.state, self.own, self.stop_reason = STOPPING, self.own or own, self.stop_reason or reason
-            self.process.stop(now, grace_s)
-            self.process.advance(now)
+            self.process.stop(now_s, grace_s)
+            self.process.advance(now_s)
 
     def collect(self) -> None:
         """See whether its process has ended, and how."""
@@ -253,22 +253,22 @@ class Held:
             code, reason = PREEMPTED, self.stop_reason
         self.end(process.ended_s, code, reason or (self.stop_reason if code == PREEMPTED else None))
 
-    def end(self, now: float, exit_code: int | None, reason: str | None) -> None:
+    def end(self, now_s: float, exit_code: int | None, reason: str | None) -> None:
         """It is over."""
-        self.state, self.ended_s, self.exit_code, self.reason = ENDED, now, exit_code, reason
+        self.state, self.ended_s, self.exit_code, self.reason = ENDED, now_s, exit_code, reason
 
-    def seen(self, now: float) -> Seen:
+    def seen(self, now_s: float) -> Seen:
         """What the service is told of it."""
         run, process = self.run, self.process
         if process is None:
             return Seen(
                 run.job, run.epoch, run.rank, self.state, exit_code=self.exit_code, reason=self.reason,
-                ended_s_ago=max(0.0, now - self.ended_s) if self.state == ENDED else 0.0,
+                ended_s_ago=max(0.0, now_s - self.ended_s) if self.state == ENDED else 0.0,
             )  # fmt: skip
         over = self.state == ENDED
         return Seen(
             run.job, run.epoch, run.rank, self.state, process.pid, self.exit_code, self.reason,
-            held_s=max(0.0, (self.ended_s if over else now) - process.began_s),
-            ended_s_ago=max(0.0, now - self.ended_s) if over else 0.0,
-            **{"steps": float(process.steps(now)), **process.said(now)},
+            held_s=max(0.0, (self.ended_s if over else now_s) - process.began_s),
+            ended_s_ago=max(0.0, now_s - self.ended_s) if over else 0.0,
+            **{"steps": float(process.steps(now_s)), **process.said(now_s)},
         )  # fmt: skip

@@ -89,7 +89,7 @@ def world(home: Path, *, busy: bool, starts: int, seed: int) -> tuple[list[bool]
                 boot_s = rng.uniform(0.3, 6.0) if busy else rng.uniform(0.4, 0.6)
                 programs[number] = Program(steps=steps, pace_s=0.25 * slower, boot_s=boot_s)
                 request = {"command": ["attached"], "model": "attached", "iterations": steps}
-            fleet.engine.submit([request], owner="ann", now=fleet.now_s)
+            fleet.engine.submit([request], owner="ann", now_s=fleet.now_s)
             ask[number] = fleet.now_s + 1.5
             fleet_at = fleet.now_s + rng.uniform(1.0, 9.0) * (2.0 if busy else 1.0)
         fleet.pass_s(0.5, 0.5)

@@ -36,19 +36,19 @@ class Model:
     def __post_init__(self) -> None:
         self.jobs = AdaptiveJobs(JobBatch.of([self.spec]), self.training)
 
-    def begin(self, run: Run, now: float, start_s: float) -> None:
+    def begin(self, run: Run, now_s: float, start_s: float) -> None:
         """An attempt begins: its first iterations come after its start."""
         if run.epoch != self.epoch:
-            self.epoch, self.at_s, self.look_s, self.first_s = run.epoch, now + start_s, now + start_s, None
+            self.epoch, self.at_s, self.look_s, self.first_s = run.epoch, now_s + start_s, now_s + start_s, None
             self.look_s += self.interval_s
             self.sizes.append(run.world)
             self.jobs.start(0, -(-run.world // run.local_world), run.world, self.progress)
 
-    def advance(self, now: float) -> None:
+    def advance(self, now_s: float) -> None:
         """Train until now; its batch is looked at once an interval."""
         assert self.spec.iterations is not None
-        while self.at_s < now and self.progress < self.spec.iterations:
-            until = min(now, self.look_s, self.at_s + (self.spec.iterations - self.progress) / self.rate)
+        while self.at_s < now_s and self.progress < self.spec.iterations:
+            until = min(now_s, self.look_s, self.at_s + (self.spec.iterations - self.progress) / self.rate)
             self.progress += (until - self.at_s) * self.rate
             self.steps += (until - self.at_s) / self.step_s
             if self.first_s is None:
@@ -85,25 +85,25 @@ class Adapting(Program):
     model: Model | None = None
     start_s: float = 0.0
 
-    def process(self, run: Run, disk: Disk, pid: int, now: float) -> Process:
+    def process(self, run: Run, disk: Disk, pid: int, now_s: float) -> Process:
         """A rank of it."""
-        return AdaptingProcess(run, self, disk, pid, now)
+        return AdaptingProcess(run, self, disk, pid, now_s)
 
 
 class AdaptingProcess(Process):
     """One rank; all ranks of an attempt do the same."""
 
-    def __init__(self, run: Run, program: Adapting, disk: Disk, pid: int, now: float) -> None:
-        super().__init__(run, program, disk, pid, now)
+    def __init__(self, run: Run, program: Adapting, disk: Disk, pid: int, now_s: float) -> None:
+        super().__init__(run, program, disk, pid, now_s)
         assert program.model is not None
         self.model = program.model
-        self.model.begin(run, now, program.start_s)
+        self.model.begin(run, now_s, program.start_s)
 
-    def steps(self, now: float) -> float:
+    def steps(self, now_s: float) -> float:
         """Steps of the optimizer; one that has ended made no more."""
         return math.floor(self.model.steps)
 
-    def said(self, now: float) -> dict[str, Any]:
+    def said(self, now_s: float) -> dict[str, Any]:
         """What its page says."""
         model, known = self.model, self.model.jobs.estimates[0]
         estimate = [None if math.isnan(x) else float(x) for x in known]
@@ -121,13 +121,13 @@ class AdaptingProcess(Process):
         saves = "yes" if first_s else "no_boundary"
         return {"step_s": model.step_s if first_s else None, "adaptive": words, "first_step_s": first_s, "saves": saves}
 
-    def advance(self, now: float) -> None:
+    def advance(self, now_s: float) -> None:
         """Train on, or end."""
         if self.ended_s is not None or self.run.epoch != self.model.epoch:
             return
-        self.model.advance(min(now, self.stop_s))
+        self.model.advance(min(now_s, self.stop_s))
         if self.model.progress == self.model.spec.iterations:
             self.end(self.model.at_s, 0, None)
-        elif now >= self.stop_s + self.program.stop_s:
-            self._save(int(self.model.steps), now)
+        elif now_s >= self.stop_s + self.program.stop_s:
+            self._save(int(self.model.steps), now_s)
             self.end(self.stop_s + self.program.stop_s, PREEMPTED, None)

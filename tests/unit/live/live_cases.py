@@ -84,7 +84,7 @@ class Cluster:
         self.pass_s(0.1)
 
     def _engine(self, policy: str | None) -> Engine:
-        return Engine(self.store, Fences(Layout(self.home)), now=self.now, policy=policy, options=self.options)
+        return Engine(self.store, Fences(Layout(self.home)), now_s=self.now, policy=policy, options=self.options)
 
     def restart(self) -> None:
         """The service dies and comes back."""
@@ -95,7 +95,7 @@ class Cluster:
     def submit(self, *requests: dict[str, Any], owner: str = "ann") -> list[int]:
         """Jobs that ask for retries, unless they say otherwise: else one that fails at once is not started again."""
         jobs = [{"command": ["true"], "retries": 3, **request} for request in requests]
-        return self.engine.submit(jobs, owner=owner, now=self.now)
+        return self.engine.submit(jobs, owner=owner, now_s=self.now)
 
     def pass_s(self, seconds: float = 1.1, silent: Sequence[str] = ()) -> None:
         """Time passes; every agent that is not silent syncs twice a second."""

@@ -87,7 +87,7 @@ class Served:
         while left or not all(fleet.engine.state.phase(j) > 1 for j in fleet.engine.state.jobs.values()):
             assert fleet.now_s < 10_000.0
             while left and left[0].submit_s <= fleet.now_s:
-                fleet.engine.submit([request(left.pop(0))], owner="ann", now=fleet.now_s)
+                fleet.engine.submit([request(left.pop(0))], owner="ann", now_s=fleet.now_s)
             fleet.pass_s(2.0, 1.0)
         rows = [fleet.store.job(i) for i in range(len(jobs))]
         self.jct_s = np.array([row["ended_s"] - row["created_s"] for row in rows if row is not None])

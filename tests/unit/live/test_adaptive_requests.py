@@ -299,7 +299,7 @@ def test_nonsense_of_a_job_reaches_nobody(cluster: Make, bad: Adaptive) -> None:
     assert np.isnan(known(c, "goodput")).all()
     assert not c.engine.broken
     json.dumps(c.engine.fields([0])[0], allow_nan=False)
-    assert Engine(c.store, c.engine.fencing, now=c.now).state.seq >= c.engine.state.seq
+    assert Engine(c.store, c.engine.fencing, now_s=c.now).state.seq >= c.engine.state.seq
 
 
 @pytest.mark.parametrize("policy", ["tiresias-l", "pollux"])

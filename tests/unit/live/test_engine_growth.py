@@ -90,7 +90,7 @@ def test_a_snapshot_is_written_when_it_is_ready_and_goes_on_the_same(cluster: Ma
 
     c.store.close()
     c.store = type(c.store).open(c.home / "plait.db")
-    c.engine = Engine(c.store, Fences(Layout(c.home)), now=c.now, options=c.options, later=later)
+    c.engine = Engine(c.store, Fences(Layout(c.home)), now_s=c.now, options=c.options, later=later)
     before = c.store.load()[0]
     c.submit({}, {}, {})
     c.pass_s(2)
@@ -205,16 +205,16 @@ def test_reports_of_many_nodes_in_one_batch_are_acted_upon_once(
 ) -> None:
     passes = []
 
-    def counted(ctx: Context, next_epoch: NextEpoch, now: float) -> Generator[Step, None, bool]:
-        passes.append(now)
-        return reconcile(ctx, next_epoch, now)
+    def counted(ctx: Context, next_epoch: NextEpoch, now_s: float) -> Generator[Step, None, bool]:
+        passes.append(now_s)
+        return reconcile(ctx, next_epoch, now_s)
 
     monkeypatch.setattr(engine_module, "reconcile", counted)
     disk = MemoryDisk()
     agents = [SimulatedAgent(NodeInfo(f"n{i}", 1), lambda run: Program(steps=0), disk) for i in range(40)]
     fleet = Fleet(tmp_path, agents, policy="fifo-backfill", options=Options(round_s=0.5), disk=disk)
     fleet.sync()
-    fleet.engine.submit([{"command": ["true"], "gpus": 1}] * 40, owner="ann", now=0.1)
+    fleet.engine.submit([{"command": ["true"], "gpus": 1}] * 40, owner="ann", now_s=0.1)
     fleet.pass_s(5)
     fleet.close()
     assert fleet.engine.counts.left

@@ -24,7 +24,7 @@ def started(cluster: Make, policy: str = "muri-l") -> Cluster:
     c = cluster(policy=policy)
     for node in c.nodes:
         node.sync()
-    c.engine.submit([{"command": ["a", str(i)], "iterations": 1000} for i in range(3)], owner="ann", now=c.now)
+    c.engine.submit([{"command": ["a", str(i)], "iterations": 1000} for i in range(3)], owner="ann", now_s=c.now)
     go(c, 4)
     return c
 
@@ -56,7 +56,7 @@ def test_numbers_that_are_none_harm_nobody(cluster: Make, values: dict[str, Any]
     assert c.engine.state.policy_error == ""
     for job in c.engine.state.jobs:
         json.dumps(c.engine.fields([job]), allow_nan=False).encode()
-    assert Engine(c.store, c.engine.fencing, now=c.now).state.seq >= c.engine.state.seq
+    assert Engine(c.store, c.engine.fencing, now_s=c.now).state.seq >= c.engine.state.seq
 
 
 @pytest.mark.parametrize("reason", ["a\ud800b", "a\0b", "x" * 100_000])
@@ -106,7 +106,7 @@ def test_what_cannot_be_written_down_ends_the_engine_and_not_the_log(cluster: Ma
     with pytest.raises(TypeError, match="JSON"):
         c.engine.ledger.do(Learnt(c.now, key="k", skew=0.5, like=[object()]))  # type: ignore[list-item]
     assert c.engine.broken
-    assert Engine(c.store, c.engine.fencing, now=c.now).state.seq < c.engine.state.seq
+    assert Engine(c.store, c.engine.fencing, now_s=c.now).state.seq < c.engine.state.seq
 
 
 def test_two_agents_of_one_name_do_not_both_get_the_work(cluster: Make) -> None:

@@ -695,7 +695,7 @@ def test_jobs_that_take_turns_get_a_group_with_a_gate(cluster: Make) -> None:
 
 def test_quota_holds_jobs_back_and_says_so(cluster: Make) -> None:
     c = cluster((4,))
-    c.engine.set_project("small", gpu_quota=2, weight=2.0, now=c.now)
+    c.engine.set_project("small", gpu_quota=2, weight=2.0, now_s=c.now)
     with pytest.raises(InputError, match="quota of project small is 2"):
         c.submit({"gpus": 3, "project": "small"})
     c.submit({"project": "small"}, {"project": "small"}, {"project": "small"}, {})
@@ -822,7 +822,7 @@ def test_submissions_are_all_or_none(cluster: Make) -> None:
     with pytest.raises(InputError):
         c.submit({}, {"class": "royal"})
     with pytest.raises(InputError, match="command is empty"):
-        c.engine.submit([{"command": []}], owner="ann", now=c.now)
+        c.engine.submit([{"command": []}], owner="ann", now_s=c.now)
     assert c.store.jobs() == []
 
 
@@ -858,16 +858,16 @@ def test_a_submission_is_known_by_its_key_after_a_restart_from_the_log_and_from_
 
     for weight in (1e9, 0.0):  # no snapshot but at the start, one at each commit
         c = cluster(snapshot_weight=weight)
-        first = c.engine.submit([{"command": ["true"]}] * 2, owner="ann", now=c.now, key="k")
+        first = c.engine.submit([{"command": ["true"]}] * 2, owner="ann", now_s=c.now, key="k")
         for _ in range(2):
             c.restart()
-            assert c.engine.submit([{"command": ["true"]}] * 2, owner="ann", now=c.now, key="k") == first
+            assert c.engine.submit([{"command": ["true"]}] * 2, owner="ann", now_s=c.now, key="k") == first
         assert c.engine.state.numbers == 2
         with pytest.raises(Conflict):
-            c.engine.submit([{"command": ["false"]}] * 2, owner="ann", now=c.now, key="k")
+            c.engine.submit([{"command": ["false"]}] * 2, owner="ann", now_s=c.now, key="k")
     monkeypatch.setattr(submissions, "MOST", 3)
     for i in range(9):
-        c.engine.submit([{"command": ["true"]}], owner="ann", now=c.now, key=f"k{i}")
+        c.engine.submit([{"command": ["true"]}], owner="ann", now_s=c.now, key=f"k{i}")
     assert [row[1] for row in c.engine.state.submissions.rows()] == ["k6", "k7", "k8"]
 
 

@@ -72,13 +72,15 @@ class Served:
         return Engine(
             self.store,
             Fences(Layout(Path(str(self.store._engine.url.database)).parent)),
-            now=self.clock(),
+            now_s=self.clock(),
             options=Options(),
         )
 
     def submit(self, text: str = "x") -> int:
         request = {"command": ["true", text]}
-        (number,) = self.worker.submit(lambda engine, now: engine.submit([request], owner="ann", now=now)).result(30)
+        (number,) = self.worker.submit(lambda engine, now_s: engine.submit([request], owner="ann", now_s=now_s)).result(
+            30
+        )
         return int(number)
 
     def close(self) -> None:

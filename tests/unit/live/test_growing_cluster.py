@@ -74,11 +74,11 @@ def test_a_job_that_wants_more_memory_than_nodes_have_waits_with_the_reason(clus
 
 def test_jobs_that_their_quota_holds_back_want_no_nodes(cluster: Make) -> None:
     c = cluster((2,), most_gpus=ANY_SIZE)
-    c.engine.set_project("small", gpu_quota=3, weight=1.0, now=c.now)
+    c.engine.set_project("small", gpu_quota=3, weight=1.0, now_s=c.now)
     c.submit(*({"gpus": 2, "project": "small"} for _ in range(5)), {"gpus": 1, "project": "small"}, {"gpus": 4})
     c.pass_s(3.0)
     assert c.engine.status(c.now)["gpus"]["wanted"] == 2 + 4
-    c.engine.set_project("small", gpu_quota=None, weight=1.0, now=c.now)
+    c.engine.set_project("small", gpu_quota=None, weight=1.0, now_s=c.now)
     assert c.engine.status(c.now)["gpus"]["wanted"] == 5 * 2 + 1 + 4
 
 

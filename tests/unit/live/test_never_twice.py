@@ -104,7 +104,7 @@ class Trial:
     def run(self) -> list[str]:
         fleet = self.fleet
         jobs = [{"command": ["train"], "gpus": gpus, "retries": 50} for gpus in (1, 1, 2, 1, 3)]
-        fleet.engine.submit(jobs, owner="ann", now=0.0)
+        fleet.engine.submit(jobs, owner="ann", now_s=0.0)
         for _ in range(8):
             for _ in range(int(self.draw.uniform(2, 30))):
                 self.step()

@@ -117,7 +117,7 @@ def test_functions_of_the_scheduler_change_nothing_themselves(tmp_path: Path) ->
         lambda: operations.cancel(ctx, waiting, late),
         lambda: operations.drain(ctx, "n0", late),
         lambda: operations.node_gone(ctx, "n0", "dead", certain=True),
-        lambda: operations.set_policy(ctx, "srtf", may_lose_work=True, now=late),
+        lambda: operations.set_policy(ctx, "srtf", may_lose_work=True, now_s=late),
     ]
     before, given = all_of(ctx), 0
     for ask in asked:

@@ -339,14 +339,14 @@ def test_the_term_is_checked_on_sqlite_too(tmp_path: Path) -> None:
 def test_an_engine_that_was_replaced_is_broken_and_the_new_one_goes_on(services: Services, tmp_path: Path) -> None:
     a, b = services.seat("a"), services.seat("b")
     assert a.try_take()
-    old = Engine(services.store(a), Fences(Layout.at(tmp_path)), now=5.0, policy="fifo")
-    assert old.submit([{"command": ["a"]}], owner="ann", now=6.0) == [0]
+    old = Engine(services.store(a), Fences(Layout.at(tmp_path)), now_s=5.0, policy="fifo")
+    assert old.submit([{"command": ["a"]}], owner="ann", now_s=6.0) == [0]
     services.run_out(b)
     assert b.try_take()
-    new = Engine(services.store(b), Fences(Layout.at(tmp_path)), now=0.0)
+    new = Engine(services.store(b), Fences(Layout.at(tmp_path)), now_s=0.0)
     assert new.begin_s == 6.0
     assert new.term == 2
     with pytest.raises(Replaced):
-        old.submit([{"command": ["b"]}], owner="ann", now=7.0)
+        old.submit([{"command": ["b"]}], owner="ann", now_s=7.0)
     assert old.broken
-    assert new.submit([{"command": ["c"]}], owner="ann", now=8.0) == [1]
+    assert new.submit([{"command": ["c"]}], owner="ann", now_s=8.0) == [1]

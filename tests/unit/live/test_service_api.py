@@ -58,7 +58,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
     store = Store.open(tmp_path / "plait.db")
     begin = time.monotonic()
     engine = Engine(
-        store, Fences(Layout(tmp_path)), now=0.0, policy="fifo-backfill", options=Options(round_s=0.01, settle_s=0.2)
+        store, Fences(Layout(tmp_path)), now_s=0.0, policy="fifo-backfill", options=Options(round_s=0.01, settle_s=0.2)
     )
     tokens, mailbox, broken = Tokens(store, lambda: time.monotonic() - begin), Mailbox(), []
     made = {name: tokens.make(name, role, node="n0" if role == "agent" else None)[0] for name, role in (
@@ -574,7 +574,7 @@ def test_a_node_that_is_forgotten_while_it_is_drained_is_not_there(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service.sync()
-    monkeypatch.setattr(Engine, "nodes", lambda engine, now: [])
+    monkeypatch.setattr(Engine, "nodes", lambda engine, now_s: [])
     answer = service.ask("POST", "/v1/nodes/n0/drain")
     assert answer.status_code == 404
     assert "no node 'n0' any more" in answer.text

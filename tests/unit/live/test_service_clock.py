@@ -157,7 +157,7 @@ def test_a_service_started_under_a_wrong_date_goes_on_where_it_was(tmp_path: Pat
     def started(boot: str) -> tuple[float, str | None]:
         monkeypatch.setattr(clocks, "boot_id", lambda: boot)
         lead = open_lead(args, layout, None)
-        lead.engine.set_project("p", gpu_quota=1, weight=1.0, now=lead.clock())
+        lead.engine.set_project("p", gpu_quota=1, weight=1.0, now_s=lead.clock())
         now, fact = lead.clock(), lead.store.fact(FACT)
         lead.store.close()
         return now, fact

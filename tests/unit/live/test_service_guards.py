@@ -258,7 +258,7 @@ def test_whoever_asks_a_worker_that_ends_gets_an_answer(cluster: Make) -> None:
 
     def ask() -> None:
         while len(answers) < 20_000:
-            answers.append(worker.submit(lambda engine, now: now))
+            answers.append(worker.submit(lambda engine, now_s: now_s))
             if len(answers) > 100:
                 asking.set()
             if worker._closed and len(answers) > 200:
@@ -282,7 +282,7 @@ def test_a_worker_that_hangs_can_be_asked_where(cluster: Make) -> None:
     c, entered, leave = cluster((1,)), threading.Event(), threading.Event()
     worker = Worker(c.engine, lambda: c.now, lambda versions: None, lambda error: None)
 
-    def dream(engine: Engine, now: float) -> None:
+    def dream(engine: Engine, now_s: float) -> None:
         entered.set()
         leave.wait(20)
 
@@ -305,9 +305,9 @@ def test_a_worker_does_nothing_while_another_service_may_lead(cluster: Make) -> 
     leads.set()
     worker = Worker(c.engine, lambda: c.now, lambda versions: None, lambda error: None, leads.is_set)
     worker.start()
-    assert worker.submit(lambda engine, now: "done").result(20) == "done"
+    assert worker.submit(lambda engine, now_s: "done").result(20) == "done"
     leads.clear()
-    late = worker.submit(lambda engine, now: "done")
+    late = worker.submit(lambda engine, now_s: "done")
     commits, cycles = worker.commits, worker.cycles
     while worker.cycles < cycles + 5:  # it waits, and does not hang
         time.sleep(0.01)
@@ -316,7 +316,7 @@ def test_a_worker_does_nothing_while_another_service_may_lead(cluster: Make) -> 
     assert late.result(20) == "done"
     assert worker.commits > commits
     leads.clear()
-    refused = worker.submit(lambda engine, now: "done")
+    refused = worker.submit(lambda engine, now_s: "done")
     worker.stop()
     with pytest.raises(Stopped):
         refused.result(20)

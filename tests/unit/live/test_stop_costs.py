@@ -40,7 +40,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 def submit(fleet: Fleet, *more: Mapping[str, object]) -> None:
     jobs = [{"command": ["python", f"train{i}.py"], **one} for i, one in enumerate(more)]
-    fleet.engine.submit(jobs, owner="ann", now=fleet.now_s)
+    fleet.engine.submit(jobs, owner="ann", now_s=fleet.now_s)
 
 
 def epochs(fleet: Fleet, job: int) -> int:
@@ -87,7 +87,7 @@ def test_a_profile_that_arrives_does_not_swap_who_runs(make: Make) -> None:
     assert program is not None
     said = program.said
     measured = Profile([0.0, 0.1, 0.4, 0.0], 0.5, 30)
-    program.said = lambda now: {**said(now), "profile": measured}  # type: ignore[method-assign]
+    program.said = lambda now_s: {**said(now_s), "profile": measured}  # type: ignore[method-assign]
     fleet.pass_s(4.0)
     assert "JobProfiled" in [entry.type for entry in fleet.store.entries()]
     assert epochs(fleet, 0) == 1

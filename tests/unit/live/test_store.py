@@ -173,14 +173,14 @@ def test_a_store_of_a_newer_plait_is_refused(url: str) -> None:
 
 def test_an_engine_lives_in_it(url: str, tmp_path: Path) -> None:
     store = Store.open(url)
-    engine = Engine(store, Fences(Layout(tmp_path)), now=0.0, policy="fifo")
-    engine.submit([{"command": ["x"]}] * 3, owner="ann", now=1.0)
-    engine.set_project("p", gpu_quota=3, weight=1.0, now=1.5)
+    engine = Engine(store, Fences(Layout(tmp_path)), now_s=0.0, policy="fifo")
+    engine.submit([{"command": ["x"]}] * 3, owner="ann", now_s=1.0)
+    engine.set_project("p", gpu_quota=3, weight=1.0, now_s=1.5)
     engine.cancel(1, 2.0)
     store.close()
     store = Store.open(url)
-    again = Engine(store, Fences(Layout(tmp_path)), now=0.0)
-    assert again.submit([{"command": ["y"]}], owner="ben", now=3.0) == [3]
+    again = Engine(store, Fences(Layout(tmp_path)), now_s=0.0)
+    assert again.submit([{"command": ["y"]}], owner="ben", now_s=3.0) == [3]
     assert [row["state"] for row in store.jobs()] == ["waiting", "waiting", "cancelled", "waiting"]
     assert [row["number"] for row in store.jobs(owner="ben")] == [3]
     assert [row["number"] for row in store.jobs(states=["cancelled"])] == [1]
@@ -198,9 +198,9 @@ from plait.live.layout import Layout
 from plait.live.store import Store
 
 store = Store.open(sys.argv[1])
-engine = Engine(store, Fences(Layout(Path(sys.argv[2]))), now=0.0, policy="fifo")
+engine = Engine(store, Fences(Layout(Path(sys.argv[2]))), now_s=0.0, policy="fifo")
 for i in range(1000):
-    (number,) = engine.submit([{"command": [f"job-{i}"]}], owner="ann", now=float(i))
+    (number,) = engine.submit([{"command": [f"job-{i}"]}], owner="ann", now_s=float(i))
     print(number, flush=True)
 """
 

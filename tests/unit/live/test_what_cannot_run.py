@@ -126,7 +126,7 @@ def test_a_drained_node_stays_drained_with_other_gpus(cluster: Make) -> None:
 
 def test_an_unknown_project_is_refused_with_a_suggestion(cluster: Make) -> None:
     c = cluster((2,))
-    c.engine.set_project("vision", gpu_quota=None, weight=1.0, now=c.now)
+    c.engine.set_project("vision", gpu_quota=None, weight=1.0, now_s=c.now)
     c.engine.check_project("vision")
     c.engine.check_project("default")
     with pytest.raises(

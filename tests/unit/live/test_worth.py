@@ -40,7 +40,7 @@ def test_a_policy_that_autoscales_says_how_many_and_why(cluster: Make) -> None:
     c.submit({"gpus": 4})
     c.pass_s(2.0)
     assert c.engine.status(c.now)["gpus"]["wanted"] == 8
-    c.engine.set_project("small", gpu_quota=4, weight=1.0, now=c.now)  # a policy within quotas is asked all the same
+    c.engine.set_project("small", gpu_quota=4, weight=1.0, now_s=c.now)  # a policy within quotas is asked all the same
     c.submit({"gpus": 4, "project": "small"}, {"gpus": 4, "project": "small"})
     c.pass_s(2.0)
     assert c.engine.status(c.now)["gpus"]["wanted"] == 12  # fewest GPUs of all whom quotas let pass

@@ -30,14 +30,14 @@ LONG_ROUND_S = 5.0
 REST = 4.0
 
 
-def settled_s(ctx: Context, now: float) -> float:
+def settled_s(ctx: Context, now_s: float) -> float:
     """Until when jobs too large for the cluster wait for more nodes, one having joined now."""
     options, controller = ctx.options, ctx.state.controller
     there = 0 if controller is None else controller.cluster.gpus
-    return now if 0 < options.expect_gpus <= there else now + options.settle_s
+    return now_s if 0 < options.expect_gpus <= there else now_s + options.settle_s
 
 
-def admit(ctx: Context, now: float) -> Iterator[Step]:
+def admit(ctx: Context, now_s: float) -> Iterator[Step]:
     """Tell the controller of new jobs, in order. The first that fits no node yet holds up those behind it."""
     state = ctx.state
     controller = state.controller
@@ -49,19 +49,19 @@ def admit(ctx: Context, now: float) -> Iterator[Step]:
         job = state.jobs[number]
         spec = ctx.spec(number, job.request, job.owner, job.project, job.created_s)
         room = ctx.room(job.request)
-        if now < ctx.timers.settle_s and not job.cancelled and refusal(spec, controller.cluster, room) is not None:
+        if now_s < ctx.timers.settle_s and not job.cancelled and refusal(spec, controller.cluster, room) is not None:
             break
         specs.append(spec)
         rooms.append(room)
     first = number = controller.job_store.count
     for room, batch in groupby(zip(rooms, specs, strict=True), key=lambda pair: pair[0]):
         several = [spec for _, spec in batch]
-        yield JobSubmitted(now, number, JobBatch.of(several), room)
+        yield JobSubmitted(now_s, number, JobBatch.of(several), room)
         number += len(several)
     for number in range(first, first + len(specs)):
         job = state.jobs[number]
         if job.cancelled and state.phase(job) <= Phase.RUNNING:
-            yield JobCancelled(now, np.array([number]))
+            yield JobCancelled(now_s, np.array([number]))
 
 
 def may_start(ctx: Context, first: int) -> bool:
@@ -108,15 +108,15 @@ def _early_s(ctx: Context) -> float:
     return max(quiet_s, state.decision_s + max(options.early_s, REST * timers.took_s))
 
 
-def wake_s(ctx: Context, now: float) -> float:
+def wake_s(ctx: Context, now_s: float) -> float:
     """When there is something to do even if nothing happens before."""
     timers = ctx.timers
     times = [decision_s(ctx)]
-    if ctx.state.pending and now < timers.settle_s:
+    if ctx.state.pending and now_s < timers.settle_s:
         times.append(timers.settle_s)
     if ctx.state.live:
         times.append(timers.reported_s + ctx.options.progress_s)
     if ctx.unfenced or ctx.deferred:
-        times.append(now + 1.0)
+        times.append(now_s + 1.0)
     times.append(max(timers.silence_s, timers.watched_s + WATCH_S))
-    return max(min(times), now)
+    return max(min(times), now_s)

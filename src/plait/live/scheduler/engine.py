@@ -1,9 +1,9 @@
 """The live scheduler: messages and times in, assignments out.
 
-    engine = Engine(store, Fences(Layout.at(home)), now=0.0, policy="muri-l")
-    number, = engine.submit([{"command": ["python", "train.py"]}], owner="ann", now=1.0)
-    assignment = engine.observe(observed, now=1.2)          # what an agent saw -> what should run there
-    wake_s = engine.tick(now=2.0)
+    engine = Engine(store, Fences(Layout.at(home)), now_s=0.0, policy="muri-l")
+    number, = engine.submit([{"command": ["python", "train.py"]}], owner="ann", now_s=1.0)
+    assignment = engine.observe(observed, now_s=1.2)        # what an agent saw -> what should run there
+    wake_s = engine.tick(now_s=2.0)
 
 Each operation gives out steps, which the ledger takes into the state (`plait.live.scheduler.ledger`); what follows from
 them is done (`advance`) and everything is committed. Only then is it acted on. Inside `with engine.batch():` many
@@ -51,14 +51,14 @@ class Engine:
         store: Store,
         fencing: Fencing,
         *,
-        now: float | Callable[[float], float],
+        now_s: float | Callable[[float], float],
         policy: str | None = None,
         may_lose_work: bool | None = None,
         options: Options | None = None,
         later: Later = at_once,
         timer: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Go on from the store. `now` may be a function of the newest time in it.
+        """Go on from the store. `now_s` may be a function of the newest time in it.
 
         `fencing` makes older attempts of a job unable to commit a checkpoint; `later` does what need not be done at
         once; `timer` measures what decisions and commits take, seconds.
@@ -69,7 +69,7 @@ class Engine:
         port_seed = zlib.crc32(str(fencing.layout.home).encode())
         self.context = ctx = Context(state, self.options, term, port_seed)
         last_s = state.now_s
-        self.begin_s = ctx.now_s = max(now(last_s) if callable(now) else now, last_s)
+        self.begin_s = ctx.now_s = max(now_s(last_s) if callable(now_s) else now_s, last_s)
         for node in state.nodes.values():
             node.heard_s = self.begin_s
         ctx.unfenced = dict.fromkeys(state.live, "")
@@ -136,98 +136,98 @@ class Engine:
             self._batching = False
         self._commit()
 
-    def step(self, now: float) -> float:
+    def step(self, now_s: float) -> float:
         """Inside a batch: what `tick` does, without a commit of its own."""
-        return self._advance(self.clock(now))
+        return self._advance(self.clock(now_s))
 
-    def tick(self, now: float) -> float:
+    def tick(self, now_s: float) -> float:
         """Do what is due; returns when there will be something to do even if nothing happens before."""
-        due_s = self._advance(self.clock(now))
+        due_s = self._advance(self.clock(now_s))
         self._commit()
         return due_s
 
-    def clock(self, now: float) -> float:
+    def clock(self, now_s: float) -> float:
         """Time never goes back, whatever the caller's clock does."""
         ctx = self.context
-        ctx.now_s = max(now, ctx.now_s)
+        ctx.now_s = max(now_s, ctx.now_s)
         return ctx.now_s
 
-    def _run(self, steps: Iterator[Step], now: float) -> None:
+    def _run(self, steps: Iterator[Step], now_s: float) -> None:
         """Take the steps of an operation, do what follows from them, and commit."""
         self.ledger.take(steps)
-        self._advance(now)
+        self._advance(now_s)
         self._commit()
 
     def _commit(self) -> None:
         if not self._batching:
             self.ledger.commit()
 
-    def _advance(self, now: float) -> float:
+    def _advance(self, now_s: float) -> float:
         """Nodes, admission, attempts, decision, in this order; returns when to come again."""
         ctx, timers, ledger = self.context, self.context.timers, self.ledger
-        if (late_s := now - timers.due_s) > LATE_S:  # nobody was heard while this process itself stood still
-            ledger.take(iter([SilenceExcused(now, late_s)]))
-        if now >= timers.watched_s + WATCH_S:
-            timers.watched_s = now
-            ledger.take(watch(ctx, now))
+        if (late_s := now_s - timers.due_s) > LATE_S:  # nobody was heard while this process itself stood still
+            ledger.take(iter([SilenceExcused(now_s, late_s)]))
+        if now_s >= timers.watched_s + WATCH_S:
+            timers.watched_s = now_s
+            ledger.take(watch(ctx, now_s))
             timers.silence_s = silence_s(ctx)
         if self.state.pending:
-            self._admit(now)
+            self._admit(now_s)
         ledger.stale |= ctx.deferred
-        self._settle(now)
-        if now >= decision_s(ctx):
-            self._decide(now)
-        elif self.state.live and now >= timers.reported_s + self.options.progress_s:
-            self._report(now)
+        self._settle(now_s)
+        if now_s >= decision_s(ctx):
+            self._decide(now_s)
+        elif self.state.live and now_s >= timers.reported_s + self.options.progress_s:
+            self._report(now_s)
         if self.state.touched_nodes:  # one came, or came back
             timers.silence_s = silence_s(ctx)
-        timers.due_s = wake_s(ctx, now)
+        timers.due_s = wake_s(ctx, now_s)
         return timers.due_s
 
-    def _admit(self, now: float) -> None:
+    def _admit(self, now_s: float) -> None:
         controller = self.state.controller
         first = 0 if controller is None else controller.job_store.count
-        self.ledger.take(admit(self.context, now))
+        self.ledger.take(admit(self.context, now_s))
         if may_start(self.context, first):
             arrived = self.context.timers.arrived
-            self.context.timers.arrived = (arrived[0] if arrived else now, now)
+            self.context.timers.arrived = (arrived[0] if arrived else now_s, now_s)
 
-    def _settle(self, now: float) -> None:
+    def _settle(self, now_s: float) -> None:
         while self.ledger.stale:
             self.ledger.stale = False
-            self.context.deferred = bool(self.ledger.take(reconcile(self.context, self.fencing.next_epoch, now)))
+            self.context.deferred = bool(self.ledger.take(reconcile(self.context, self.fencing.next_epoch, now_s)))
 
-    def _report(self, now: float) -> None:
+    def _report(self, now_s: float) -> None:
         if self.state.controller is not None:
-            self.context.timers.reported_s = now
-        self.ledger.take(report_progress(self.context, sorted(self.state.live), now))
+            self.context.timers.reported_s = now_s
+        self.ledger.take(report_progress(self.context, sorted(self.state.live), now_s))
 
-    def _decide(self, now: float) -> None:
-        self._report(now)
+    def _decide(self, now_s: float) -> None:
+        self._report(now_s)
         begin_s = self._timer()
-        self.ledger.do(ReplanDue(now))
+        self.ledger.do(ReplanDue(now_s))
         took_s = self._timer() - begin_s
         self.counts.decisions_s.append(took_s)
         self.context.timers.took_s, self.context.timers.arrived = took_s, None
-        self._settle(now)
+        self._settle(now_s)
 
     # -- users ----------------------------------------------------------------------------------------
 
     def submit(
-        self, requests: Sequence[Mapping[str, Any]], *, owner: str, now: float, key: str | None = None
+        self, requests: Sequence[Mapping[str, Any]], *, owner: str, now_s: float, key: str | None = None
     ) -> list[int]:
         """New jobs, all or none; returns their numbers. Raises `InputError` for one that cannot be.
 
         The same owner's submission of the same `key` was this one, asked again: it has its jobs already.
         """
-        now = self.clock(now)
+        now_s = self.clock(now_s)
         if (before := self.state.submissions.find(owner, key, requests)) is not None:
             return before
         projects = [admission.project_of(request) for request in requests]
         self.ledger.open_jobs.check(owner, projects, self.options)
-        note = admission.take_in(self.context, requests, owner, key, now)
+        note = admission.take_in(self.context, requests, owner, key, now_s)
         if requests:
-            self._run(iter([note]), now)
+            self._run(iter([note]), now_s)
         return list(range(note.first, note.first + len(requests)))
 
     def check_project(self, name: str) -> None:
@@ -240,83 +240,83 @@ class Engine:
         priority, deadline_s = float(request.get("priority") or 0.0), request.get("deadline_s")
         return [] if policy is None else remarks(self.state.policy_text, policy, priority, deadline_s)
 
-    def cancel(self, number: int, now: float) -> None:
+    def cancel(self, number: int, now_s: float) -> None:
         """Cancel a job; if it runs, it is stopped. `Conflict` if it has ended, `LookupError` if it never was."""
-        now = self.clock(now)
-        self._run(operations.cancel(self.context, number, now), now)
+        now_s = self.clock(now_s)
+        self._run(operations.cancel(self.context, number, now_s), now_s)
 
     def foreseen(
-        self, number: int, start: Sequence[float | None] | None, end: Sequence[float | None], now: float
+        self, number: int, start: Sequence[float | None] | None, end: Sequence[float | None], now_s: float
     ) -> None:
         """Keep what a client forecast of a job: early end, middle and late end, seconds from now, None for never.
 
         The first forecast of a job counts; `start` is None of one that runs. `LookupError` for one that has ended.
         """
-        now = self.clock(now)
-        if steps := list(operations.foreseen(self.context, number, start, end, now)):
-            self._run(iter(steps), now)
+        now_s = self.clock(now_s)
+        if steps := list(operations.foreseen(self.context, number, start, end, now_s)):
+            self._run(iter(steps), now_s)
 
     # -- operators ------------------------------------------------------------------------------------
 
-    def set_policy(self, text: str, now: float, *, may_lose_work: bool = False) -> None:
+    def set_policy(self, text: str, now_s: float, *, may_lose_work: bool = False) -> None:
         """Decide by another policy from now on; `InputError` if there is none of that name.
 
         `may_lose_work`: it may stop jobs that cannot go on from a checkpoint.
         """
-        now = self.clock(now)
-        self._run(operations.set_policy(self.context, text, may_lose_work, now), now)
+        now_s = self.clock(now_s)
+        self._run(operations.set_policy(self.context, text, may_lose_work, now_s), now_s)
 
-    def set_project(self, name: str, *, gpu_quota: int | None, weight: float, now: float) -> None:
+    def set_project(self, name: str, *, gpu_quota: int | None, weight: float, now_s: float) -> None:
         """Make or change a project: at most `gpu_quota` GPUs at once (None = no limit), its weight in fair policies."""
-        now = self.clock(now)
-        self._run(operations.set_project(self.context, name, gpu_quota, weight, now), now)
+        now_s = self.clock(now_s)
+        self._run(operations.set_project(self.context, name, gpu_quota, weight, now_s), now_s)
 
-    def drop_project(self, name: str, now: float) -> None:
+    def drop_project(self, name: str, now_s: float) -> None:
         """Forget a project's quota and weight; its jobs stay."""
-        now = self.clock(now)
-        self._run(operations.drop_project(self.context, name, now), now)
+        now_s = self.clock(now_s)
+        self._run(operations.drop_project(self.context, name, now_s), now_s)
 
-    def drain(self, node: str, now: float) -> None:
+    def drain(self, node: str, now_s: float) -> None:
         """Take a node out: no new work, and what runs there stops after a checkpoint and goes on elsewhere."""
-        now = self.clock(now)
-        self._run(operations.drain(self.context, node, now), now)
+        now_s = self.clock(now_s)
+        self._run(operations.drain(self.context, node, now_s), now_s)
 
-    def resume(self, node: str, now: float) -> None:
+    def resume(self, node: str, now_s: float) -> None:
         """Let a drained node work again."""
-        now = self.clock(now)
-        self._run(operations.resume(self.context, node, now), now)
+        now_s = self.clock(now_s)
+        self._run(operations.resume(self.context, node, now_s), now_s)
 
-    def node_gone(self, node: str, why: str, now: float, *, certain: bool = True) -> None:
+    def node_gone(self, node: str, why: str, now_s: float, *, certain: bool = True) -> None:
         """Its backend says that a node is dead: it is lost at once if it is silent, or as soon as it is.
 
         What it says itself counts for more: one that is still heard of is not lost. Where it is not `certain` that
         nothing runs there any more (it may only be out of reach), its lease is waited for all the same.
         """
-        now = self.clock(now)
-        self._run(operations.node_gone(self.context, node, why, certain), now)
+        now_s = self.clock(now_s)
+        self._run(operations.node_gone(self.context, node, why, certain), now_s)
 
-    def forget_node(self, node: str, now: float) -> None:
+    def forget_node(self, node: str, now_s: float) -> None:
         """Take a node that will not come back out of the lists; `Conflict` while it may still run something."""
-        now = self.clock(now)
-        self.ledger.take(operations.forget_node(self.context, node, now))
+        now_s = self.clock(now_s)
+        self.ledger.take(operations.forget_node(self.context, node, now_s))
         self.ledger.assigner.renumber(node)
-        self._run(iter(()), now)
+        self._run(iter(()), now_s)
 
     # -- agents ---------------------------------------------------------------------------------------
 
-    def observe(self, seen: Observed, now: float, address: str = "127.0.0.1") -> Assignment:
+    def observe(self, seen: Observed, now_s: float, address: str = "127.0.0.1") -> Assignment:
         """Take what an agent sees, answer what should be there.
 
         Inside a `batch` what follows from it is left to `step`, once for all that report, and `assignment` tells after
         the batch.
         """
-        now = self.clock(now)
+        now_s = self.clock(now_s)
         told_to_stop = self.ledger.assigner.stopped_at(seen.node.id, seen.reached)
-        steps = ingest(self.context, seen, told_to_stop, now, address)
+        steps = ingest(self.context, seen, told_to_stop, now_s, address)
         if self._batching:
             self.ledger.take(steps)
         else:
-            self._run(steps, now)
+            self._run(steps, now_s)
         return self.assignment(seen.node.id, seen.agent)
 
     def assignment(self, node: str, agent: str | None = None) -> Assignment:
@@ -329,21 +329,21 @@ class Engine:
 
     # -- looking --------------------------------------------------------------------------------------
 
-    def status(self, now: float) -> dict[str, Any]:
+    def status(self, now_s: float) -> dict[str, Any]:
         """The cluster in a few numbers."""
-        return views.status(self.context, self._wants, self.clock(now))
+        return views.status(self.context, self._wants, self.clock(now_s))
 
-    def nodes(self, now: float) -> list[dict[str, Any]]:
+    def nodes(self, now_s: float) -> list[dict[str, Any]]:
         """Each node: hardware, state, usage, and who is on its GPUs."""
-        return views.nodes(self.context, self.clock(now))
+        return views.nodes(self.context, self.clock(now_s))
 
-    def explain(self, number: int, now: float) -> dict[str, Any]:
+    def explain(self, number: int, now_s: float) -> dict[str, Any]:
         """Why a job waits, or how it runs; see `plait.live.scheduler.explain.waiting`."""
-        return waiting.explain(self.context, number, self.clock(now))
+        return waiting.explain(self.context, number, self.clock(now_s))
 
-    def state_for_forecast(self, now: float) -> Callable[[], dict[str, Any]]:
+    def state_for_forecast(self, now_s: float) -> Callable[[], dict[str, Any]]:
         """What a forward simulation needs: taken down now, made into JSON values by the function returned."""
-        return views.forecast(self.context, self.clock(now))
+        return views.forecast(self.context, self.clock(now_s))
 
     def fields(self, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
         """What only memory knows of those of these jobs that have not ended."""

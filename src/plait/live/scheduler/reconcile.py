@@ -31,7 +31,7 @@ CRASHES = tuple(-number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SI
 DEFERRABLE = frozenset({"preempted", "moved"})
 
 
-def reconcile(ctx: Context, next_epoch: NextEpoch, now: float) -> Generator[Step, None, bool]:
+def reconcile(ctx: Context, next_epoch: NextEpoch, now_s: float) -> Generator[Step, None, bool]:
     """One pass over jobs that run or should.
 
     `next_epoch(job, epoch)`: the epoch of the next attempt of a job whose last one had `epoch`; an `OSError` from it
@@ -48,9 +48,9 @@ def reconcile(ctx: Context, next_epoch: NextEpoch, now: float) -> Generator[Step
             if why in DEFERRABLE and _before_first_step(ctx, attempt):
                 deferred = True
             elif why:
-                yield ask_stop(ctx, attempt, why, now)
+                yield ask_stop(ctx, attempt, why, now_s)
         if _may_close(ctx, job, attempt, wanted):
-            yield from _close(ctx, job, attempt, now)
+            yield from _close(ctx, job, attempt, now_s)
     ports: set[int] | None = None
     for number, gpus in list(state.groups.of_job.items()):
         job = state.jobs[number]
@@ -62,7 +62,7 @@ def reconcile(ctx: Context, next_epoch: NextEpoch, now: float) -> Generator[Step
             except OSError:
                 deferred = True  # a disk that is full or gone: try again soon
                 continue
-            yield _begin(ctx, job, epoch, gpus, ports, now)
+            yield _begin(ctx, job, epoch, gpus, ports, now_s)
     return deferred
 
 
@@ -120,34 +120,34 @@ def _outcome(attempt: Attempt) -> str:
     return "cancelled" if attempt.stop == "cancelled" else "preempted"
 
 
-def _close(ctx: Context, job: JobRecord, attempt: Attempt, now: float) -> Iterator[Step]:
-    yield from report_progress(ctx, [job.number], now)
-    over = _over(ctx, job, attempt, now)
+def _close(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> Iterator[Step]:
+    yield from report_progress(ctx, [job.number], now_s)
+    over = _over(ctx, job, attempt, now_s)
     yield over
     phase, jobs = ctx.state.phase(job), np.array([job.number])
     if phase > Phase.RUNNING:
         return
     if over.outcome == "finished":
-        yield JobFinished(now, jobs, np.array([over.ended_s]))
+        yield JobFinished(now_s, jobs, np.array([over.ended_s]))
     elif over.outcome == "failed":
-        yield _failed(ctx, job, attempt, now)
+        yield _failed(ctx, job, attempt, now_s)
     elif over.outcome in ("start failed", "requeued"):
         options = ctx.options
         if job.launch_failures >= options.launch_tries or job.requeues > options.requeues:
-            yield _failed(ctx, job, attempt, now)
+            yield _failed(ctx, job, attempt, now_s)
         elif phase is Phase.RUNNING:
-            yield LaunchFailed(now, jobs, attempt.cause)
+            yield LaunchFailed(now_s, jobs, attempt.cause)
 
 
-def _over(ctx: Context, job: JobRecord, attempt: Attempt, now: float) -> AttemptOver:
+def _over(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> AttemptOver:
     """How an attempt ended, what it had, and what of its work is lost."""
     outcome, lead = _outcome(attempt), attempt.lead
     ago = min((r.seen.ended_s_ago for r in attempt.ranks if r.seen), default=0.0)
     held_s, never = _served_s(ctx, job, attempt), never_saved(ctx, job)
     lost_s = 0.0 if outcome in ("finished", "cancelled") else lost_work_s(attempt, held_s, never)
     return AttemptOver(
-        now, job.number, attempt.epoch, outcome, held_s, attempt.steps or 0.0,
-        ended_s=max(now - max(ago, 0.0), attempt.began_s),
+        now_s, job.number, attempt.epoch, outcome, held_s, attempt.steps or 0.0,
+        ended_s=max(now_s - max(ago, 0.0), attempt.began_s),
         first_step_s=lead.first_step_s if lead else None,
         last_step_s=lead.last_step_s if lead else None,
         batch_size=lead.adaptive.batch_size if lead and lead.adaptive else 0.0,
@@ -167,15 +167,17 @@ def _served_s(ctx: Context, job: JobRecord, attempt: Attempt) -> float:
     return max(attempt.held_s, float(controller.job_store.columns["run_s"][job.number]) - job.held_s)
 
 
-def _failed(ctx: Context, job: JobRecord, attempt: Attempt, now: float) -> JobFailed:
+def _failed(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> JobFailed:
     """What a failure means: a program that fails at once would do so again, so nobody starts it unless asked to."""
     codes = {rank.exit_code for rank in attempt.ranks if rank.ended}
     own = attempt.fault == START or any(code is not None and (code > 0 or code in CRASHES) for code in codes)
     at_once = attempt.held_s < ctx.options.crash_s and not job.mark and not attempt.steps
     jobs = np.array([job.number])
     if own and at_once and attempt.fault != REQUEUE and job.request.get("retries") is None:
-        return JobFailed(now, jobs, f"failed at once (no retries unless --retries asks): {attempt.cause}", again=False)
-    return JobFailed(now, jobs, attempt.cause)
+        return JobFailed(
+            now_s, jobs, f"failed at once (no retries unless --retries asks): {attempt.cause}", again=False
+        )
+    return JobFailed(now_s, jobs, attempt.cause)
 
 
 def _on_unresponsive_node(ctx: Context, gpus: tuple[int, ...]) -> bool:
@@ -188,7 +190,7 @@ def _on_unresponsive_node(ctx: Context, gpus: tuple[int, ...]) -> bool:
 
 
 def _begin(
-    ctx: Context, job: JobRecord, epoch: int, gpus: tuple[int, ...], ports: set[int], now: float
+    ctx: Context, job: JobRecord, epoch: int, gpus: tuple[int, ...], ports: set[int], now_s: float
 ) -> AttemptBegan:
     """A new attempt; `ports` are the master ports in use, and its own is added."""
     controller = ctx.state.controller
@@ -200,7 +202,7 @@ def _begin(
         ranks += [(cluster.nodes[node].id, gpu - int(cluster.first_gpu[node]))] * processes_per_gpu(job.request)
     port = _port(ctx, ports) if len(ranks) > 1 else 0
     ports.add(port)
-    return AttemptBegan(now, job.number, epoch, list(gpus), ranks, port)
+    return AttemptBegan(now_s, job.number, epoch, list(gpus), ranks, port)
 
 
 def _port(ctx: Context, taken: set[int]) -> int:

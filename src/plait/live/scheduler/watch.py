@@ -18,17 +18,17 @@ IDLE_LOST_S = 15.0
 LEFT_S = 10.0
 
 
-def watch(ctx: Context, now: float) -> Iterator[Step]:
+def watch(ctx: Context, now_s: float) -> Iterator[Step]:
     """Nodes that have been silent for too long become suspect, or lost."""
     options = ctx.options
     for node in list(ctx.state.nodes.values()):
-        silent_s = now - node.heard_s
+        silent_s = now_s - node.heard_s
         if node.lost or silent_s < min(options.suspect_s, options.lost_s):
             continue
         if silent_s >= _patience_s(ctx, node):
-            yield NodeLost(now, node.id)
+            yield NodeLost(now_s, node.id)
         elif not node.suspect and silent_s >= options.suspect_s:
-            yield from _suspect(ctx, node, now)
+            yield from _suspect(ctx, node, now_s)
 
 
 def silence_s(ctx: Context) -> float:
@@ -44,13 +44,13 @@ def silence_s(ctx: Context) -> float:
     )
 
 
-def _suspect(ctx: Context, node: NodeRecord, now: float) -> Iterator[Step]:
+def _suspect(ctx: Context, node: NodeRecord, now_s: float) -> Iterator[Step]:
     """A node is silent: nothing new starts there, and jobs that were to start there are placed again."""
     state = ctx.state
     if node.drained or node.leaving or state.controller is None:
         yield NodeSilent(node.id, silent=True)  # no work is due there anyway
         return
-    yield NodeSuspected(now, node.id, suspect=True)
+    yield NodeSuspected(now_s, node.id, suspect=True)
     cluster = state.controller.cluster
     there = set(np.flatnonzero(cluster.gpu_node == cluster.index(node.id)).tolist())
     jobs = []
@@ -60,7 +60,7 @@ def _suspect(ctx: Context, node: NodeRecord, now: float) -> Iterator[Step]:
         if there.intersection(gpus) and state.wanted(job) == gpus and not begun:
             jobs.append(number)
     if jobs:
-        yield LaunchFailed(now, np.array(jobs), f"node {node.id} has not been heard of lately")
+        yield LaunchFailed(now_s, np.array(jobs), f"node {node.id} has not been heard of lately")
 
 
 def _patience_s(ctx: Context, node: NodeRecord) -> float:

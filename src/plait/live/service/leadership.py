@@ -33,7 +33,7 @@ class Lead:
         from plait.live.scheduler.engine import Engine
 
         return Engine(
-            self.store, Fences(layout), now=self.clock(), options=self.engine.options, later=self.later,
+            self.store, Fences(layout), now_s=self.clock(), options=self.engine.options, later=self.later,
             timer=time.perf_counter,
         )  # fmt: skip
 
@@ -59,7 +59,7 @@ def open_lead(options: ServiceOptions, layout: Layout, seat: LeaderLease | None)
         engine = Engine(
             store,
             Fences(layout),
-            now=now,
+            now_s=now,
             policy=options.policy,
             may_lose_work=options.may_lose_work or None,
             options=options.engine,

@@ -19,7 +19,7 @@ def get_ready(worker: Worker, policy: str) -> None:
     except Exception:  # the first decision will meet the same trouble, and the status will say so
         _LOG.warning("the policy failed on an empty cluster", exc_info=True)
 
-    def ready(engine: Engine, now: float) -> None:
+    def ready(engine: Engine, now_s: float) -> None:
         engine.ready = True
 
     worker.submit(ready)

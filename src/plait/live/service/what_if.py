@@ -31,16 +31,16 @@ class Asker:
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="asker")
 
-    def explain(self, engine: Engine, number: int, now: float) -> tuple[dict[str, Any], Question | None]:
+    def explain(self, engine: Engine, number: int, now_s: float) -> tuple[dict[str, Any], Question | None]:
         """In the engine's thread: what is known of a job, and the question that is left; `LookupError` if it ended."""
-        found = engine.explain(number, now)
+        found = engine.explain(number, now_s)
         if "position" not in found:
             return found, None
         copy = self._copy
         if copy is None or copy.decision != engine.state.decision_seq or copy.index(number) is None:
             copy = self._copy = Copy.of(engine.state)
         assert copy is not None, "a job with a position in the queue, and no controller"
-        return found, Question(copy, number, [b["number"] for b in found["blockers"]], now)
+        return found, Question(copy, number, [b["number"] for b in found["blockers"]], now_s)
 
     def ask(self, question: Question) -> Future[list[dict[str, Any]]] | None:
         """The answer to come; None if too many are waiting for theirs."""

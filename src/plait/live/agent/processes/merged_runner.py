@@ -169,20 +169,20 @@ class HostRunner(Runner):
                     if not key.data():
                         selector.unregister(key.fileobj)
 
-    def _keep_time(self, now: float) -> None:
+    def _keep_time(self, now_s: float) -> None:
         """Interrupt and kill those whose time is over."""
-        if self.kill_at is not None and now >= self.kill_at:
+        if self.kill_at is not None and now_s >= self.kill_at:
             self._kill("its last job had ended, it had not")
-            self.kill_at = now + 1.0
+            self.kill_at = now_s + 1.0
         for index, member in enumerate(self.members):
             if member.ended is not None or not member.stopping:
                 continue
-            if member.interrupt_at is not None and now >= member.interrupt_at:
+            if member.interrupt_at is not None and now_s >= member.interrupt_at:
                 member.interrupt_at = None
                 self._say(interrupt=index)
-            elif member.kill_at is not None and now >= member.kill_at and not self.lapsed:
+            elif member.kill_at is not None and now_s >= member.kill_at and not self.lapsed:
                 self.culprit = self.culprit or member
-                member.kill_at = now + 1.0
+                member.kill_at = now_s + 1.0
                 self._kill(f"{member.name} did not end within its grace")
 
     def _ask_to_stop(self, grace_s: float) -> None:

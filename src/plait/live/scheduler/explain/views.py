@@ -235,7 +235,7 @@ def live_fields(ctx: Context, number: int) -> dict[str, Any]:
     return out
 
 
-def nodes(ctx: Context, now: float) -> list[dict[str, Any]]:
+def nodes(ctx: Context, now_s: float) -> list[dict[str, Any]]:
     """Nodes with usage and who holds each GPU; `job_states` has those of the jobs that do not simply run."""
     holders: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     states: dict[str, str] = {}
@@ -258,7 +258,7 @@ def nodes(ctx: Context, now: float) -> list[dict[str, Any]]:
                 "drained": record.drained,
                 "gone": bool(record.gone),
                 "leaving_s": record.leaving_s,
-                "silent_s": round(max(now - record.heard_s, 0.0), 3),
+                "silent_s": round(max(now_s - record.heard_s, 0.0), 3),
                 "usage": asdict(record.usage),
                 "gpus_used": len(held),
                 "jobs": jobs,
@@ -269,7 +269,7 @@ def nodes(ctx: Context, now: float) -> list[dict[str, Any]]:
     return out
 
 
-def status(ctx: Context, wants: Wants, now: float) -> dict[str, Any]:
+def status(ctx: Context, wants: Wants, now_s: float) -> dict[str, Any]:
     """The cluster in a few numbers."""
     state = ctx.state
     counts, open_jobs = dict.fromkeys(STATES, 0), []
@@ -283,7 +283,7 @@ def status(ctx: Context, wants: Wants, now: float) -> dict[str, Any]:
     total = sum(n.info.gpus for n in alive if n.info)
     held = {(r.node, r.gpu) for n in ctx.state.live if (a := state.jobs[n].live) for r in a.ranks if not r.ended}
     return {
-        "now_s": now,
+        "now_s": now_s,
         "policy": state.policy_text,
         "may_lose_work": state.may_lose_work,
         "policy_error": state.policy_error or None,
@@ -303,7 +303,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def forecast(ctx: Context, now: float) -> Callable[[], dict[str, Any]]:
+def forecast(ctx: Context, now_s: float) -> Callable[[], dict[str, Any]]:
     """What a forward simulation needs: jobs that have not ended, and a few that ended last, renumbered.
 
     Taken down now; the function returned makes JSON values of it, in any thread. What jobs run, with which environment,
@@ -314,7 +314,7 @@ def forecast(ctx: Context, now: float) -> Callable[[], dict[str, Any]]:
     facts: dict[str, Any] = {
         **State().to_json(), "seq": state.seq, "now_s": state.now_s, "policy": state.policy_text,
         "policy_error": state.policy_error, "projects": dict(state.projects), "nodes": state.node_rows(),
-        "asked_s": now, "round_s": ctx.options.round_s, "paces": {}, "job_numbers": [],
+        "asked_s": now_s, "round_s": ctx.options.round_s, "paces": {}, "job_numbers": [],
         "record": state.record.facts(),
     }  # fmt: skip
     if state.controller is None:

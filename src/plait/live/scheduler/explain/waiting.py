@@ -26,7 +26,7 @@ from plait.live.scheduler.records.attempts import Attempt, JobRecord
 BLOCKERS = 8
 
 
-def explain(ctx: Context, number: int, now: float) -> dict[str, Any]:
+def explain(ctx: Context, number: int, now_s: float) -> dict[str, Any]:
     """Everything known about why an unfinished job is where it is; `LookupError` for one that has ended.
 
     `would_start` is empty: what to put there is asked by a `plait.live.scheduler.explain.what_if.Question`.
@@ -42,7 +42,7 @@ def explain(ctx: Context, number: int, now: float) -> dict[str, Any]:
         if attempt.stop is not None:
             out["summary"] = f"told to stop: {attempt.cause or attempt.stop}"
     if attempt is None or ctx.state.phase(job) is Phase.WAITING:
-        out.update(_waiting(ctx, job, now))
+        out.update(_waiting(ctx, job, now_s))
     if job.reason:
         out["last_trouble"] = job.reason
     out["stops"] = stop_costs.shown(ctx, job)
@@ -52,7 +52,7 @@ def explain(ctx: Context, number: int, now: float) -> dict[str, Any]:
 # -- waiting ------------------------------------------------------------------------------------------
 
 
-def _waiting(ctx: Context, job: JobRecord, now: float) -> dict[str, Any]:
+def _waiting(ctx: Context, job: JobRecord, now_s: float) -> dict[str, Any]:
     state, controller = ctx.state, ctx.state.controller
     out: dict[str, Any] = {
         "summary": views.waiting_reason(ctx, job),
@@ -71,7 +71,7 @@ def _waiting(ctx: Context, job: JobRecord, now: float) -> dict[str, Any]:
     ranks = columns["rank"][waiting]
     out["position"] = 1 + int(((ranks < rank) | ((ranks == rank) & (waiting < job.number))).sum())
     out["waiting"] = len(waiting)
-    out["waited_s"] = now - float(columns["pending_since_s"][job.number])
+    out["waited_s"] = now_s - float(columns["pending_since_s"][job.number])
     if views.too_large(ctx, controller, job) is None:  # else it would wait if nobody were ahead of it, too
         out["blockers"] = _blockers(ctx, controller, job)
     return out

@@ -47,7 +47,7 @@ class Copy:
 
 
 def would_start(
-    copy: Copy, number: int, blockers: list[int], now: float, in_time: Callable[[], bool]
+    copy: Copy, number: int, blockers: list[int], now_s: float, in_time: Callable[[], bool]
 ) -> list[dict[str, Any]]:
     """Changes after which the policy would start a job at once; `blockers` hold GPUs, most likely to yield first.
 
@@ -61,7 +61,7 @@ def would_start(
     size = int(copy.controller.job_store.columns["gpus"][job])
     while size > 1 and asked < QUESTIONS // 2 and in_time():
         size, asked = size // 2, asked + 1
-        if _starts(copy.controller, job, now, gpus=size):
+        if _starts(copy.controller, job, now_s, gpus=size):
             text = f"with {size} GPU{'s' * (size > 1)} it would start now"
             out.append({"change": "gpus", "gpus": size, "text": text})
             break
@@ -71,8 +71,8 @@ def would_start(
             break
         gone.append(other)
         asked += 1
-        if _starts(copy.controller, job, now, without=gone):
-            alone = len(gone) > 1 and _starts(copy.controller, job, now, without=[other])
+        if _starts(copy.controller, job, now_s, without=gone):
+            alone = len(gone) > 1 and _starts(copy.controller, job, now_s, without=[other])
             names = [job_name(int(copy.numbers[n])) for n in ([other] if alone else gone)]
             text = f"if {', '.join(names)} ended, it would start now"
             out.append({"change": "ended", "jobs": names, "text": text})
@@ -81,10 +81,10 @@ def would_start(
 
 
 def _starts(
-    controller: Controller, job: int, now: float, *, gpus: int | None = None, without: Collection[int] = ()
+    controller: Controller, job: int, now_s: float, *, gpus: int | None = None, without: Collection[int] = ()
 ) -> bool:
     """Whether the policy would run the job now if it were of this size, or these jobs had ended."""
-    view = controller.view(now)
+    view = controller.view(now_s)
     sized = {}
     if gpus is not None:
         sized = {name: controller.job_store.columns[name].copy() for name in ("gpus", "min_gpus", "max_gpus")}
@@ -105,8 +105,8 @@ class Question:
     copy: Copy
     number: int
     blockers: list[int]
-    now: float
+    now_s: float
 
     def answer(self, in_time: Callable[[], bool]) -> list[dict[str, Any]]:
         """Ask the policy, while `in_time`."""
-        return would_start(self.copy, self.number, self.blockers, self.now, in_time)
+        return would_start(self.copy, self.number, self.blockers, self.now_s, in_time)

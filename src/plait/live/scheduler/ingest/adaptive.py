@@ -63,7 +63,7 @@ def work_of(ctx: Context, job: JobRecord, attempt: Attempt) -> Work:
     return Work(attempt.progress, job.total, each_s)
 
 
-def hear_estimate(ctx: Context, job: JobRecord, seen: Seen, now: float) -> Iterator[Step]:
+def hear_estimate(ctx: Context, job: JobRecord, seen: Seen, now_s: float) -> Iterator[Step]:
     """Take what a job estimates of itself into the job store, if that is news and the last was long enough ago."""
     said = seen.adaptive
     if said is None or not job.request.get("batch"):
@@ -74,7 +74,7 @@ def hear_estimate(ctx: Context, job: JobRecord, seen: Seen, now: float) -> Itera
         return
     if ctx.state.controller is None or ctx.state.phase(job) > Phase.RUNNING:
         return
-    if now < job.estimated_s + ctx.options.estimate_s:
+    if now_s < job.estimated_s + ctx.options.estimate_s:
         return
     known = row_of(ctx, job)
     new = np.array([math.nan if x is None else x for x in said.estimate])
@@ -82,20 +82,20 @@ def hear_estimate(ctx: Context, job: JobRecord, seen: Seen, now: float) -> Itera
     new[most] = np.fmax(new[most], known[most])
     new[Estimate.RESTART_S] = known[Estimate.RESTART_S]  # measured here: a job cannot know what its end and start cost
     if differs(new, known):
-        yield EstimateTaken(now, job.number)
-        yield _estimate(job, new, now)
+        yield EstimateTaken(now_s, job.number)
+        yield _estimate(job, new, now_s)
 
 
-def hear_restart(ctx: Context, job: JobRecord, seen: Seen, now: float) -> Iterator[Step]:
+def hear_restart(ctx: Context, job: JobRecord, seen: Seen, now_s: float) -> Iterator[Step]:
     """The first step after a stop that was asked for: how long the job was kept from training by it."""
     if job.down_s is None or seen.first_step_s is None:
         return
     cost_s = job.down_s + seen.first_step_s
-    yield Restarted(now, job.number, seen.epoch, cost_s)
+    yield Restarted(now_s, job.number, seen.epoch, cost_s)
     if ctx.state.controller is not None and job.admitted and ctx.state.phase(job) <= Phase.RUNNING:
         new = row_of(ctx, job).copy()
         new[Estimate.RESTART_S] = job.restart_s
-        yield _estimate(job, new, now)
+        yield _estimate(job, new, now_s)
 
 
 def differs(new: FloatArray, known: FloatArray) -> bool:
@@ -168,8 +168,8 @@ def difference_of(limits: BatchLimits, said: Adaptive) -> str:
     return f"its script says batch {text}: it keeps to that, but its GPUs are chosen by what was submitted"
 
 
-def _estimate(job: JobRecord, row: FloatArray, now: float) -> GoodputReported:
-    return GoodputReported(now, np.array([job.number]), row.reshape(1, -1))
+def _estimate(job: JobRecord, row: FloatArray, now_s: float) -> GoodputReported:
+    return GoodputReported(now_s, np.array([job.number]), row.reshape(1, -1))
 
 
 def row_of(ctx: Context, job: JobRecord) -> FloatArray:

@@ -20,19 +20,19 @@ from plait.live.scheduler.stops import ask_stop
 _LOG = logging.getLogger("plait.service")
 
 
-def see_each(ctx: Context, node: NodeRecord, seen: Observed, now: float) -> Iterator[Step]:
+def see_each(ctx: Context, node: NodeRecord, seen: Observed, now_s: float) -> Iterator[Step]:
     """Take what is said of each process; what cannot be taken is the trouble of its job alone."""
     for one in seen.attempts:
         try:
-            for step in _see(ctx, node, one, now):
+            for step in _see(ctx, node, one, now_s):
                 if isinstance(step, Note):
                     check_entry(note_to_json(step))
                 yield step
         except Exception as error:
-            yield from _refuse(ctx, one, error, now)
+            yield from _refuse(ctx, one, error, now_s)
 
 
-def end_unlisted(ctx: Context, seen: Observed, told_to_stop: Collection[Key], now: float) -> Iterator[Step]:
+def end_unlisted(ctx: Context, seen: Observed, told_to_stop: Collection[Key], now_s: float) -> Iterator[Step]:
     """Processes that were to stop and that the agent does not have: they have not been running."""
     listed = {(s.job, s.epoch, s.rank) for s in seen.attempts}
     for number, epoch, rank in told_to_stop:
@@ -41,10 +41,10 @@ def end_unlisted(ctx: Context, seen: Observed, told_to_stop: Collection[Key], no
         if attempt is None or attempt.epoch != epoch or attempt.ranks[rank].ended:
             continue
         if (number, epoch, rank) not in listed:
-            yield RankEnded(now, number, epoch, rank, None, "it was not running", started=False)
+            yield RankEnded(now_s, number, epoch, rank, None, "it was not running", started=False)
 
 
-def end_untracked(ctx: Context, node: NodeRecord, seen: Observed, now: float) -> Iterator[Step]:
+def end_untracked(ctx: Context, node: NodeRecord, seen: Observed, now_s: float) -> Iterator[Step]:
     """A new agent process took over from a journal; what it does not know of has not survived."""
     listed = {(s.job, s.epoch, s.rank) for s in seen.attempts}
     for number in sorted(ctx.state.live):
@@ -56,29 +56,29 @@ def end_untracked(ctx: Context, node: NodeRecord, seen: Observed, now: float) ->
                 yield ProcessSeen(number, i, None)
             elif (number, attempt.epoch, i) not in listed:
                 why = "the agent has lost track of it"
-                yield RankEnded(now, number, attempt.epoch, i, None, why, started=True)
+                yield RankEnded(now_s, number, attempt.epoch, i, None, why, started=True)
 
 
-def end_all(ctx: Context, node: str, why: str, now: float) -> Iterator[Step]:
+def end_all(ctx: Context, node: str, why: str, now_s: float) -> Iterator[Step]:
     """Nothing runs on a node any more."""
     for number in sorted(ctx.state.live):
         attempt = ctx.state.jobs[number].live
         for i, rank in enumerate(attempt.ranks if attempt else ()):
             if attempt and rank.node == node and not rank.ended:
-                yield RankEnded(now, number, attempt.epoch, i, None, why, started=True)
+                yield RankEnded(now_s, number, attempt.epoch, i, None, why, started=True)
 
 
-def _refuse(ctx: Context, seen: Seen, error: Exception, now: float) -> Iterator[Step]:
+def _refuse(ctx: Context, seen: Seen, error: Exception, now_s: float) -> Iterator[Step]:
     """What is said of one process cannot be taken: that job fails with the reason, and nothing else happens."""
     _LOG.warning("a report was refused", exc_info=error, extra={"facts": {"job": seen.job, "epoch": seen.epoch}})
     job = ctx.state.jobs.get(seen.job)
     attempt = job.live if job else None
     if attempt is not None and attempt.epoch == seen.epoch and not attempt.ranks[seen.rank].ended:
         why = sane_text(f"what its agent says of it cannot be taken: {error}")
-        yield RankEnded(now, seen.job, seen.epoch, seen.rank, NONSENSE, why, started=True)
+        yield RankEnded(now_s, seen.job, seen.epoch, seen.rank, NONSENSE, why, started=True)
 
 
-def _see(ctx: Context, node: NodeRecord, seen: Seen, now: float) -> Iterator[Step]:
+def _see(ctx: Context, node: NodeRecord, seen: Seen, now_s: float) -> Iterator[Step]:
     job = ctx.state.jobs.get(seen.job)
     attempt = job.live if job else None
     if job is None or attempt is None or attempt.epoch != seen.epoch or not 0 <= seen.rank < len(attempt.ranks):
@@ -95,18 +95,18 @@ def _see(ctx: Context, node: NodeRecord, seen: Seen, now: float) -> Iterator[Ste
         seen = _never_less(seen, rank.seen)
     yield ProcessSeen(seen.job, seen.rank, seen)
     if seen.rank == 0:
-        yield from learn(ctx, job, attempt.ranks[0], seen, now)
-        yield from learn_beside(ctx, job, attempt.ranks[0], seen, now)
-        yield from protect(ctx, job, attempt, seen, now)
-        yield from hear_restart(ctx, job, seen, now)
-        yield from hear_estimate(ctx, job, seen, now)
-    yield from hear_stop_cost(ctx, job, attempt, now)
+        yield from learn(ctx, job, attempt.ranks[0], seen, now_s)
+        yield from learn_beside(ctx, job, attempt.ranks[0], seen, now_s)
+        yield from protect(ctx, job, attempt, seen, now_s)
+        yield from hear_restart(ctx, job, seen, now_s)
+        yield from hear_estimate(ctx, job, seen, now_s)
+    yield from hear_stop_cost(ctx, job, attempt, now_s)
     if seen.state == ENDED:
         if node.leaving and attempt.stop is None:  # its agent did not wait to be told
-            yield ask_stop(ctx, attempt, "leaving", now)
+            yield ask_stop(ctx, attempt, "leaving", now_s)
         started = seen.pid != 0 or seen.exit_code not in NOT_STARTED
         yield RankEnded(
-            now, seen.job, seen.epoch, seen.rank, seen.exit_code, seen.reason, started=started, merged=seen.merged
+            now_s, seen.job, seen.epoch, seen.rank, seen.exit_code, seen.reason, started=started, merged=seen.merged
         )
 
 

@@ -33,7 +33,7 @@ LEARN_S = 10.0
 DRIFT = 0.2
 
 
-def learn(ctx: Context, job: JobRecord, rank: Rank, seen: Seen, now: float) -> Iterator[Step]:
+def learn(ctx: Context, job: JobRecord, rank: Rank, seen: Seen, now_s: float) -> Iterator[Step]:
     """A profile measured alone: for the job itself and for later ones like it; not more often than anybody measures."""
     state, attempt = ctx.state, job.live
     info, controller = state.nodes[rank.node].info, state.controller
@@ -42,15 +42,15 @@ def learn(ctx: Context, job: JobRecord, rank: Rank, seen: Seen, now: float) -> I
     key = profile_key(job.request, info.gpu_kind)
     known = state.learnt.get(key, {})
     if (
-        now >= rank.learnt_s.get("skew", -math.inf) + LEARN_S
+        now_s >= rank.learnt_s.get("skew", -math.inf) + LEARN_S
         and seen.skew is not None
         and 0 < seen.skew <= 1
         and known.get("skew") != seen.skew
     ):
-        yield MeasurementTaken(job.number, 0, "skew", now)
-        yield Learnt(now, key=key, skew=seen.skew)
+        yield MeasurementTaken(job.number, 0, "skew", now_s)
+        yield Learnt(now_s, key=key, skew=seen.skew)
     profile = seen.profile
-    if now < rank.learnt_s.get("profile", -math.inf) + LEARN_S:
+    if now_s < rank.learnt_s.get("profile", -math.inf) + LEARN_S:
         return
     if profile is None or not sane_profile(profile) or state.phase(job) > Phase.RUNNING:
         return
@@ -59,17 +59,17 @@ def learn(ctx: Context, job: JobRecord, rank: Rank, seen: Seen, now: float) -> I
     better = job.measured_beside and not job.profiled
     if "stage_s" in known and not better and not differs(profile, *job_store):
         return
-    yield MeasurementTaken(job.number, 0, "profile", now)
+    yield MeasurementTaken(job.number, 0, "profile", now_s)
     stage_s, iteration_s = [float(x) for x in profile.stage_s], float(profile.iteration_s)
-    yield JobProfiled(now, np.array([job.number]), np.array([iteration_s]), np.array([stage_s]))
-    yield Learnt(now, job=job.number, key=key, stage_s=stage_s, iteration_s=iteration_s, like=like_keys(job.request))
+    yield JobProfiled(now_s, np.array([job.number]), np.array([iteration_s]), np.array([stage_s]))
+    yield Learnt(now_s, job=job.number, key=key, stage_s=stage_s, iteration_s=iteration_s, like=like_keys(job.request))
     if "kept" in rank.learnt_s:
         yield MeasurementTaken(job.number, 0, "kept", None)
-        yield JobKept(now, np.array([job.number]), np.array([math.nan]))
-    yield from _pass_on(ctx, job, now)
+        yield JobKept(now_s, np.array([job.number]), np.array([math.nan]))
+    yield from _pass_on(ctx, job, now_s)
 
 
-def _pass_on(ctx: Context, learnt_from: JobRecord, now: float) -> Iterator[Step]:
+def _pass_on(ctx: Context, learnt_from: JobRecord, now_s: float) -> Iterator[Step]:
     """Give waiting jobs that have no profile what has just been learnt from one like them."""
     state = ctx.state
     if state.controller is None:
@@ -88,7 +88,7 @@ def _pass_on(ctx: Context, learnt_from: JobRecord, now: float) -> Iterator[Step]
     if found:
         iteration_s = np.array([known["iteration_s"] for known in found.values()])
         stage_s = np.array([known["stage_s"] for known in found.values()])
-        yield JobProfiled(now, np.array(list(found)), iteration_s, stage_s)
+        yield JobProfiled(now_s, np.array(list(found)), iteration_s, stage_s)
 
 
 def as_asked(job: JobRecord, attempt: Attempt, seen: Seen) -> bool:
@@ -99,7 +99,7 @@ def as_asked(job: JobRecord, attempt: Attempt, seen: Seen) -> bool:
     return not initial or (seen.adaptive is not None and seen.adaptive.batch_size == int(initial))
 
 
-def protect(ctx: Context, job: JobRecord, attempt: Attempt, seen: Seen, now: float) -> Iterator[Step]:
+def protect(ctx: Context, job: JobRecord, attempt: Attempt, seen: Seen, now_s: float) -> Iterator[Step]:
     """Have policies leave a job where it runs while it measures its profile: `MOST_ITERATIONS`, at most `PROFILE_S`.
 
     A stop would begin the measurement again, and meanwhile the job stays out of groups. A job is not protected if its
@@ -112,11 +112,11 @@ def protect(ctx: Context, job: JobRecord, attempt: Attempt, seen: Seen, now: flo
     alone = attempt.stop is None and group is not None and len(group.members) == 1
     unknown = math.isnan(controller.job_store.columns["stage_s"][job.number, 0])
     if unknown and alone and seen.profile is None and FEWEST_ITERATIONS * seen.step_s <= PROFILE_S:
-        yield MeasurementTaken(job.number, 0, "kept", now)
-        yield JobKept(now, np.array([job.number]), np.array([now + min(PROFILE_S, MOST_ITERATIONS * seen.step_s)]))
+        yield MeasurementTaken(job.number, 0, "kept", now_s)
+        yield JobKept(now_s, np.array([job.number]), np.array([now_s + min(PROFILE_S, MOST_ITERATIONS * seen.step_s)]))
 
 
-def learn_beside(ctx: Context, job: JobRecord, rank: Rank, seen: Seen, now: float) -> Iterator[Step]:
+def learn_beside(ctx: Context, job: JobRecord, rank: Rank, seen: Seen, now_s: float) -> Iterator[Step]:
     """Replace a provisional profile by what a job measures behind the gate of its group, once in an attempt.
 
     Behind a gate a job has the resource of its stage for itself and waiting is not counted, so its stage times are its
@@ -146,10 +146,10 @@ def learn_beside(ctx: Context, job: JobRecord, rank: Rank, seen: Seen, now: floa
     found = Profile(stage_s, iteration_s, MOST_ITERATIONS)
     if not sane_profile(found):
         return
-    yield MeasurementTaken(job.number, 0, "beside", now)
+    yield MeasurementTaken(job.number, 0, "beside", now_s)
     if differs(found, before, before_s):
-        yield JobProfiled(now, np.array([job.number]), np.array([iteration_s]), np.array([stage_s]))
-    yield Learnt(now, job=job.number, beside=True)
+        yield JobProfiled(now_s, np.array([job.number]), np.array([iteration_s]), np.array([stage_s]))
+    yield Learnt(now_s, job=job.number, beside=True)
 
 
 def differs(profile: Profile, stage_s: Sequence[float], iteration_s: float) -> bool:

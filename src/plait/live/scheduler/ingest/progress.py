@@ -13,7 +13,7 @@ from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.ingest.adaptive import work_of
 
 
-def report_progress(ctx: Context, jobs: Iterable[int], now: float) -> Iterator[Step]:
+def report_progress(ctx: Context, jobs: Iterable[int], now_s: float) -> Iterator[Step]:
     """One `ProgressReported` about those of these jobs (numbers, ascending) of which something was measured, if any."""
     controller = ctx.state.controller
     if controller is None:
@@ -35,4 +35,4 @@ def report_progress(ctx: Context, jobs: Iterable[int], now: float) -> Iterator[S
     if rows:
         numbers = np.array([r[0] for r in rows], dtype=np.int64)
         done_, attained, ran_, paces = (np.array([r[i] for r in rows]) for i in range(1, 5))
-        yield ProgressReported(now, numbers, done_, attained, ran_, paces)
+        yield ProgressReported(now_s, numbers, done_, attained, ran_, paces)

@@ -24,20 +24,20 @@ from plait.live.scheduler.records.notes import NodeDrained, NodeForgotten, NodeL
 from plait.live.scheduler.records.observations import AgentHeard, AgentStarted, NodeReplaced, NodeSilent, NoticeHeard
 
 
-def ingest(ctx: Context, seen: Observed, told_to_stop: Collection[Key], now: float, address: str) -> Iterator[Step]:
+def ingest(ctx: Context, seen: Observed, told_to_stop: Collection[Key], now_s: float, address: str) -> Iterator[Step]:
     """Take a report; `InputError` for a node that cannot be.
 
     `told_to_stop`: processes that an agent which has this report's assignment was told to stop. `address`: where other
     nodes reach this one.
     """
     seen = replace(seen, leaving_s=sane_notice(seen.leaving_s))
-    record = yield from _register(ctx, seen, now, address)
-    yield from see_each(ctx, record, seen, now)
+    record = yield from _register(ctx, seen, now_s, address)
+    yield from see_each(ctx, record, seen, now_s)
     if seen.agent == record.agent and seen.term == ctx.term:
-        yield from end_unlisted(ctx, seen, told_to_stop, now)
+        yield from end_unlisted(ctx, seen, told_to_stop, now_s)
     alive = any(one.state != ENDED for one in seen.attempts)
     if seen.leaving_s == 0 and seen.agent == record.agent and not alive and not record.lost:
-        yield NodeLost(now, record.id)  # about to go, with nothing left to end: it need not be waited for
+        yield NodeLost(now_s, record.id)  # about to go, with nothing left to end: it need not be waited for
 
 
 def hardware(info: NodeInfo) -> Node:
@@ -46,16 +46,16 @@ def hardware(info: NodeInfo) -> Node:
     return Node(info.id, info.gpus, info.gpu_kind, memory, info.cpus, info.memory_bytes, info.rack)
 
 
-def _register(ctx: Context, seen: Observed, now: float, address: str) -> Generator[Step, None, NodeRecord]:
+def _register(ctx: Context, seen: Observed, now_s: float, address: str) -> Generator[Step, None, NodeRecord]:
     info, state = seen.node, ctx.state
     if not NODE_NAME.fullmatch(info.id):
         raise InputError(f"a node cannot be called {info.id!r}; use letters, digits, '.', '_' and '-'")
     check_node(info)
     record = state.nodes.get(info.id)
     if record is not None and record.info is not None and record.info.gpus != info.gpus:
-        yield from _resized(ctx, record, record.info, seen, now)
+        yield from _resized(ctx, record, record.info, seen, now_s)
     if record is None:
-        yield NodeJoined(now, hardware(info))
+        yield NodeJoined(now_s, hardware(info))
     record = state.nodes[info.id]
     # After a restart nobody is known: words of an earlier term are late once somebody speaks in a later one, and if
     # the late ones came first, whoever speaks in this term is the node's agent after all.
@@ -67,28 +67,28 @@ def _register(ctx: Context, seen: Observed, now: float, address: str) -> Generat
         return record  # late words of an agent process that was replaced
     if record.leaving and record.lost and not fresh:
         return record  # it said its last word; this one was under way before
-    yield from _notice_given(record, seen, fresh, now)
-    yield from _back(record, now)
+    yield from _notice_given(record, seen, fresh, now_s)
+    yield from _back(record, now_s)
     reached = seen.reached if seen.term == ctx.term else None
-    yield AgentHeard(now, info.id, address, seen.usage, seen.term, reached)
+    yield AgentHeard(now_s, info.id, address, seen.usage, seen.term, reached)
     if fresh:
-        yield from end_untracked(ctx, record, seen, now)
+        yield from end_untracked(ctx, record, seen, now_s)
     return record
 
 
-def _back(record: NodeRecord, now: float) -> Iterator[Step]:
+def _back(record: NodeRecord, now_s: float) -> Iterator[Step]:
     """A node that was lost or silent is heard of."""
     if record.lost:
         assert record.info is not None
-        yield NodeDrained(now, record.id, True) if record.drained else NodeJoined(now, hardware(record.info))
+        yield NodeDrained(now_s, record.id, True) if record.drained else NodeJoined(now_s, hardware(record.info))
     if record.suspect:
         if record.drained or record.leaving:  # no work is due there: nobody was told that it was silent
             yield NodeSilent(record.id, silent=False)
         else:
-            yield NodeSuspected(now, record.id, suspect=False)
+            yield NodeSuspected(now_s, record.id, suspect=False)
 
 
-def _resized(ctx: Context, record: NodeRecord, had: NodeInfo, seen: Observed, now: float) -> Iterator[Step]:
+def _resized(ctx: Context, record: NodeRecord, had: NodeInfo, seen: Observed, now_s: float) -> Iterator[Step]:
     """The node with another number of GPUs: a new one that takes the name, once nothing runs on the old one.
 
     Raises `Conflict` while the old one runs something, and for late words of an agent that was replaced.
@@ -101,19 +101,19 @@ def _resized(ctx: Context, record: NodeRecord, had: NodeInfo, seen: Observed, no
             f"node {name!r} came back with {counted(info.gpus, 'GPU')}, had {had.gpus}"
             + (f", and still runs {jobs}: start its agent with {had.gpus}, or end them first" if jobs else "")
         )
-    yield from see_each(ctx, record, seen, now)
-    yield from end_all(ctx, name, "its node came back with other GPUs", now)
+    yield from see_each(ctx, record, seen, now_s)
+    yield from end_all(ctx, name, "its node came back with other GPUs", now_s)
     if not record.lost:
-        yield NodeLost(now, name)
-    yield NodeForgotten(now, name)
-    yield NodeJoined(now, hardware(info))
+        yield NodeLost(now_s, name)
+    yield NodeForgotten(now_s, name)
+    yield NodeJoined(now_s, hardware(info))
     yield NodeReplaced(name, frozenset(record.agents))
     if record.drained:
-        yield NodeLost(now, name)
-        yield NodeDrained(now, name, True)
+        yield NodeLost(now_s, name)
+        yield NodeDrained(now_s, name, True)
 
 
-def _notice_given(record: NodeRecord, seen: Observed, fresh: bool, now: float) -> Iterator[Step]:
+def _notice_given(record: NodeRecord, seen: Observed, fresh: bool, now_s: float) -> Iterator[Step]:
     """A node that says it goes: no new work, and what runs there stops after a checkpoint and goes on elsewhere.
 
     Only another agent process withdraws the notice: what the same one said before it is late.
@@ -121,12 +121,12 @@ def _notice_given(record: NodeRecord, seen: Observed, fresh: bool, now: float) -
     if seen.leaving_s is None:
         if not (record.leaving and fresh):
             return
-        yield NodeLeaving(now, record.id, leaving=False)
+        yield NodeLeaving(now_s, record.id, leaving=False)
         if not record.drained:
             assert record.info is not None
-            yield NodeJoined(now, hardware(record.info))
+            yield NodeJoined(now_s, hardware(record.info))
     elif not record.leaving or record.lost:
         if not record.lost and not record.drained:
-            yield NodeLost(now, record.id)
-        yield NodeLeaving(now, record.id, leaving=True, leaving_s=seen.leaving_s)
+            yield NodeLost(now_s, record.id)
+        yield NodeLeaving(now_s, record.id, leaving=True, leaving_s=seen.leaving_s)
     yield NoticeHeard(record.id, seen.leaving_s)

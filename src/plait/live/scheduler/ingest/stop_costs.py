@@ -46,7 +46,7 @@ def _median(values: list[float], unknown: float) -> float:
     return float(np.median(values)) if values else unknown
 
 
-def hear_stop_cost(ctx: Context, job: JobRecord, attempt: Attempt, now: float) -> Iterator[Step]:
+def hear_stop_cost(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> Iterator[Step]:
     """Tell the controller what a stop of the job would lose, if that is news."""
     state = ctx.state
     if state.controller is None or not job.admitted or state.phase(job) > Phase.RUNNING:
@@ -64,7 +64,7 @@ def hear_stop_cost(ctx: Context, job: JobRecord, attempt: Attempt, now: float) -
     if now_it is known and (known is Checkpoints.NEVER or not changed):
         return
     unknown = np.array([math.nan])
-    yield StopCostReported(now, np.array([number]), np.array([int(now_it)]), unknown, np.array([cost_s]))
+    yield StopCostReported(now_s, np.array([number]), np.array([int(now_it)]), unknown, np.array([cost_s]))
 
 
 def lost_work_s(attempt: Attempt, held_s: float, never: bool) -> float:

@@ -13,19 +13,21 @@ from plait.live.scheduler.context import Context
 from plait.live.scheduler.records.notes import Requested
 
 
-def take_in(ctx: Context, requests: Sequence[Mapping[str, Any]], owner: str, key: str | None, now: float) -> Requested:
+def take_in(
+    ctx: Context, requests: Sequence[Mapping[str, Any]], owner: str, key: str | None, now_s: float
+) -> Requested:
     """The note of new jobs; raises `InputError` for one that cannot be. `key`: see `Submissions`."""
     first = ctx.state.numbers
     for i, request in enumerate(requests):
         if not request.get("command"):
             raise InputError("command is empty; give the program and its arguments")
         project = project_of(request)
-        spec = ctx.spec(first + i, request, owner, project, now)
-        _check_room(ctx, spec, request, now)
+        spec = ctx.spec(first + i, request, owner, project, now_s)
+        _check_room(ctx, spec, request, now_s)
         quota = ctx.state.projects.get(project, {}).get("gpu_quota")
         if quota is not None and spec.gpus > quota:
             raise InputError(f"needs {counted(spec.gpus, 'GPU')}; the quota of project {project} is {quota}")
-    return Requested(now, first, owner, [dict(r) for r in requests], key)
+    return Requested(now_s, first, owner, [dict(r) for r in requests], key)
 
 
 def project_of(request: Mapping[str, Any]) -> str:
@@ -39,10 +41,10 @@ def check_project(ctx: Context, name: str) -> None:
         raise InputError(f"no project {name!r}; {suggest(name, known, f'make it with: plait project set {name}')}")
 
 
-def _check_room(ctx: Context, spec: JobSpec, request: Mapping[str, Any], now: float) -> None:
+def _check_room(ctx: Context, spec: JobSpec, request: Mapping[str, Any], now_s: float) -> None:
     """Refuse a job that no node has room for, nor any that may come; while nodes join nobody knows."""
     controller = ctx.state.controller
-    if controller is None or now < ctx.timers.settle_s:
+    if controller is None or now_s < ctx.timers.settle_s:
         return
     why = refusal(spec, controller.cluster, ctx.room(request))
     if why is not None:

@@ -20,66 +20,66 @@ from plait.live.scheduler.records.observations import LookDue, NodeGone
 from plait.policies.catalog import make_policy
 
 
-def cancel(ctx: Context, number: int, now: float) -> Iterator[Step]:
+def cancel(ctx: Context, number: int, now_s: float) -> Iterator[Step]:
     """Cancel a job. `Conflict` if it has ended, `LookupError` if it never was."""
     if not 0 <= number < ctx.state.numbers:
         raise LookupError(f"no job {job_name(number)}")
     job = ctx.state.jobs.get(number)
     if job is None or ctx.state.phase(job) > Phase.RUNNING:
         raise Conflict(f"job {job_name(number)} has already ended")
-    yield JobCancelled(now, np.array([number])) if job.admitted else CancelAsked(now, number)
+    yield JobCancelled(now_s, np.array([number])) if job.admitted else CancelAsked(now_s, number)
 
 
 def foreseen(
-    ctx: Context, number: int, start: Sequence[float | None] | None, end: Sequence[float | None], now: float
+    ctx: Context, number: int, start: Sequence[float | None] | None, end: Sequence[float | None], now_s: float
 ) -> Iterator[Step]:
     """Keep the first forecast of a job; `LookupError` for one that has ended."""
     job = ctx.state.jobs.get(number)
     if job is None or ctx.state.phase(job) > Phase.RUNNING:
         raise LookupError(f"job {job_name(number)} has ended")
     if number not in ctx.state.record.open:
-        yield Foreseen(now, number, None if start is None or job.live is not None else list(start), list(end))
+        yield Foreseen(now_s, number, None if start is None or job.live is not None else list(start), list(end))
 
 
-def set_policy(ctx: Context, text: str, may_lose_work: bool, now: float) -> Iterator[Step]:
+def set_policy(ctx: Context, text: str, may_lose_work: bool, now_s: float) -> Iterator[Step]:
     """Decide by another policy; `InputError` if there is none of that name."""
     make_policy(text)
-    yield PolicySet(now, text, may_lose_work)
+    yield PolicySet(now_s, text, may_lose_work)
 
 
-def set_project(ctx: Context, name: str, gpu_quota: int | None, weight: float, now: float) -> Iterator[Step]:
+def set_project(ctx: Context, name: str, gpu_quota: int | None, weight: float, now_s: float) -> Iterator[Step]:
     """Make or change a project; `InputError` for a quota or a weight that cannot be."""
     if gpu_quota is not None and gpu_quota < 0:
         raise InputError(f"gpu_quota is {gpu_quota}, needs a whole number >= 0, or null for no limit")
     if not (math.isfinite(weight) and weight > 0):
         raise InputError(f"weight is {weight}, needs a number > 0")
-    yield ProjectSet(now, name, gpu_quota=gpu_quota, weight=weight)
+    yield ProjectSet(now_s, name, gpu_quota=gpu_quota, weight=weight)
 
 
-def drop_project(ctx: Context, name: str, now: float) -> Iterator[Step]:
+def drop_project(ctx: Context, name: str, now_s: float) -> Iterator[Step]:
     """Forget a project's quota and weight; `LookupError` if it has none."""
     if name not in ctx.state.projects:
         raise LookupError(f"no project {name!r}")
-    yield ProjectSet(now, name, gone=True)
+    yield ProjectSet(now_s, name, gone=True)
 
 
-def drain(ctx: Context, node: str, now: float) -> Iterator[Step]:
+def drain(ctx: Context, node: str, now_s: float) -> Iterator[Step]:
     """Take a node out; `LookupError` for an unknown one."""
     record = _node(ctx, node)
     if not record.drained:
         if not record.lost:
-            yield NodeLost(now, node)
-        yield NodeDrained(now, node, drained=True)
+            yield NodeLost(now_s, node)
+        yield NodeDrained(now_s, node, drained=True)
 
 
-def resume(ctx: Context, node: str, now: float) -> Iterator[Step]:
+def resume(ctx: Context, node: str, now_s: float) -> Iterator[Step]:
     """Let a drained node work again; `LookupError` for an unknown one."""
     record = _node(ctx, node)
     if record.drained:
-        yield NodeDrained(now, node, drained=False)
+        yield NodeDrained(now_s, node, drained=False)
         if not record.lost and not record.leaving:
             assert record.info is not None
-            yield NodeJoined(now, hardware(record.info))
+            yield NodeJoined(now_s, hardware(record.info))
             yield LookDue()  # it may be silent
 
 
@@ -91,20 +91,20 @@ def node_gone(ctx: Context, node: str, why: str, certain: bool) -> Iterator[Step
         yield LookDue()
 
 
-def forget_node(ctx: Context, node: str, now: float) -> Iterator[Step]:
+def forget_node(ctx: Context, node: str, now_s: float) -> Iterator[Step]:
     """Take a node out of the lists; `Conflict` while it may still run something, `LookupError` for an unknown one."""
     record, jobs = _node(ctx, node), ctx.state.jobs
     here = [n for n in sorted(ctx.state.live) if (a := jobs[n].live) and any(r.node == node for r in a.ranks)]
     if here:
         names = ", ".join(job_name(n) for n in here[:5])
         raise Conflict(f"node {node!r} may still run {names}; it can be forgotten once they go on elsewhere")
-    silent = now - record.heard_s >= ctx.options.suspect_s
+    silent = now_s - record.heard_s >= ctx.options.suspect_s
     if not record.lost and not (silent and (record.drained or record.leaving)):
         raise Conflict(
             f"node {node!r} is {record.state} and its agent still reports; end its agent first, with SIGTERM, and "
             "forget it when `plait nodes` shows it as left or lost"
         )
-    yield NodeForgotten(now, node)
+    yield NodeForgotten(now_s, node)
 
 
 def _node(ctx: Context, node: str) -> NodeRecord:

@@ -67,7 +67,7 @@ class Api:
 
     async def live(self, number: int) -> dict[str, Any]:
         """What memory knows of a job."""
-        found: dict[int, dict[str, Any]] = await self.worker.look(lambda engine, now: engine.fields([number]))
+        found: dict[int, dict[str, Any]] = await self.worker.look(lambda engine, now_s: engine.fields([number]))
         return found.get(number, {})
 
 

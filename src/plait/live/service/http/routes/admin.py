@@ -64,11 +64,11 @@ async def set_project(request: Request) -> Response:
     api.who(request, "admin")
     given = parse(ProjectIn, await api.body(request))
 
-    def work(engine: Engine, now: float) -> dict[str, Any]:
+    def work(engine: Engine, now_s: float) -> dict[str, Any]:
         known = engine.state.projects.get(given.name, {"gpu_quota": None, "weight": 1.0})
         quota = given.quota_gpus if "quota_gpus" in given.model_fields_set else known["gpu_quota"]
         weight = given.weight if given.weight is not None else known["weight"]
-        engine.set_project(given.name, gpu_quota=quota, weight=weight, now=now)
+        engine.set_project(given.name, gpu_quota=quota, weight=weight, now_s=now_s)
         return {"name": given.name, "quota_gpus": quota, "weight": weight}
 
     return Json(await api.worker.call(work))
@@ -79,7 +79,7 @@ async def drop_project(request: Request, name: str) -> Response:
     """Forget a project's quota and weight."""
     api = api_of(request)
     api.who(request, "admin")
-    await api.worker.call(lambda engine, now: engine.drop_project(name, now))
+    await api.worker.call(lambda engine, now_s: engine.drop_project(name, now_s))
     return Json({"name": name, "gone": True})
 
 
@@ -93,7 +93,7 @@ async def backup(request: Request) -> Response:
     return Json({"path": str(path), "bytes": path.stat().st_size})
 
 
-def _projects(engine: Engine, now: float) -> list[dict[str, Any]]:
+def _projects(engine: Engine, now_s: float) -> list[dict[str, Any]]:
     held: dict[str, int] = {}
     for number in engine.state.live:
         job = engine.state.jobs[number]
@@ -109,8 +109,8 @@ def _projects(engine: Engine, now: float) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _shown(token: Token, now: float) -> dict[str, Any]:
-    left_s = None if token.expires_s is None else round(token.expires_s - now, 3)
+def _shown(token: Token, now_s: float) -> dict[str, Any]:
+    left_s = None if token.expires_s is None else round(token.expires_s - now_s, 3)
     return {
         "id": token.id, "user": token.user, "role": token.role, "project": token.project, "node": token.node,
         "created_s": token.created_s, "expires_s": token.expires_s, "left_s": left_s,

@@ -34,8 +34,8 @@ async def sync(request: Request) -> Response:
     address = request.client.host if request.client else "127.0.0.1"
     api.mailbox.take(node, observed.replies)
 
-    def observe(engine: Engine, now: float) -> None:
-        engine.observe(observed, now, address)
+    def observe(engine: Engine, now_s: float) -> None:
+        engine.observe(observed, now_s, address)
 
     def assigned(engine: Engine, _: None) -> Assignment:
         return engine.assignment(node, observed.agent)
@@ -49,7 +49,7 @@ async def sync(request: Request) -> Response:
     if answer.version <= observed.reached and answer.term == observed.term and not asks and wait_s > 0:
         await _unless_gone(api, api.mailbox.news(node, answer.version, wait_s))
         try:
-            answer = await api.worker.call(lambda engine, now: None, assigned)
+            answer = await api.worker.call(lambda engine, now_s: None, assigned)
         except NoRoom:
             return Json(to_json(_current_assignment(api, observed), observed.v))
         asks = api.mailbox.due(node)

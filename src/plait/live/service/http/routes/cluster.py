@@ -26,7 +26,7 @@ router = APIRouter()
 
 
 async def _status(api: Api) -> dict[str, Any]:
-    found: dict[str, Any] = await api.worker.look(lambda engine, now: engine.status(now))
+    found: dict[str, Any] = await api.worker.look(lambda engine, now_s: engine.status(now_s))
     counts = await asyncio.to_thread(api.store.counts)
     found["jobs"].update({state: counts.get(state, 0) for state in serializers.FINAL})
     trouble = api.worker.trouble or None
@@ -54,7 +54,7 @@ async def state(request: Request) -> Response:
     """Everything a forward simulation needs: jobs that have not ended, numbered anew, and their numbers."""
     api = api_of(request)
     api.who(request)
-    plain = await api.worker.look(lambda engine, now: engine.state_for_forecast(now))
+    plain = await api.worker.look(lambda engine, now_s: engine.state_for_forecast(now_s))
     return await asyncio.to_thread(lambda: Json(plain()))
 
 
@@ -63,7 +63,7 @@ async def nodes(request: Request) -> Response:
     """Nodes, their usage, and who holds their GPUs."""
     api = api_of(request)
     api.who(request)
-    return Json(await api.worker.look(lambda engine, now: engine.nodes(now)))
+    return Json(await api.worker.look(lambda engine, now_s: engine.nodes(now_s)))
 
 
 @router.post("/v1/nodes/{node}/gone")
@@ -72,7 +72,7 @@ async def node_gone(request: Request, node: str) -> Response:
     api = api_of(request)
     api.who(request, "admin")
     said = parse(GoneIn, await api.body(request))
-    await api.worker.call(lambda engine, now: engine.node_gone(node, said.why, now, certain=said.certain))
+    await api.worker.call(lambda engine, now_s: engine.node_gone(node, said.why, now_s, certain=said.certain))
     return await _shown(api, node)
 
 
@@ -81,12 +81,12 @@ async def forget_node(request: Request, node: str) -> Response:
     """Take a node that has gone out of the lists."""
     api = api_of(request)
     api.who(request, "admin")
-    await api.worker.call(lambda engine, now: engine.forget_node(node, now))
+    await api.worker.call(lambda engine, now_s: engine.forget_node(node, now_s))
     return Json({"id": node, "state": "forgotten"})
 
 
 async def _shown(api: Api, node: str) -> Response:
-    found = await api.worker.look(lambda engine, now: engine.nodes(now))
+    found = await api.worker.look(lambda engine, now_s: engine.nodes(now_s))
     shown = next((n for n in found if n["id"] == node), None)
     if shown is None:  # forgotten in the meantime, by somebody else
         raise LookupError(f"no node {node[:40]!r} any more; `plait nodes` shows those there are")
@@ -101,7 +101,7 @@ async def change_node(request: Request, node: str, action: str) -> Response:
     if action not in ("drain", "resume"):
         raise LookupError(f"a node can be drained and resumed, not {action[:40]!r}")
     work = Engine.drain if action == "drain" else Engine.resume
-    await api.worker.call(lambda engine, now: work(engine, node, now))
+    await api.worker.call(lambda engine, now_s: work(engine, node, now_s))
     return await _shown(api, node)
 
 
@@ -122,7 +122,7 @@ async def set_policy(request: Request) -> Response:
     wanted, lose = given.policy, given.may_lose_work
     engine = api.worker.engine
     await asyncio.to_thread(_try_out, wanted, engine.options.policy_modules, engine.layout.home)
-    await api.worker.call(lambda engine, now: engine.set_policy(wanted, now, may_lose_work=lose))
+    await api.worker.call(lambda engine, now_s: engine.set_policy(wanted, now_s, may_lose_work=lose))
     return Json(await api.worker.look(_policy))
 
 
@@ -161,7 +161,7 @@ def _try_out(policy: str, modules: Collection[str], folder: Path) -> None:
         _LOG.warning("policy %s failed on an empty cluster", policy, exc_info=True)
 
 
-def _policy(engine: Engine, now: float) -> dict[str, Any]:
+def _policy(engine: Engine, now_s: float) -> dict[str, Any]:
     state = engine.state
     return {
         "policy": state.policy_text, "may_lose_work": state.may_lose_work, "error": state.policy_error or None,

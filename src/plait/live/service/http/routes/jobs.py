@@ -46,8 +46,8 @@ async def submit(
     jobs = parse(JobsIn, data).jobs if several else [parse(JobIn, data)]
     requests = [_in_project(job.request(), token) for job in jobs]
     numbers, remarks = await api.worker.call(
-        lambda engine, now: (
-            _submit(engine, requests, token, now, key),
+        lambda engine, now_s: (
+            _submit(engine, requests, token, now_s, key),
             [engine.remarks(request) for request in requests],
         )
     )
@@ -76,7 +76,7 @@ async def list_jobs(
     found = await asyncio.to_thread(api.store.job_columns, states=states, owner=user, limit=limit, offset=offset)
     shown = zip(found["number"], found["state"], strict=True)
     open_ones = [number for number, now in shown if now not in serializers.FINAL]
-    live = await api.worker.look(lambda engine, now: (now, engine.fields(open_ones)))
+    live = await api.worker.look(lambda engine, now_s: (now_s, engine.fields(open_ones)))
     return await asyncio.to_thread(_listed, found, live, token, columns)
 
 
@@ -100,7 +100,7 @@ async def cancel(request: Request, job: str) -> Response:
     number = row["number"]
     if row["state"] != "cancelled":
         try:
-            await api.worker.call(lambda engine, now: engine.cancel(number, now))
+            await api.worker.call(lambda engine, now_s: engine.cancel(number, now_s))
         except Conflict:
             row = await api.row(job)
             live = await api.live(number)
@@ -117,7 +117,7 @@ async def explain(request: Request, job: str) -> Response:
     owns(token, job, row["owner"], change=False)
     number = row["number"]
     try:
-        found, question = await api.worker.look(lambda engine, now: api.asker.explain(engine, number, now))
+        found, question = await api.worker.look(lambda engine, now_s: api.asker.explain(engine, number, now_s))
     except LookupError:
         row = await api.row(job)
         found = {"id": job, "number": number, "state": row["state"], "summary": row["reason"]}
@@ -141,7 +141,7 @@ async def tell_forecast(request: Request, job: str) -> Response:
     owns(token, job, row["owner"], change=True)
     said = parse(ForecastIn, await api.body(request))
     number = row["number"]
-    await api.worker.call(lambda engine, now: engine.foreseen(number, said.start, said.end, now))
+    await api.worker.call(lambda engine, now_s: engine.foreseen(number, said.start, said.end, now_s))
     return Json({"id": job})
 
 
@@ -164,12 +164,12 @@ async def job_events(
     return await asyncio.to_thread(read)
 
 
-def _submit(engine: Engine, requests: list[dict[str, Any]], token: Token, now: float, key: str | None) -> list[int]:
+def _submit(engine: Engine, requests: list[dict[str, Any]], token: Token, now_s: float, key: str | None) -> list[int]:
     """Store the jobs; `InputError` for one of a project that nobody made."""
     for project in dict.fromkeys(str(request["project"]) for request in requests):
         if project != token.project:
             engine.check_project(project)
-    return engine.submit(requests, owner=token.user, now=now, key=key)
+    return engine.submit(requests, owner=token.user, now_s=now_s, key=key)
 
 
 def _in_project(request: dict[str, Any], token: Token) -> dict[str, Any]:

@@ -79,7 +79,7 @@ async def _part(
 async def _read(api: Api, node: str, number: int, epoch: int, rank: int, offset: int, limit: int) -> Reply:
     """From the node's agent or, where there is none any more, from the home folder that it shared with the service."""
     there, layout = await api.worker.look(
-        lambda engine, now: (node in engine.state.nodes and not engine.state.nodes[node].lost, engine.layout)
+        lambda engine, now_s: (node in engine.state.nodes and not engine.state.nodes[node].lost, engine.layout)
     )
     if there:
         return await api.mailbox.ask(node, number, epoch, rank, offset, limit)
