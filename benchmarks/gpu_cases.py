@@ -29,7 +29,8 @@ import torch
 from torch import nn
 
 from plait.core.resources import Resource
-from plait.runtime.gate_choice import barrier_round_s, best_turns
+from plait.core.turns import lock_step_s
+from plait.runtime.gate_choice import best_turns
 from plait.runtime.gates import Group, GroupMember, NullGate, make_group, open_gate
 from plait.runtime.page import Page
 from plait.training.merged import InterleavePlan, run_merged
@@ -340,7 +341,7 @@ def barrier_round(device: str, shapes: Sequence[Shape]) -> Round:
     for one in got.values():
         inside = [end for end in one.ends_s if first <= end <= last]
         each += [b - a for a, b in itertools.pairwise(inside)]
-    return Round(statistics.mean(each), barrier_round_s(rows, turns))
+    return Round(statistics.mean(each), lock_step_s(rows, turns))
 
 
 def yield_cost(device: str, shape: Shape) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from plait.core.resources import Resource
+from plait.core.turns import slots_s
 from plait.report.files import write_text
 from plait.report.sections import Section, sections_page
 
@@ -41,19 +42,10 @@ class StageGroup:
     rows: tuple[StageRow, ...]
 
 
-def slots(rows: Sequence[StageRow]) -> list[float]:
-    """Seconds of each slot: in slot `s` the job with turn `t` is on resource `(s + t) mod k` (Muri, formula (3)).
-
-    >>> slots([StageRow("a", 0, (1, 2, 0, 0)), StageRow("b", 1, (0, 3, 1, 0))])
-    [3, 2, 0, 0]
-    """
-    k = len(Resource)
-    return [max(row.stage_s[(s + row.turn) % k] for row in rows) for s in range(k)]
-
-
 def stages_svg(rows: Sequence[StageRow]) -> str:
     """One iteration of the group: a line a resource, a bar a stage, slots between thin lines."""
-    k, length = len(Resource), slots(rows)
+    k = len(Resource)
+    length = slots_s([row.stage_s for row in rows], [row.turn for row in rows])
     total = sum(length) or 1.0
     scale = (WIDTH - LEFT - 10) / total
     height = TOP + k * ROW + 24

@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import permutations
 
 from plait.core.errors import InputError
 from plait.core.resources import Resource
+from plait.core.turns import lock_step_s, turn_vectors
 from plait.runtime.token_model import queued_iterations
 
 K = len(Resource)
@@ -47,27 +46,12 @@ class Choice:
     reason: str
 
 
-@lru_cache(maxsize=16)
-def _turn_vectors(jobs: int) -> tuple[tuple[int, ...], ...]:
-    return tuple((0, *rest) for rest in permutations(range(1, K), jobs - 1)) if jobs <= K else ()
-
-
-def barrier_round_s(stage_s: Sequence[Sequence[float]], turns: Sequence[int]) -> float:
-    """Formula (3): in slot s the job with turn i is on resource (s + i) mod k; a slot is as long as its longest stage.
-
-    >>> pair = [(2, 0.5, 1, 0.5), (0.5, 1, 2, 0.5)]
-    >>> barrier_round_s(pair, (0, 1)), barrier_round_s(pair, (0, 2))
-    (5.5, 4.5)
-    """
-    return sum(max(row[(s + turn) % K] for row, turn in zip(stage_s, turns, strict=True)) for s in range(K))
-
-
 def best_turns(stage_s: Sequence[Sequence[float]]) -> tuple[tuple[int, ...], float]:
     """Turns of the shortest round, the first of equals, and its seconds; inf for more jobs than resources."""
-    vectors = _turn_vectors(len(stage_s))
+    vectors = turn_vectors(K, len(stage_s))
     if not vectors:
         return tuple(i % K for i in range(len(stage_s))), math.inf
-    return min(((v, barrier_round_s(stage_s, v)) for v in vectors), key=lambda found: found[1])
+    return min(((v, lock_step_s(stage_s, v)) for v in vectors), key=lambda found: found[1])
 
 
 def segments_s(row: Sequence[float], prefetch: bool) -> tuple[float, ...]:
@@ -141,7 +125,7 @@ def paces(
     if len(alone) == 1:
         return alone
     if gate == "barrier":
-        return (BARRIER_COST * max(barrier_round_s(stage_s, turns), *alone),) * len(alone)
+        return (BARRIER_COST * max(lock_step_s(stage_s, turns), *alone),) * len(alone)
     _, beta = _bound(stage_s, alone, (1,) * K, True, TOKEN_COST)
     allowed = _token_iterations(stage_s, alone, (1,) * K, beta)
     return tuple(max(pair) for pair in zip(allowed, queued_iterations(stage_s, alone), strict=True))

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from grouping_cases import MODELS, stages
 from plait.core.errors import InputError
+from plait.core.turns import turn_vectors
 from plait.grouping import best_turns, efficiency, group_times, interleaved_iteration_s, speedup
 from plait.grouping.model import times as interleave
-from plait.grouping.model.times import turn_vectors
 
 # jobs, best T and gamma, worst T and gamma
 ORACLES = {

@@ -5,14 +5,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from plait.report.stages import StageGroup, StageRow, slots, stages_page, stages_svg, write_stages
+from plait.report.stages import StageGroup, StageRow, stages_page, stages_svg, write_stages
 
 A, B = StageRow("a", 0, (1.0, 2.0, 3.0, 1.0)), StageRow("b", 1, (2.0, 1.0, 1.0, 0.0))
-
-
-def test_slots_add_up_to_the_group_time():
-    # slot s: a on resource s, b on s + 1
-    assert slots([A, B]) == [1.0, 2.0, 3.0, 2.0]
 
 
 def test_a_bar_for_every_stage_that_takes_time():

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.core import turns as turns_of_core
 from plait.core.cluster import Cluster
 from plait.core.errors import SimulationError
 from plait.core.jobs import JobBatch, JobSpec
@@ -100,11 +101,10 @@ def test_a_slower_place_slows_the_stages_of_all():
 )
 def test_distinct_turns_are_formula_three(case: tuple[list[list[float]], tuple[int, ...]]):
     stages, turns = case
-    expected = sum(max(stages[i][(turns[i] + j) % 4] for i in range(len(turns))) for j in range(4))
     first = np.zeros(1, dtype=np.int64)
     rows = np.array(stages)
     got = lock_step_s(rows, first, np.array(turns), EXCLUSIVE[: len(turns)])
-    assert got.tolist() == pytest.approx([expected])
+    assert got.tolist() == pytest.approx([turns_of_core.lock_step_s(stages, turns)])
     assert got[0] >= interleaved_iteration_s(rows) - 1e-9
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError
-from plait.runtime.gate_choice import barrier_round_s, best_turns, choose_gate, paces
+from plait.core.turns import lock_step_s
+from plait.runtime.gate_choice import best_turns, choose_gate, paces
 
 M4 = [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)]
 M2 = [(2, 0.5, 1, 0.5), (0.5, 1, 2, 0.5)]
@@ -29,7 +30,7 @@ def test_the_measured_mixes(mix, gate, barrier_s, bound_s, tokens_s):
 
 
 def test_turns_may_be_two_slots_apart():
-    assert barrier_round_s(M2, (0, 1)) == 5.5
+    assert lock_step_s(M2, (0, 1)) == 5.5
     assert best_turns(M2) == ((0, 2), 4.5)
 
 

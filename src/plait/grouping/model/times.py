@@ -14,14 +14,13 @@ More jobs than resources then fit a group.
 than a member alone, so its iteration takes max(T, the longest solo iteration): `together_s`. Which turns are best does
 not depend on it, so the functions that only know stages give T.
 
-`group_times` is the fast way for many groups; the rest of this file is the plain reference.
+`group_times` is the fast way for many groups; the rest of this file is the plain reference, on `core.turns`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import permutations, product
 from typing import Any, Literal
 
 import numpy as np
@@ -29,33 +28,11 @@ import numpy as np
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.compile_policy import compiled, run
 from plait.core.errors import InputError
+from plait.core.turns import lock_step_s, turn_vectors
 from plait.grouping.model import kernels
 
 Order = Literal["best", "worst"]
 ORDERS = ("best", "worst")
-
-
-@lru_cache(maxsize=256)
-def turn_vectors(
-    resources: int, jobs: int, idle_slots: bool = True, shared: bool = False
-) -> tuple[tuple[int, ...], ...]:
-    """All turns of `jobs` jobs that are worth trying, the first job's 0, in lexicographic order.
-
-    Distinct unless `shared`. Without `idle_slots` the occupied turns are neighbours, as formula (3) is printed.
-
-    >>> turn_vectors(4, 2), turn_vectors(4, 2, idle_slots=False)
-    (((0, 1), (0, 2), (0, 3)), ((0, 1), (0, 3)))
-    >>> len(turn_vectors(4, 3)), len(turn_vectors(4, 4)), len(turn_vectors(4, 5))
-    (6, 6, 0)
-    """
-    rest = product(range(resources), repeat=jobs - 1) if shared else permutations(range(1, resources), jobs - 1)
-    vectors = ((0, *others) for others in rest)
-    return tuple(v for v in vectors if idle_slots or _neighbours(v, resources))
-
-
-def _neighbours(turns: tuple[int, ...], resources: int) -> bool:
-    used = set(turns)
-    return any(all((start + i) % resources in used for i in range(len(used))) for start in used)
 
 
 @lru_cache(maxsize=64)
@@ -102,13 +79,12 @@ def best_turns(
     """
     _check_order(order)
     jobs, resources = stage_s.shape
-    times: list[tuple[float, tuple[int, ...]]] = []
-    for turns in turn_vectors(resources, jobs, idle_slots, shares is not None):
-        if shares is None or _allowed(turns, shares):
-            time = 0.0  # not sum(): CPython 3.12 compensates it, and the kernel does not
-            for j in range(resources):
-                time += max(float(stage_s[i, (s + j) % resources]) for i, s in enumerate(turns))
-            times.append((time, turns))
+    rows = stage_s.tolist()
+    times = [
+        (lock_step_s(rows, turns), turns)
+        for turns in turn_vectors(resources, jobs, idle_slots, shares is not None)
+        if shares is None or _allowed(turns, shares)
+    ]
     if not times:
         more = f"at most {resources} fit a group" if shares is None else "their shares leave no room"
         raise InputError(f"{jobs} jobs cannot take turns on {resources} resources; {more}")
