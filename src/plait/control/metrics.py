@@ -26,9 +26,9 @@ import numpy as np
 
 from plait.control.controller import Controller, describe
 from plait.control.history import History, Timeline
+from plait.control.occupancy import Occupancy, blocking_index, fragmentation, occupancy
 from plait.control.outcomes import STATES, Isolated, Outcomes, fairness, outcomes, table
 from plait.control.step_functions import Steps
-from plait.control.usage import Usage, blocking_index, fragmentation, usage
 from plait.core.arrays import BoolArray, FloatArray
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch
@@ -116,7 +116,7 @@ def measure(
     counted = np.ones(len(jobs.state), dtype=bool) if window is None else window.mask(jobs.submit_s)
     known: dict[str, Value] = {"policy": describe(controller.policy), "cluster": str(controller.cluster)}
     known.update(labels)
-    use = usage(timeline, jobs)
+    use = occupancy(timeline, jobs)
     span = _span(jobs, timeline, counted)
     columns = table(controller.job_store, jobs)
     rho, slowdown = fairness(jobs, timeline, isolated), jobs.slowdown(isolated)
@@ -203,7 +203,7 @@ def _effort(columns: Mapping[str, Any], jobs: Outcomes, counted: BoolArray) -> d
     }
 
 
-def _cluster_figures(use: Usage, fragments: tuple[Steps, Steps], span: tuple[float, float]) -> dict[str, Value]:
+def _cluster_figures(use: Occupancy, fragments: tuple[Steps, Steps], span: tuple[float, float]) -> dict[str, Value]:
     """Time averages over the whole cluster."""
     capacity, held = use.capacity.area(*span), use.held.area(*span)
     useful = math.nan if use.useful is None else use.useful.area(*span)
@@ -238,7 +238,7 @@ def _blocking(timeline: Timeline, span: tuple[float, float]) -> dict[str, Value]
 
 
 def _series(
-    use: Usage, fragments: tuple[Steps, Steps], timeline: Timeline, span: tuple[float, float]
+    use: Occupancy, fragments: tuple[Steps, Steps], timeline: Timeline, span: tuple[float, float]
 ) -> dict[str, FloatArray]:
     """Exact time averages over at most `POINTS` equal bins; the blocking index is taken mid-bin."""
     edges = np.linspace(*span, POINTS + 1) if span[1] > span[0] else np.zeros(1)

@@ -8,8 +8,8 @@ from plait.control import history as module
 from plait.control.drive import drive
 from plait.control.history import SpanEnd
 from plait.control.messages import JobCancelled, JobFailed, JobFinished, LaunchFailed, NodeJoined, NodeLost
+from plait.control.occupancy import occupancy
 from plait.control.outcomes import outcomes
-from plait.control.usage import usage
 from plait.core.cluster import Node
 from plait.core.jobs import JobSpec
 
@@ -129,7 +129,7 @@ def test_the_time_of_a_forgotten_node_stays_in_the_figures():
     t = history.timeline()
     assert [node.id for node in t.cluster] == ["n0", "other"]
     assert sorted(zip(t.down_node, t.down_from_s, t.down_to_s, strict=True)) == [(1, 20, 50), (1, 60, math.inf)]
-    capacity = usage(t, outcomes(controller.job_store, t)).capacity
+    capacity = occupancy(t, outcomes(controller.job_store, t)).capacity
     assert capacity.at(floats(0, 19, 20, 49, 50, 60)).tolist() == [2, 2, 1, 1, 2, 1]
 
 

@@ -10,8 +10,8 @@ from scripted_runs import decide, finish, ints, progress, run, submit
 from plait.control.compare import bootstrap, compare
 from plait.control.messages import JobCancelled, NodeJoined, NodeLost
 from plait.control.metrics import PERCENTILE_RULE, RunResult, Window, measure
+from plait.control.occupancy import blocking_index
 from plait.control.step_functions import Steps
-from plait.control.usage import blocking_index
 from plait.core.cluster import Node
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from live_cases import Cluster, Node
 
+from plait.control.occupancy import occupancy
 from plait.control.outcomes import outcomes
-from plait.control.usage import usage
 from plait.core.cluster import Cluster as Hardware
 from plait.core.cluster import Node as Machine
 from plait.forecast.log_replay import replay, stored_rows
@@ -317,7 +317,7 @@ def test_a_cluster_whose_nodes_come_and_go_does_not_grow(cluster: Cluster) -> No
     timeline = again.history.timeline()
     assert timeline.jobs == 3
     assert again.state.controller is not None
-    found = usage(timeline, outcomes(again.state.controller.job_store, timeline))
+    found = occupancy(timeline, outcomes(again.state.controller.job_store, timeline))
     assert (found.capacity.at(found.held.times_s) >= found.held.values).all()  # nothing ran where nothing was
     assert found.capacity.values[-1] == controller.cluster.gpus_up
 

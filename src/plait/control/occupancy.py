@@ -18,7 +18,7 @@ LEAST_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Usage:
+class Occupancy:
     """Step functions of time.
 
     `capacity`, `held`: GPUs on nodes that are up, GPUs held (each once, however many jobs share it).
@@ -36,13 +36,13 @@ class Usage:
     fragments: Steps
 
 
-def usage(timeline: Timeline, jobs: Outcomes) -> Usage:
+def occupancy(timeline: Timeline, jobs: Outcomes) -> Occupancy:
     """All step functions of a run."""
     t = timeline
     sizes = np.diff(t.group_first_gpu).astype(np.float64)
     down = -t.cluster.node_gpus[t.down_node].astype(np.float64)
     useful, *busy = _rates(t, jobs)
-    return Usage(
+    return Occupancy(
         capacity=Steps.of(t.down_from_s, t.down_to_s, down, before=float(t.cluster.gpus)),
         held=Steps.of(t.group_from_s, t.group_to_s, sizes),
         useful=useful,
@@ -104,7 +104,7 @@ def _fragments(t: Timeline) -> Steps:
     return Steps.changes(times, free - before)
 
 
-def fragmentation(use: Usage) -> tuple[Steps, Steps]:
+def fragmentation(use: Occupancy) -> tuple[Steps, Steps]:
     """(share, counted): free GPUs on partly used nodes over all free GPUs, and whether that moment counts.
 
     Moments count at which jobs wait and GPUs are free; the share is 0 elsewhere.
