@@ -117,7 +117,7 @@ def _batch(table: TraceTable, duration_s: Array) -> JobBatch:
     unit = np.where(unit > 0, unit, 1.0)
     gpus = np.asarray(table["gpus"], dtype=np.int64)
     models = _texts(table["model"])
-    classes = [JobClass.OPPORTUNISTIC if c == "opportunistic" else JobClass.GUARANTEED for c in table["job_class"]]
+    classes = [_CLASSES[c] for c in table["job_class"].tolist()]
     share = model_skew()
     columns: dict[str, Any] = {
         "id": [str(i) for i in table["job_id"]],
@@ -146,6 +146,8 @@ def _batch(table: TraceTable, duration_s: Array) -> JobBatch:
     return JobBatch(columns, stages)
 
 
+_CLASSES: dict[str | None, JobClass] = {kind.name.lower(): kind for kind in JobClass}
+_CLASSES[None] = JobClass.GUARANTEED
 _CHECKPOINTS: dict[str | None, Checkpoints] = {kind.name.lower(): kind for kind in Checkpoints}
 _CHECKPOINTS[None] = Checkpoints.ON_STOP
 

@@ -19,7 +19,7 @@ DURATION_KINDS = ("exact", "right_censored", "lower_bound", "derived", "unknown"
 STATES = ("completed", "failed", "cancelled", "timeout", "node_fail", "running", "pending", "unknown")
 MODEL_SOURCES = ("trace", "assigned", "none")
 BATCH_SCOPES = ("per_gpu", "total")
-JOB_CLASSES = ("guaranteed", "opportunistic")
+JOB_CLASSES = ("guaranteed", "opportunistic", "auto")
 CHECKPOINTS = ("never", "periodic", "on_stop")
 
 STAGES = ("storage_s", "cpu_s", "gpu_s", "network_s")

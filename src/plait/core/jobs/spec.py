@@ -14,10 +14,15 @@ from plait.core.resources import StageProfile, skew
 
 
 class JobClass(IntEnum):
-    """Whether a job owns its GPUs or lives from what others leave (AntMan, section 3)."""
+    """Whether a job owns its GPUs or lives from what others leave (AntMan, section 3).
+
+    AUTO: guaranteed where its quota and the GPUs allow it, else opportunistic until they do. Policies without classes
+    treat it as guaranteed.
+    """
 
     GUARANTEED = 0
     OPPORTUNISTIC = 1
+    AUTO = 2
 
 
 class Checkpoints(IntEnum):

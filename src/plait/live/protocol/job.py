@@ -120,9 +120,10 @@ class Job:
         exclusiveMinimum=0, maximum=1e15,
     )  # fmt: skip
     model: str | None = said("What is trained; jobs of one model share measurements", **_LINE)
-    job_class: Literal["guaranteed", "opportunistic"] = said(
-        "guaranteed or opportunistic", default="guaranteed", flag="class",
-        more="A guaranteed job owns its GPUs; an opportunistic one lives from what others leave.",
+    job_class: Literal["guaranteed", "opportunistic", "auto"] = said(
+        "guaranteed, opportunistic or auto", default="guaranteed", flag="class",
+        more="A guaranteed job owns its GPUs; an opportunistic one lives from what others leave. "
+        "auto: guaranteed where quota and GPUs allow it, else opportunistic until they do.",
     )  # fmt: skip
     retries: int | None = said(
         "New starts after failures", unset="3, and 0 after a crash in the first seconds", minimum=0, maximum=1000

@@ -153,7 +153,7 @@ def spec_of(
     skew = request.get("skew")
     name = str(request.get("class") or "guaranteed").upper()
     if name not in JobClass.__members__:
-        raise InputError(f"class is {request['class']!r}, needs guaranteed or opportunistic")
+        raise InputError(f"class is {request['class']!r}, needs guaranteed, opportunistic or auto")
     return JobSpec(
         id=job_name(number),
         submit_s=submit_s,
