@@ -42,17 +42,21 @@ from plait.control.messages import (
     ReplanDue,
     Stop,
     StopCostReported,
+    UsageReported,
     Wake,
 )
 from plait.control.plan_check import OK, assign, check_plan, plan_error, unfinished
+from plait.control.reservations import refuse_reservations, still_reserved
+from plait.control.usage import updated, without_gpus
 from plait.core.arrays import NO_JOBS, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError
 from plait.core.jit import kernel
 from plait.core.jobs import TRANSITIONS, Checkpoints, JobTable, Phase
-from plait.core.plan import NO_GROUPS, Groups, Plan
+from plait.core.plan import NO_GROUPS, Groups, Plan, Reservation
 from plait.core.policy import Policy, View
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
+from plait.core.usage import Usage
 from plait.placement.pinned import keep_running
 
 #: A wake-up may come this much early, seconds: backends have clocks of finite resolution.
@@ -135,6 +139,7 @@ class Controller:
         self.active: IntArray = NO_JOBS
         self.running: Groups = NO_GROUPS
         self.plan: Plan = Plan(NO_GROUPS)
+        self.usage: Usage | None = None
         self.now_s = -math.inf
         self.events = 0
         self.changed = False
@@ -146,6 +151,7 @@ class Controller:
             GoodputReported: self._estimate,
             StopCostReported: self._stop_cost,
             JobKept: self._keep,
+            UsageReported: self._use,
             JobFinished: self._finish,
             JobFailed: self._fail,
             JobCancelled: self._cancel,
@@ -173,7 +179,14 @@ class Controller:
         """What the policy would see at `now_s`; at the time of the last event by default."""
         at_s = self.now_s if now_s is None else now_s
         table = JobTable(self.job_store.columns, self.active, at_s, self.competing, self.job_store)
-        return View(at_s, self.cluster, table, self.running, self.rule)
+        return View(
+            at_s, self.cluster, table, self.running, self.rule, reservations=self.reservations, usage=self.usage
+        )
+
+    @property
+    def reservations(self) -> tuple[Reservation, ...]:
+        """Those of the last plan, without jobs that no longer wait and GPUs that are lost."""
+        return still_reserved(self.plan.reservations, self.job_store.columns["phase"], self.cluster)
 
     # -- jobs -----------------------------------------------------------------------------------------
 
@@ -262,6 +275,10 @@ class Controller:
         self._may_release()
         return ()
 
+    def _use(self, event: UsageReported) -> Sequence[Command]:
+        self.usage = updated(self.usage, event, self.cluster.gpus, self.job_store.columns["running_group"])
+        return ()
+
     def _may_release(self) -> None:
         """Decide anew if somebody waits for GPUs that a job may have to give up now."""
         if (self.job_store.columns["phase"][self.active] == _WAITING).any():
@@ -311,6 +328,8 @@ class Controller:
     def _lose(self, event: NodeLost) -> Sequence[Command]:
         node = self.cluster.index(event.node)
         self.cluster = self.cluster.without_node(event.node)
+        if self.usage is not None:
+            self.usage = without_gpus(self.usage, self.cluster.gpu_node == node)
         groups = self.running
         hit = np.zeros(len(groups), dtype=bool)
         owner = np.repeat(np.arange(len(groups)), groups.gpu_count())
@@ -392,6 +411,9 @@ class Controller:
             name = self.job_store.name(job) if 0 <= job < self.job_store.count else f"job number {job}"
             raise plan_error(code, name, gpu, self.cluster, describe(self.policy))
         refuse_overload(groups, changes.changed, columns, self.cluster, self.job_store.name, describe(self.policy))
+        if plan.reservations:
+            phase = columns["phase"][: self.job_store.count]
+            refuse_reservations(plan, phase, self.cluster, self.job_store.name, describe(self.policy))
         if not plan.valid_until_s > self.now_s:
             raise PlaitError(
                 f"policy {describe(self.policy)} wants to be asked again at {plan.valid_until_s} s, "

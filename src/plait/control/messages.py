@@ -100,6 +100,24 @@ class JobKept:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class UsageReported:
+    """What was measured of GPUs and of running jobs: the fields of `core.usage.Usage`, NaN unknown.
+
+    `gpu_utilisation` and `gpu_memory_bytes` have one entry a GPU of the cluster, or are empty; the others one a job. By
+    itself no reason to decide anew: policies that use it say when they want to be asked again.
+    """
+
+    at_s: float
+    gpu_utilisation: FloatArray
+    gpu_memory_bytes: FloatArray
+    jobs: IntArray
+    step_s: FloatArray
+    peak_bytes: FloatArray
+    persistent_bytes: FloatArray
+    spill_bytes: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class JobFinished:
     """Jobs that completed, each at its `end_s`."""
 
@@ -174,6 +192,7 @@ Event: TypeAlias = (
     | GoodputReported
     | StopCostReported
     | JobKept
+    | UsageReported
     | JobFinished
     | JobFailed
     | JobCancelled
@@ -269,13 +288,16 @@ def group_to_json(group: Group) -> dict[str, Any]:
     out: dict[str, Any] = {"jobs": [m if len(m) > 1 else m["job"] for m in details], "gpus": list(group.gpus)}
     if group.gate is not Gate.NONE:
         out["gate"] = group.gate.name.lower()
+    if group.guest:
+        out["guest"] = True
     return out
 
 
 def group_from_json(data: Mapping[str, Any]) -> Group:
     """The group that `group_to_json` wrote."""
     members = tuple(_PARTS.decode(Member, m) if isinstance(m, Mapping) else Member(int(m)) for m in data["jobs"])
-    return Group(members, tuple(int(g) for g in data["gpus"]), Gate[data.get("gate", "none").upper()])
+    gate = Gate[data.get("gate", "none").upper()]
+    return Group(members, tuple(int(g) for g in data["gpus"]), gate, bool(data.get("guest", False)))
 
 
 def node_to_json(node: Node) -> dict[str, Any]:

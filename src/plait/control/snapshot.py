@@ -11,15 +11,19 @@ import numpy as np
 from plait.control.controller import Controller
 from plait.control.job_store import JobStore
 from plait.control.messages import group_from_json, group_to_json, node_from_json, node_to_json
-from plait.core.arrays import IntArray
+from plait.control.usage import of_jobs
+from plait.core.arrays import AS_LISTS, IntArray
 from plait.core.cluster import Cluster
+from plait.core.codec import Codec
 from plait.core.errors import InputError
-from plait.core.plan import Groups, Plan
+from plait.core.plan import Groups, Plan, Reservation
 from plait.core.policy import Policy
 from plait.core.preemption import PreemptionRule
+from plait.core.usage import Usage
 
 #: Written; and read.
 VERSION, READ = 2, (1, 2)
+_FORM = Codec(nulls=True, own=AS_LISTS)
 
 
 def snapshot(controller: Controller) -> dict[str, Any]:
@@ -46,6 +50,9 @@ def frozen(controller: Controller, keep: IntArray | None = None, recent: int = 0
         "settled": plan.settled,
         "preemption": controller.rule.to_json(),
     }
+    usage = controller.usage
+    if plan.reservations:
+        facts["reservations"] = [_FORM.encode(one) for one in plan.reservations]
 
     def plain() -> dict[str, Any]:
         return {
@@ -57,6 +64,7 @@ def frozen(controller: Controller, keep: IntArray | None = None, recent: int = 0
             "running": [group_to_json(g) for g in running],
             "reasons": {str(job): reason for job, reason in reasons.items()},
             "books": job_store(),
+            **({} if usage is None else {"usage": _FORM.encode(usage)}),
         }
 
     return plain
@@ -77,10 +85,16 @@ def of_active(controller: Controller, recent: int = 0) -> tuple[Controller, IntA
     small.changed, small.competing = controller.changed, controller.competing
     small.active = np.searchsorted(numbers, controller.active)
     jobs = np.searchsorted(numbers, running.jobs)
-    small.running = Groups(jobs, running.gpus, running.first_gpu, running.first_job, running.gate, running.details)
+    small.running = Groups(
+        jobs, running.gpus, running.first_gpu, running.first_job, running.gate, running.details, running.guest
+    )
     new = {number: i for i, number in enumerate(numbers.tolist())}
     reasons = {new[job]: reason for job, reason in plan.reasons.items() if job in new}
-    small.plan = Plan(small.running, reasons=reasons, valid_until_s=plan.valid_until_s, settled=plan.settled)
+    reserved = tuple(Reservation(new[one.job], one.gpus) for one in controller.reservations)
+    small.plan = Plan(
+        small.running, reasons=reasons, valid_until_s=plan.valid_until_s, settled=plan.settled, reservations=reserved
+    )
+    small.usage = None if controller.usage is None else of_jobs(controller.usage, numbers)
     return small, numbers
 
 
@@ -106,7 +120,10 @@ def restore(data: Mapping[str, Any], policy: Policy) -> Controller:
         reasons={int(job): str(reason) for job, reason in data["reasons"].items()},
         valid_until_s=_parse(data["valid_until_s"], math.inf),
         settled=bool(data["settled"]),
+        reservations=tuple(_FORM.decode(Reservation, one) for one in data.get("reservations", ())),
     )
+    if "usage" in data:
+        controller.usage = _FORM.decode(Usage, data["usage"])
     return controller
 
 

@@ -11,7 +11,7 @@ from typing import overload
 
 import numpy as np
 
-from plait.core.arrays import NO_JOBS, FloatArray, IntArray
+from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
 
 
@@ -41,11 +41,16 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Jobs that share these GPUs (numbers in the cluster, ascending)."""
+    """Jobs that share these GPUs (numbers in the cluster, ascending).
+
+    A `guest` group lives from what others leave (AntMan, section 3): its GPUs may be those of other groups, hosts and
+    other guests. Groups that are no guests, the hosts, have their GPUs to themselves as far as hosts go.
+    """
 
     members: tuple[Member, ...]
     gpus: tuple[int, ...]
     gate: Gate = Gate.NONE
+    guest: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a group nobody is in or that has nowhere to run."""
@@ -67,10 +72,11 @@ class Groups:
     """A sequence of `Group`s held as columns.
 
     `jobs[first_job[g]:first_job[g+1]]` are the members and `gpus[first_gpu[g]:first_gpu[g+1]]` the GPUs of
-    group `g`. `gate` has one value a group; `details` is None or one row of `_DETAILS` a member.
+    group `g`. `gate` has one value a group; `details` is None or one row of `_DETAILS` a member; `guest` is None, for
+    no guests, or one flag a group.
     """
 
-    __slots__ = ("details", "first_gpu", "first_job", "gate", "gpus", "jobs")
+    __slots__ = ("details", "first_gpu", "first_job", "gate", "gpus", "guest", "jobs")
 
     def __init__(
         self,
@@ -80,6 +86,7 @@ class Groups:
         first_job: IntArray | None = None,
         gate: IntArray | None = None,
         details: FloatArray | None = None,
+        guest: BoolArray | None = None,
     ) -> None:
         """Without `first_job` every group has one member."""
         self.jobs = jobs
@@ -88,6 +95,7 @@ class Groups:
         self.first_job = np.arange(len(jobs) + 1, dtype=np.int64) if first_job is None else first_job
         self.gate = gate
         self.details = details
+        self.guest = guest
 
     @classmethod
     def of(cls, groups: Iterable[Group]) -> Groups:
@@ -97,6 +105,7 @@ class Groups:
         details = np.array([[getattr(m, name) for name in _DETAILS] for m in members], dtype=np.float64)
         plain = not members or bool((details == list(_DETAILS.values())).all())
         gates = np.array([g.gate for g in rows], dtype=np.int64)
+        guests = np.array([g.guest for g in rows], dtype=np.bool_)
         return cls(
             np.array([m.job for m in members], dtype=np.int64),
             np.array([gpu for g in rows for gpu in g.gpus], dtype=np.int64),
@@ -104,6 +113,7 @@ class Groups:
             _offsets([len(g.members) for g in rows]),
             gates if gates.any() else None,
             None if plain else details,
+            guests if guests.any() else None,
         )
 
     def __len__(self) -> int:
@@ -121,7 +131,8 @@ class Groups:
         lo, hi = int(self.first_job[index]), int(self.first_job[index + 1])
         members = tuple(self._member(i) for i in range(lo, hi))
         gpus = tuple(self.gpus[self.first_gpu[index] : self.first_gpu[index + 1]].tolist())
-        return Group(members, gpus, Gate.NONE if self.gate is None else Gate(self.gate[index]))
+        gate = Gate.NONE if self.gate is None else Gate(self.gate[index])
+        return Group(members, gpus, gate, self.guest is not None and bool(self.guest[index]))
 
     def _member(self, i: int) -> Member:
         job = int(self.jobs[i])
@@ -141,6 +152,7 @@ class Groups:
                 np.array([0, hi - lo]),
                 gate=None if self.gate is None else self.gate[part],
                 details=None if self.details is None else self.details[part],
+                guest=None if self.guest is None else self.guest[part],
             )
         members, first_job = _ragged(self.first_job, index)
         gpus, first_gpu = _ragged(self.first_gpu, index)
@@ -151,6 +163,7 @@ class Groups:
             first_job,
             None if self.gate is None else self.gate[index],
             None if self.details is None else self.details[members],
+            None if self.guest is None else self.guest[index],
         )
 
     def __iter__(self) -> Iterator[Group]:
@@ -161,6 +174,16 @@ class Groups:
     def single(self) -> bool:
         """Whether every group has exactly one member."""
         return len(self.jobs) == len(self)
+
+    @property
+    def hosts(self) -> Groups:
+        """The groups that are no guests, in the same order."""
+        return self if self.guest is None else self._take(np.flatnonzero(~self.guest))
+
+    @property
+    def guests(self) -> Groups:
+        """The guest groups, in the same order."""
+        return NO_GROUPS if self.guest is None else self._take(np.flatnonzero(self.guest))
 
     def gpu_count(self) -> IntArray:
         """GPUs of each group."""
@@ -190,6 +213,19 @@ NO_GROUPS = Groups(NO_JOBS, NO_JOBS, np.zeros(1, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True)
+class Reservation:
+    """GPUs (numbers in the cluster, ascending) without hosts, held for a waiting job; guests may use them."""
+
+    job: int
+    gpus: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse a reservation of nothing."""
+        if not self.gpus:
+            raise InputError(f"a reservation for job number {self.job} needs at least one GPU")
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Who runs where, completely: what is not named should not run.
 
@@ -198,7 +234,7 @@ class Plan:
     `reasons` says for jobs that wait why they do. `valid_until_s`: when the policy wants to be asked again if
     nothing happens before. `suspend`: jobs that lose their GPUs stay in host memory, so that going on where
     they were is quick (Gandiva, section 3). `settled`: every active job runs and would go on as it does if
-    others left, so departures alone are no reason to ask again.
+    others left, so departures alone are no reason to ask again. `reservations` hold GPUs for waiting jobs.
     """
 
     groups: Groups
@@ -209,6 +245,7 @@ class Plan:
     valid_until_s: float = math.inf
     suspend: bool = False
     settled: bool = False
+    reservations: tuple[Reservation, ...] = ()
 
     @classmethod
     def of(
@@ -216,6 +253,7 @@ class Plan:
         groups: Iterable[Group],
         reasons: Mapping[int, str] | None = None,
         valid_until_s: float = math.inf,
+        reservations: tuple[Reservation, ...] = (),
     ) -> Plan:
         """A plan from group objects, for policies that think in small numbers."""
-        return cls(Groups.of(groups), reasons=reasons or {}, valid_until_s=valid_until_s)
+        return cls(Groups.of(groups), reasons=reasons or {}, valid_until_s=valid_until_s, reservations=reservations)

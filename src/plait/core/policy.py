@@ -11,9 +11,10 @@ import numpy as np
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobTable
-from plait.core.plan import Groups, Plan
+from plait.core.plan import Groups, Plan, Reservation
 from plait.core.preemption import DEFAULT_RULE, KeptJobs, PreemptionRule
 from plait.core.preemption_kernels import CLOCK_S
+from plait.core.usage import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class View:
     one flag a row of `jobs`, and `keeps` says until when the others stay. `plait.placement.place` minds them; a policy
     that names GPUs itself gives them the GPUs they have, in `running`. A job may run on a node that is down in
     `cluster`: the node is silent, and until it is known to be lost the job stays there and nothing new starts.
+    `reservations` are those of the last plan, without jobs that no longer wait and GPUs that are lost. `usage` is what
+    has been measured of GPUs and jobs; None if nothing reports it.
     """
 
     now_s: float
@@ -33,6 +36,8 @@ class View:
     running: Groups
     rule: PreemptionRule = DEFAULT_RULE
     also_until_s: FloatArray | None = None
+    reservations: tuple[Reservation, ...] = ()
+    usage: Usage | None = None
 
     @property
     def keeps(self) -> KeptJobs:

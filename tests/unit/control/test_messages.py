@@ -57,6 +57,7 @@ def groups(draw: st.DrawFn) -> Groups:
             tuple(draw(st.lists(kind, min_size=1, max_size=3))),
             tuple(sorted(draw(st.sets(st.integers(0, 500), min_size=1, max_size=6)))),
             draw(st.sampled_from(Gate)),
+            draw(st.booleans()),
         )
         for _ in range(draw(counts))
     ]
@@ -77,6 +78,9 @@ def any_message(draw: st.DrawFn) -> Any:
         m.GoodputReported: lambda: m.GoodputReported(at, jobs, draw(matrices(n, len(Estimate)))),
         m.StopCostReported: lambda: m.StopCostReported(at, jobs, draw(ints(n)), draw(floats(n)), draw(floats(n))),
         m.JobKept: lambda: m.JobKept(at, jobs, draw(floats(n))),
+        m.UsageReported: lambda: m.UsageReported(
+            at, *(draw(floats(draw(counts))) for _ in range(2)), jobs, *(draw(floats(n)) for _ in range(4))
+        ),
         m.JobFinished: lambda: m.JobFinished(at, jobs, draw(floats(n))),
         m.JobFailed: lambda: m.JobFailed(at, jobs, text),
         m.JobCancelled: lambda: m.JobCancelled(at, jobs),
