@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from plait.control.capacity import refuse_overload
 from plait.control.job_store import JobStore, refusal
 from plait.control.messages import (
     Adjust,
@@ -45,8 +44,9 @@ from plait.control.messages import (
     UsageReported,
     Wake,
 )
-from plait.control.plan_check import OK, assign, check_plan, plan_error, unfinished
-from plait.control.reservations import refuse_reservations, still_reserved
+from plait.control.plan_check.capacity import refuse_overload
+from plait.control.plan_check.groups import OK, assign, check_plan, plan_error, unfinished
+from plait.control.plan_check.reservations import refuse_reservations, still_reserved
 from plait.control.usage import updated, without_gpus
 from plait.core.arrays import NO_JOBS, FloatArray, IntArray
 from plait.core.cluster import Cluster

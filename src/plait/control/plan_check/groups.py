@@ -1,6 +1,6 @@
 """Check the jobs and GPUs of a plan and compare it with what runs, in one pass over its GPUs.
 
-Cores and memory are checked by `plait.control.capacity.refuse_overload`.
+Cores and memory are checked by `plait.control.plan_check.capacity.refuse_overload`.
 """
 
 from __future__ import annotations
