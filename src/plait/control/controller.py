@@ -54,9 +54,8 @@ from plait.core.errors import PlaitError
 from plait.core.jit import kernel
 from plait.core.jobs import TRANSITIONS, Checkpoints, JobTable, Phase
 from plait.core.plan import NO_GROUPS, Groups, Plan, Reservation
-from plait.core.policy import Policy, View
+from plait.core.policy import Policy, Usage, View
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
-from plait.core.usage import Usage
 from plait.placement.pinned import keep_running
 
 #: A wake-up may come this much early, seconds: backends have clocks of finite resolution.

@@ -101,7 +101,7 @@ class JobKept:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UsageReported:
-    """What was measured of GPUs and of running jobs: the fields of `core.usage.Usage`, NaN unknown.
+    """What was measured of GPUs and of running jobs: the fields of `core.policy.Usage`, NaN unknown.
 
     `gpu_utilisation` and `gpu_memory_bytes` have one entry a GPU of the cluster, or are empty; the others one a job. By
     itself no reason to decide anew: policies that use it say when they want to be asked again.

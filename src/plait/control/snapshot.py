@@ -17,9 +17,8 @@ from plait.core.cluster import Cluster
 from plait.core.codec import Codec
 from plait.core.errors import InputError
 from plait.core.plan import Groups, Plan, Reservation
-from plait.core.policy import Policy
+from plait.core.policy import Policy, Usage
 from plait.core.preemption import PreemptionRule
-from plait.core.usage import Usage
 
 #: Written; and read.
 VERSION, READ = 2, (1, 2)

@@ -9,7 +9,7 @@ import numpy as np
 from plait.control.messages import UsageReported
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.errors import PlaitError
-from plait.core.usage import Usage
+from plait.core.policy import Usage
 
 _OF_GPUS = {"utilisation": "gpu_utilisation", "memory_bytes": "gpu_memory_bytes"}
 _OF_JOBS = tuple(field.name for field in fields(Usage) if field.name not in (*_OF_GPUS, "jobs"))

@@ -14,7 +14,25 @@ from plait.core.jobs import JobTable
 from plait.core.plan import Groups, Plan, Reservation
 from plait.core.preemption import DEFAULT_RULE, KeptJobs, PreemptionRule
 from plait.core.preemption_kernels import CLOCK_S
-from plait.core.usage import Usage
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Usage:
+    """The last figures of GPUs and jobs; NaN where nothing is known.
+
+    `utilisation` (gpus,) is the mean part of the last 10 s in which a GPU was busy, 0 to 1, and `memory_bytes` (gpus,)
+    what is in use of its memory, by the number of the GPU in the cluster. `jobs` (n,) are numbers of running jobs,
+    ascending; `step_s` (n,) is the mean of a job's last steps in seconds, `peak_bytes` (n,) and `persistent_bytes` (n,)
+    the memory it takes on a GPU at most and between steps, `spill_bytes` (n,) what of it lies in host memory.
+    """
+
+    utilisation: FloatArray
+    memory_bytes: FloatArray
+    jobs: IntArray
+    step_s: FloatArray
+    peak_bytes: FloatArray
+    persistent_bytes: FloatArray
+    spill_bytes: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
