@@ -197,3 +197,32 @@ def test_only_the_controller_makes_a_table_of_jobs_the_rest_take_a_subset() -> N
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "JobTable"
     }
     assert makers == {"plait.core.jobs.table", "plait.control.controller"}
+
+
+#: Files that give another file its name, and why they do not do so through `plait.core.files`.
+RENAMING = {
+    "plait.core.files": "the one place",
+    "plait.cli.experiments.outputs": "files that appear together",
+    "plait.control.log": "a log that can be read while it is written, as `<name>.part`",
+    "plait.live.agent.processes.runner": "logs that are turned over, and a file whose room is taken beforehand",
+    "plait.live.backends.host": "logs that are turned over",
+    "plait.cli.commands.admin": "moves a backup that the service wrote",
+    "plait.live.fencing": "puts files of a job aside",
+    "plait.live.store.store": "puts the old store aside",
+    "plait.runtime.group_files": "names a folder",
+    "plait.training.state.checkpoint_store": "names a folder, and takes a marker away",
+}
+
+
+def _renames(name: str) -> bool:
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.keywords:
+            of_os = isinstance(node.func.value, ast.Name) and node.func.value.id in ("os", "shutil")
+            if node.func.attr in ("replace", "rename", "move") and (of_os or len(node.args) == 1):
+                return True
+    return False
+
+
+def test_files_are_replaced_in_one_place() -> None:
+    mentioned = (n for n in FILES if re.search(r"\.(replace|rename|move)\(", FILES[n].read_text(encoding="utf-8")))
+    assert {name for name in mentioned if _renames(name)} == set(RENAMING)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import os
 import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from plait.core.files import replace_file
 from plait.live.layout import Layout, make_private, read_epoch
 
 
@@ -74,19 +74,8 @@ class Fences:
 
     def _replace(self, number: int, epoch: int) -> None:
         path = self.layout.epoch_file(number)
-        part = path.with_name(path.name + ".part")
         _plain(path)
-        _plain(part)
-        with open(part, "w", encoding="ascii") as file:
-            file.write(f"{epoch}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        replace_file(path, f"{epoch}\n", durable=True)
 
 
 def _plain(path: Path) -> None:

@@ -23,6 +23,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from plait.core.files import OWNER_ONLY, replace_file
+
 DEFAULT_HOME = "~/.plait"
 #: What a node may be called: its name is that of a folder.
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -166,9 +168,4 @@ def make_private(folder: Path) -> Path:
 def write_secret(path: Path, secret: str) -> None:
     """A file for its owner alone, there at once or not at all."""
     make_private(path.parent)
-    part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(secret + "\n")
-    os.replace(part, path)
+    replace_file(path, secret + "\n", mode=OWNER_ONLY)

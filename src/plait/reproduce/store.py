@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from plait.core.codec import Codec
 from plait.core.errors import InputError
+from plait.core.files import replace_file
 
 D = TypeVar("D")
 _CODEC = Codec(closed=True)
@@ -50,18 +49,11 @@ class RunStore(Generic[D]):
 
     def put(self, case: Keyed, done: D) -> None:
         """Keep a run."""
+        text = json.dumps(_CODEC.encode(done))
         try:
-            handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
+            replace_file(self._path(case), text)
         except OSError as error:
             raise InputError(f"cannot keep runs in {self.folder}: {error.strerror}; give another folder") from error
-        try:
-            with open(handle, "w", encoding="utf-8") as file:
-                json.dump(_CODEC.encode(done), file)
-            os.replace(name, self._path(case))
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(name)
-            raise
 
     def _path(self, case: Keyed) -> Path:
         return self.folder / f"{case.key()}.json"

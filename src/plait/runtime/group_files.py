@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.errors import InputError
+from plait.core.files import replace_file
 from plait.core.resources import Resource
 from plait.runtime.futex import FutexWords
 from plait.runtime.page import GATES, WORD
@@ -217,9 +218,7 @@ def make_group(
         head = MAGIC + struct.pack("<5q", LAYOUT, version, len(own), max(m.world_size for m in own), 0)
         (made / "page.bin").write_bytes(head.ljust(words * WORD, b"\0"))
         made.rename(group.files)
-    text = folder / f".plan.{os.getpid()}"
-    text.write_text(json.dumps(_plan(group)))
-    text.replace(folder / "plan.json")
+    replace_file(folder / "plan.json", json.dumps(_plan(group)))
     for old in _versions(folder):
         if old < version:
             _retire(folder / f"v{old}", version)

@@ -69,6 +69,7 @@ from pathlib import Path
 from typing import Protocol, cast, overload
 
 from plait.core.errors import InputError
+from plait.core.files import OWNER_ONLY, replace_file
 from plait.core.goodput import THETA, BatchLimits, Estimate
 from plait.core.resources import Resource
 
@@ -252,14 +253,11 @@ class Page:
     def create(cls, path: str | os.PathLike[str], *, mapped: bool = False) -> Page:
         """A new page in place of whatever is there; it appears whole or not at all."""
         path = Path(path)
-        made = path.with_name(f"{path.name}.{os.getpid()}.new")
         content = bytearray(SIZE)
         content[:24] = MAGIC + struct.pack("<qq", OLDEST, VERSION)
         struct.pack_into("<d", content, 112, math.nan)
         struct.pack_into("<d", content, 2072, 1.0)
-        made.write_bytes(content)
-        made.chmod(0o600)
-        made.replace(path)
+        replace_file(path, content, mode=OWNER_ONLY)
         return cls.open(path, mapped=mapped)
 
     @classmethod

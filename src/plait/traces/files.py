@@ -11,13 +11,13 @@ import hashlib
 import io
 import json
 import os
-import tempfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from plait.core.errors import TraceError, suggest
+from plait.core.files import replacing
 
 Pathish = str | os.PathLike[str]
 
@@ -311,23 +311,11 @@ def writing(path: Pathish) -> Iterator[Path]:
     """A temporary file beside `path` that takes its place when the block ends well, and is removed
     otherwise.
     """
-    target = Path(path)
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+        with replacing(path) as temporary:
+            yield temporary
     except OSError as error:
         raise TraceError(f"cannot be written: {error.strerror or error}", file=str(path)) from error
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        temporary.replace(target)
-    except OSError as error:
-        raise TraceError(f"cannot be written: {error.strerror or error}", file=str(path)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 class _Zipped(gzip.GzipFile):

@@ -101,13 +101,13 @@ def test_a_stale_attempt_commits_nothing(tmp_path):
 
 def test_an_attempt_replaced_just_before_its_marker_leaves_nothing(tmp_path, monkeypatch):
     late = CheckpointStore(tmp_path / "c", epoch=2, epoch_file=tmp_path / "EPOCH")
-    flush = commits.flush
+    flush = commits.flush_to_disk
 
     def replaced(path):
         (tmp_path / "EPOCH").write_text("3\n")  # once everything but the marker is there
         flush(path)
 
-    monkeypatch.setattr(commits, "flush", replaced)
+    monkeypatch.setattr(commits, "flush_to_disk", replaced)
     with pytest.raises(StaleEpoch):
         made(late, 5)
     assert list((tmp_path / "c").iterdir()) == []

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.codec import Codec
+from plait.core.files import OWNER_ONLY, replace_file
 from plait.live.agent.procs import Process
 from plait.live.protocol.wire import Run, from_json, to_json
 
@@ -63,14 +64,8 @@ class Journal:
 
     def _rewrite(self) -> None:
         """Replace the file by one that holds what is remembered, and go on in that."""
-        part = self.path.with_suffix(".part")
-        with open(part, "w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.writelines(_line(entry) for entry in entries_of(self.memory))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, self.path)
-        _sync_folder(self.path.parent)
+        text = "".join(_line(entry) for entry in entries_of(self.memory))
+        replace_file(self.path, text, mode=OWNER_ONLY, durable=True)
         old, self._file = self._file, open(self.path, "ab", buffering=0)  # noqa: SIM115
         if old is not None:
             old.close()
@@ -177,11 +172,3 @@ def forget(key: Key) -> dict[str, Any]:
 
 def _line(entry: dict[str, Any]) -> str:
     return json.dumps(entry, separators=(",", ":")) + "\n"
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

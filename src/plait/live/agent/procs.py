@@ -6,7 +6,6 @@ since boot) and the boot it belongs to; signals go through a pidfd opened before
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import json
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from plait.core.files import OWNER_ONLY, replace_file
 from plait.live.agent.processes import cgroups
 
 #: Environment variable by which every process of an attempt is known, wherever it moved to.
@@ -228,19 +228,7 @@ def prctl(option: int, value: int) -> None:
 
 def write_json(path: str | os.PathLike[str], value: object, *, durable: bool = False) -> None:
     """Replace a file as a whole: a reader sees the old one or the new one. For its owner alone."""
-    part = f"{os.fspath(path)}.{os.getpid()}.part"
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            json.dump(value, file)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(part)
-        raise
+    replace_file(path, json.dumps(value), mode=OWNER_ONLY, durable=durable)
 
 
 def open_plain(path: str | os.PathLike[str]) -> BinaryIO:

@@ -14,6 +14,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from plait.core.files import replace_file
 from plait.live.agent import procs
 from plait.live.layout import Layout
 
@@ -63,9 +64,7 @@ def is_mine(path: Path) -> bool:
 
 def write(path: Path, said: dict[str, Any]) -> None:
     """Replace a file at once."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    replace_file(path, json.dumps(said, indent=1) + "\n")
 
 
 def forget(layout: Layout, name: str) -> None:

@@ -30,6 +30,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from plait.core.errors import InputError, MissingExtra
+from plait.core.files import OWNER_ONLY, replacing
 from plait.live.store import schema
 from plait.live.store.leader_lease import LeaderLease, take_lock
 from plait.live.store.migrate import migrate, version
@@ -525,22 +526,24 @@ def restore_backup(source: str | Path, target: str | Path) -> None:
             backup.execute("SELECT count(*) FROM log").fetchone()
             if sound != "ok":
                 raise StoreError(f"{source} is damaged: {sound}")
-            part = path.with_name(path.name + ".part")
-            part.unlink(missing_ok=True)
-            os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            with closing(sqlite3.connect(part)) as copy:
-                backup.backup(copy)
-                # Agents refuse terms below the highest they have seen, which the copy knows nothing of.
-                copy.execute("UPDATE meta SET value = CAST(value AS INTEGER) + ? WHERE key = 'term'", (_TERMS,))
-                copy.commit()
-        if path.exists():
-            with closing(sqlite3.connect(path)) as old:
-                old.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            os.replace(path, path.with_name(path.name + ".old"))
-        for extra in ("-wal", "-shm"):
-            path.with_name(path.name + extra).unlink(missing_ok=True)
-        os.replace(part, path)
+            with replacing(path, mode=OWNER_ONLY) as part:
+                with closing(sqlite3.connect(part)) as copy:
+                    backup.backup(copy)
+                    # Agents refuse terms below the highest they have seen, which the copy knows nothing of.
+                    copy.execute("UPDATE meta SET value = CAST(value AS INTEGER) + ? WHERE key = 'term'", (_TERMS,))
+                    copy.commit()
+                _put_aside(path)
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"{source} is not a backup of a store: {error}") from error
     finally:
         _unlock(lock)
+
+
+def _put_aside(path: Path) -> None:
+    """Keep an old store, with all that is written beside it, as `<path>.old`."""
+    if path.exists():
+        with closing(sqlite3.connect(path)) as old:
+            old.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        os.replace(path, path.with_name(path.name + ".old"))
+    for extra in ("-wal", "-shm"):
+        path.with_name(path.name + extra).unlink(missing_ok=True)

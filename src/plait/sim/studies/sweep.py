@@ -23,6 +23,7 @@ from typing import Any
 from plait.control.metrics import Value
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
+from plait.core.files import replace_file
 from plait.core.jobs import JobBatch
 from plait.policies.catalog import make_policy
 from plait.sim.studies.cases import Case, Clock, over_processes, policy_text, run_case
@@ -245,9 +246,7 @@ def _claim(folder: Path, grid: Grid) -> None:
     if not path.exists():
         if (folder / RESULTS).stat().st_size:
             raise InputError(f"{folder} has results but no {MANIFEST}; give an empty folder")
-        temporary = path.with_suffix(".part")
-        temporary.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        replace_file(path, json.dumps(wanted, indent=1) + "\n")
         return
     try:
         known = json.loads(path.read_text(encoding="utf-8"))

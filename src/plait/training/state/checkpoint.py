@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.errors import PlaitError
+from plait.core.files import replacing
 from plait.training.state.checkpoint_store import CheckpointStore, Commit
 
 GATHER_S = 120.0
@@ -246,15 +247,14 @@ def _torch() -> Any:
 def _save(state: dict[str, Any], path: Path) -> None:
     """Write and flush one file, in the form of its process; it appears under its whole name when it is whole."""
     torch = _torch()
-    making = path.with_suffix(".part")
-    with making.open("wb") as file:
+    whole = path.with_suffix(PICKLE if torch is None else TORCH)
+    with replacing(whole) as making, making.open("wb") as file:
         if torch is not None:
             torch.save(state, file)
         else:
             pickle.dump(state, file, protocol=5)
         file.flush()
         os.fsync(file.fileno())
-    making.rename(path.with_suffix(PICKLE if torch is None else TORCH))
 
 
 def _file_of(folder: Path, rank: int) -> Path | None:

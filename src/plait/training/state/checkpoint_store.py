@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import time
@@ -27,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plait.core.errors import PlaitError
+from plait.core.files import flush_to_disk, replace_file
 from plait.training.state.checksums import Damaged, check_file, marker_text, read_marker
 
 MARKER, DAMAGED = "COMMITTED", "DAMAGED"
@@ -84,10 +84,10 @@ class CheckpointStore:
         marker = marker_text(step, self.epoch, world_size, making)
         _flush_folders(making)
         making.rename(final)
-        flush(self.folder)
+        flush_to_disk(self.folder)
         try:
             self.check_epoch()  # as late as can be
-            write_whole(final / MARKER, marker)
+            replace_file(final / MARKER, marker, durable=True)
         except (OSError, StaleEpoch):
             shutil.rmtree(final, ignore_errors=True)
             raise
@@ -154,7 +154,7 @@ class CheckpointStore:
             found = self._sound()
             if world_size > 1:
                 self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                write_whole(agreed, json.dumps({"names": [c.path.name for c in found]}))
+                replace_file(agreed, json.dumps({"names": [c.path.name for c in found]}), durable=True)
             return found
         end_s = time.monotonic() + timeout_s
         while not agreed.exists():
@@ -189,35 +189,11 @@ class CheckpointStore:
             return []
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is there entirely or not at all, also after a power cut."""
-    making = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with making.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        making.replace(path)
-    except OSError:
-        making.unlink(missing_ok=True)
-        raise
-    flush(path.parent)
-
-
-def flush(path: Path) -> None:
-    """Flush a folder's entries (or a file) to the disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _flush_folders(folder: Path) -> None:
     """Flush everything below: writers of other libraries do not."""
     for path in folder.rglob("*"):
-        flush(path)
-    flush(folder)
+        flush_to_disk(path)
+    flush_to_disk(folder)
 
 
 def _read(path: Path, step: int, epoch: int) -> Commit | None:

@@ -1,0 +1,70 @@
+"""Files that appear whole or not at all: written beside their target, then renamed. Start at `replace_file`.
+
+Exempt are files that appear under several conditions at once: the outputs of a command, which appear together, a log
+that is turned over, and the file that tells how a job ended, whose room on the disk is taken beforehand.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+#: Mode of a file for its owner alone, and of one that the umask alone restricts.
+OWNER_ONLY, SHARED = 0o600, 0o666
+
+
+def replace_file(
+    path: str | os.PathLike[str], data: str | bytes | bytearray, *, mode: int = SHARED, durable: bool = False
+) -> None:
+    """Replace a file as a whole, or create it: a reader sees the old content or the new one.
+
+    Text is encoded as UTF-8. `mode` is that of the new file, less the umask. With `durable` content and name are on the
+    disk when this returns. Raises `OSError`, and then leaves the old file and nothing else.
+    """
+    with replacing(path, mode=mode, durable=durable) as part, open(part, "wb") as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str], *, mode: int = SHARED, durable: bool = False) -> Iterator[Path]:
+    """An empty file beside `path` to write to; it takes the place of `path` when the block ends, or goes if it fails.
+
+    Arguments and errors as for `replace_file`. Writers of the same path do not disturb each other.
+    """
+    target = Path(path)
+    part = _new_beside(target, mode)
+    try:
+        yield part
+        if durable:
+            flush_to_disk(part)
+        os.replace(part, target)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+    if durable:
+        flush_to_disk(target.parent)
+
+
+def _new_beside(target: Path, mode: int) -> Path:
+    """A new file in the folder of `target`, under a name that no other process or thread has."""
+    for number in itertools.count():
+        part = target.with_name(f".{target.name}.{os.getpid()}-{number}.part")
+        try:
+            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
+        except FileExistsError:
+            continue
+        return part
+    raise AssertionError("unreachable")
+
+
+def flush_to_disk(path: str | os.PathLike[str]) -> None:
+    """Return once the content of a file, or the names in a folder, are on the disk; raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

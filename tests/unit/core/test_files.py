@@ -1,0 +1,77 @@
+"""Replacing files: whole or not at all, with the mode asked for, and nothing left beside them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from plait.core import files
+from plait.core.files import OWNER_ONLY, replace_file, replacing
+
+
+@pytest.mark.parametrize("data", ["größer\n", b"\x00\xff", bytearray(b"words")])
+@pytest.mark.parametrize("durable", [False, True])
+def test_text_and_bytes_take_the_place_of_the_old_file(tmp_path: Path, data: str | bytes | bytearray, durable: bool):
+    path = tmp_path / "a"
+    for _ in range(2):  # made, then replaced
+        replace_file(path, data, durable=durable)
+        assert path.read_bytes() == (data.encode() if isinstance(data, str) else data)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_mode_is_less_the_umask(tmp_path: Path):
+    before = os.umask(0o027)
+    try:
+        replace_file(tmp_path / "shared", "")
+        replace_file(tmp_path / "own", "", mode=OWNER_ONLY)
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes == {"shared": 0o640, "own": 0o600}
+
+
+def test_a_failure_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "a"
+    path.write_text("old")
+
+    def fail() -> None:
+        with replacing(path) as part:
+            part.write_text("new")
+            assert path.read_text() == "old"
+            raise RuntimeError("no")
+
+    def full(path: Path) -> None:
+        raise OSError("full")
+
+    with pytest.raises(RuntimeError, match="no"):
+        fail()
+    with pytest.raises(FileNotFoundError):
+        replace_file(tmp_path / "nowhere" / "a", "new")
+    monkeypatch.setattr(files, "flush_to_disk", full)
+    with pytest.raises(OSError, match="full"):
+        replace_file(path, "new", durable=True)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_two_writers_of_one_path_and_what_a_third_left(tmp_path: Path):
+    path = tmp_path / "a"
+    left = tmp_path / f".a.{os.getpid()}-0.part"
+    os.mkfifo(left)  # opening it would wait for a reader
+    with replacing(path) as one, replacing(path) as other:
+        assert len({one, other, left}) == 3
+        one.write_text("one")
+        other.write_text("other")
+    assert path.read_text() == "one"  # the one that ended last
+
+
+def test_durable_flushes_content_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    flushed: list[Path] = []
+    monkeypatch.setattr(files, "flush_to_disk", flushed.append)
+    replace_file(tmp_path / "a", "text")
+    assert flushed == []
+    replace_file(tmp_path / "a", "text", durable=True)
+    assert [path.name for path in flushed] == [f".a.{os.getpid()}-0.part", tmp_path.name]
