@@ -13,7 +13,7 @@ from plait.core.cluster import Cluster
 from plait.core.jobs import JobTable
 from plait.core.plan import Groups, Plan, Reservation
 from plait.core.preemption import DEFAULT_RULE, KeptJobs, PreemptionRule
-from plait.core.preemption_kernels import CLOCK_S
+from plait.core.preemption.kernels import CLOCK_S
 
 
 @dataclass(frozen=True, slots=True, eq=False)

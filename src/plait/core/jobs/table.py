@@ -12,7 +12,7 @@ import numpy as np
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.jit import kernel
 from plait.core.jobs.spec import Checkpoints, JobSpec, Phase
-from plait.core.preemption_kernels import stop_losses
+from plait.core.preemption.kernels import stop_losses
 from plait.core.resources import StageProfile
 
 

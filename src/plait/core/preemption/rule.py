@@ -19,7 +19,7 @@ import numpy as np
 from plait.core.arrays import BoolArray, FloatArray
 from plait.core.codec import Codec
 from plait.core.errors import InputError, suggest
-from plait.core.preemption_kernels import keep
+from plait.core.preemption.kernels import keep
 
 if TYPE_CHECKING:
     from plait.core.jobs import JobTable
