@@ -482,7 +482,7 @@ class Naive:
             "has_kinds": np.array([any(k is not None for k in kinds)]),
             "has_demands": np.array([any(j.spec.cpus or j.spec.memory_bytes for j in jobs)]),
             "user_number": numbers("user"),
-            "group_number": numbers("group"),
+            "project_number": numbers("project"),
             "phase": np.array([int(phases.get(j.state, Phase.FAILED)) for j in jobs]),
             "iterations_done": np.array([j.work_by(now) / j.unit for j in jobs]),
             "attained_gpu_s": np.array([j.service_by(now) / 1e3 for j in jobs]),

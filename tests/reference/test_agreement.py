@@ -60,7 +60,7 @@ def random_specs(rng: np.random.Generator, cluster: Cluster) -> list[JobSpec]:
                 iteration_s=iteration_s,
                 profile=profile,
                 user=str(rng.choice(["a", "b", "c"])),
-                group=str(rng.choice(["p", "q"])),
+                project=str(rng.choice(["p", "q"])),
                 skew=None if rng.random() < 0.3 else float(rng.random()),
                 weight=float(rng.choice([1.0, 1.0, 2.0])),
                 retries=int(rng.choice([0, 1, 3, 30])),

@@ -50,7 +50,7 @@ LIFE_COLUMNS: dict[str, tuple[Any, Any]] = {
     "keep_until_s": (math.nan, np.float64),
     "lost_s": (0.0, np.float64),
     "user_number": (0, np.int64),
-    "group_number": (0, np.int64),
+    "project_number": (0, np.int64),
     "stamp": (0, np.int64),  # scratch of the plan review
     "reason": ("", object),
 }
@@ -90,7 +90,7 @@ class JobStore:
         for name, (value, dtype) in LIFE_COLUMNS.items():
             self.columns[name] = np.full(0, value, dtype=dtype)
         self._users: dict[str, int] = {}
-        self._groups: dict[str, int] = {}
+        self._projects: dict[str, int] = {}
 
     def append(self, batch: JobBatch, competing: float) -> IntArray:
         """Add new jobs; returns their numbers."""
@@ -112,7 +112,7 @@ class JobStore:
         columns["stage_s"][rows] = batch.stage_s
         columns["goodput"][rows] = math.nan
         columns["pending_since_s"][rows] = batch.submit_s
-        for name, known in (("user", self._users), ("group", self._groups)):
+        for name, known in (("user", self._users), ("project", self._projects)):
             codes = [known.setdefault(text, len(known)) for text in batch.column(name).tolist()]
             columns[f"{name}_number"][rows] = codes
         if batch.any_demands:
@@ -231,7 +231,7 @@ class JobStore:
         specs = [self._spec_if_kept(number) for number in numbers.tolist()]
         departed = self.last_departed(self.count if keep is None else recent)
         past_gpu_s = self.departed_gpu_s(self.departures - len(departed)).copy()
-        users, groups, count = list(self._users), list(self._groups), self.count
+        users, projects, count = list(self._users), list(self._projects), self.count
         flags = [bool(self.columns[name][0]) for name in _FLAGS]
 
         def plain() -> dict[str, Any]:
@@ -246,7 +246,7 @@ class JobStore:
                 "stage_s": plain_array(columns["stage_s"]),
                 "goodput": _known_rows(columns["goodput"]),
                 "users": users,
-                "groups": groups,
+                "projects": projects,
                 "flags": flags,
                 "departed": departed.tolist(),
             }
@@ -292,7 +292,7 @@ class JobStore:
         job_store.departures = len(job_store._past_gpu_s)
         job_store.depart(np.array(data["departed"], dtype=np.int64))
         job_store._users = {u: i for i, u in enumerate(data["users"])}
-        job_store._groups = {g: i for i, g in enumerate(data["groups"])}
+        job_store._projects = {p: i for i, p in enumerate(data["projects"])}
         for name, flag in zip(_FLAGS, data.get("flags", ()), strict=False):
             job_store.columns[name][0] = flag
         return job_store
@@ -310,7 +310,7 @@ class JobStore:
             job_store.columns[name][:n] = self.columns[name][numbers]
         for name in _FLAGS:
             job_store.columns[name][0] = self.columns[name][0]
-        job_store._users, job_store._groups = dict(self._users), dict(self._groups)
+        job_store._users, job_store._projects = dict(self._users), dict(self._projects)
         job_store._chosen = [self._spec_if_kept(number) for number in numbers.tolist()]
         job_store._past_gpu_s = self.departed_gpu_s(self.departures - len(departed)).copy()
         job_store.departures = len(job_store._past_gpu_s)

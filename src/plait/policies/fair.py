@@ -82,7 +82,7 @@ class YarnCapacity:
 
     The head of a queue waits until it can be consolidated under one switch, and blocks the queue meanwhile; one that
     no switch could hold, even with all its nodes idle, waits for the fewest nodes that can.
-    `shares` gives queues (the jobs' `group`, in order of appearance) their part of the cluster; without it
+    `shares` gives queues (the jobs' `project`, in order of appearance) their part of the cluster; without it
     there is one queue. With several, the queue that uses least of its share is served first, and may exceed
     it while others leave GPUs idle.
     """
@@ -115,7 +115,7 @@ class YarnCapacity:
             if len(trial.groups) > len(plan.groups):
                 rows, plan = np.append(rows, head), trial
             else:
-                blocked.add(int(jobs.group_number[head]) % len(self.shares))
+                blocked.add(int(jobs.project_number[head]) % len(self.shares))
         waiting = np.setdiff1d(np.arange(len(jobs)), rows)
         reasons = {
             int(jobs.number[r]): f"waits in its queue; {int(jobs.gpus[r])} GPUs under one switch are not free"
@@ -125,7 +125,7 @@ class YarnCapacity:
 
     def _next_head(self, view: View, rows: IntArray, blocked: set[int]) -> int:
         jobs = view.jobs
-        queue = jobs.group_number % len(self.shares)
+        queue = jobs.project_number % len(self.shares)
         inside = np.zeros(len(jobs), dtype=bool)
         inside[rows] = True
         best, best_use = -1, math.inf

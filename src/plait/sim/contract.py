@@ -135,7 +135,7 @@ def _random_job(rng: np.random.Generator, i: int, gpus: int, submit_s: float) ->
         iterations=duration_s / iteration_s,
         iteration_s=iteration_s,
         user=f"u{int(rng.integers(0, 3))}",
-        group=f"g{int(rng.integers(0, 2))}",
+        project=f"g{int(rng.integers(0, 2))}",
         profile=profile,
         cpus=float(rng.choice([0.0, gpus, 4.0 * gpus])),
         memory_bytes=float(rng.choice([0.0, 8e9 * gpus])),

@@ -126,7 +126,7 @@ def _batch(table: TraceTable, duration_s: Array) -> JobBatch:
         "iterations": duration_s / unit,
         "iteration_s": unit,
         "user": _texts(table["user"]),
-        "group": _texts(table["group"]),
+        "project": _texts(table["project"]),
         "model": models,
         "job_class": np.array([int(c) for c in classes], dtype=np.int64),
         "checkpoints": np.array([int(_CHECKPOINTS[c]) for c in table["checkpoints"].tolist()], dtype=np.int64),

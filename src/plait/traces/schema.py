@@ -92,7 +92,7 @@ JOB_COLUMNS: tuple[Column, ...] = (
     _s("observed_end_s", "last end in the source cluster, seconds since trace origin"),
     _s("observed_queue_s", "seconds waited in the source cluster", minimum=0),
     _text("user", "who submitted it"),
-    _text("group", "virtual cluster, organisation or application"),
+    _text("project", "virtual cluster, organisation or application"),
     _text("model", "name of the trained model"),
     _text("model_source", "where the model comes from", enum=MODEL_SOURCES),
     _count("batch_size", "examples", "int64", minimum=1),

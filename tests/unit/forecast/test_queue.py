@@ -34,7 +34,7 @@ def state(*specs, quota=None):
 
 
 def spec(name, **changes):
-    return JobSpec(**{"id": name, "gpus": 2, "iterations": 100, "iteration_s": 1.0, "group": "p", **changes})
+    return JobSpec(**{"id": name, "gpus": 2, "iterations": 100, "iteration_s": 1.0, "project": "p", **changes})
 
 
 def answer(found, asked_s=60.0, **paces):

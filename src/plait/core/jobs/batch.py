@@ -47,7 +47,7 @@ _INTS = {
 _OBJECTS: dict[str, object] = {
     "id": "",
     "user": "",
-    "group": "",
+    "project": "",
     "model": "",
     "gpu_kinds": None,
     "tensor_bytes": None,

@@ -62,6 +62,7 @@ TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
 class JobSpec:
     """What the user said about a job; never changes.
 
+    `user` submitted it, and `project` (a virtual cluster, a queue) is what quotas and shares count; "" if unknown.
     `gpus` is the gang: all at once or none. An elastic job may get `min_gpus` to `max_gpus`, both `gpus` if not given;
     `gpu_kinds` are those it can use, None any.
     `iterations` is the work, `iteration_s` the seconds of one iteration alone at the asked size (from `profile` if not
@@ -87,7 +88,7 @@ class JobSpec:
     iterations: float | None = None
     iteration_s: float | None = None
     user: str = ""
-    group: str = ""
+    project: str = ""
     model: str = ""
     profile: StageProfile | None = None
     job_class: JobClass = JobClass.GUARANTEED

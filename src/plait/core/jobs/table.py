@@ -107,7 +107,7 @@ class JobTable:
     iterations = Column[FloatArray]("work in iterations; NaN if unknown")
     job_class = Column[IntArray]("`JobClass`")
     user_number = Column[IntArray]("users numbered in order of appearance")
-    group_number = Column[IntArray]("groups (queues, virtual clusters) numbered in order of appearance")
+    project_number = Column[IntArray]("projects (queues, virtual clusters) numbered in order of appearance")
     cpus = Column[FloatArray]("CPU cores of the gang; 0 = no limit")
     memory_bytes = Column[FloatArray]("memory of the gang; 0 = no limit")
     gpu_memory_bytes = Column[FloatArray]("memory a GPU; 0 = unknown")

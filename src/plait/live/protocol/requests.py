@@ -162,7 +162,7 @@ def spec_of(
         max_gpus=int(request.get("max_gpus") or 0),
         iterations=request.get("iterations"),
         user=owner,
-        group=project,
+        project=project,
         model=request.get("model") or "",
         profile=profile,
         job_class=JobClass[name],

@@ -54,7 +54,7 @@ class Quotas:
         held: dict[int, str] = {}
         numbers, gpus, stays = jobs.number.tolist(), jobs.gpus.tolist(), view.keeps.rows.tolist()
         for row in np.lexsort((jobs.number, ~jobs.running)).tolist():
-            project = jobs[row].spec.group
+            project = jobs[row].spec.project
             limit = limits.get(project)
             if limit is None:
                 continue

@@ -27,12 +27,12 @@ HEADER = (
 
 
 def read_seren(path: Pathish, *, strict: bool = False) -> TraceTable:
-    """Reads `trace_seren.csv`; the kind of work (`type`) is the group."""
+    """Reads `trace_seren.csv`; the kind of work (`type`) is the project."""
     return read_log(Log(SEREN, HEADER, None, "in the stamps", _more), path, strict=strict)
 
 
 def read_kalos(path: Pathish, *, strict: bool = False) -> TraceTable:
-    """Reads `trace_kalos.csv`; the kind of work (`type`) is the group, memory of a pod
+    """Reads `trace_kalos.csv`; the kind of work (`type`) is the project, memory of a pod
     `x_memory_per_pod_gb`.
     """
     log = Log(KALOS, HEADER, None, "in the stamps", _more_kalos, check_duration=False)
@@ -40,11 +40,11 @@ def read_kalos(path: Pathish, *, strict: bool = False) -> TraceTable:
 
 
 def _more(row: TextRow) -> dict[str, Any]:
-    return {"group": row.maybe_text("type")}
+    return {"project": row.maybe_text("type")}
 
 
 def _more_kalos(row: TextRow) -> dict[str, Any]:
-    return {"group": row.maybe_text("type"), "x_memory_per_pod_gb": row.maybe_number("mem_per_pod_GB")}
+    return {"project": row.maybe_text("type"), "x_memory_per_pod_gb": row.maybe_number("mem_per_pod_GB")}
 
 
 def _is_seren(head: Head) -> bool:

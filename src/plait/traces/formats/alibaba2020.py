@@ -97,7 +97,7 @@ def read(path: Pathish, *, strict: bool = False) -> TraceTable:
             **_run(mine, state, submit_s, latest_s),
             **_size(mine, builder),
             user=row.maybe_text("user"),
-            group=group,
+            project=group,
             model=workload,
             model_source=None if workload is None else "trace",
         )

@@ -58,7 +58,7 @@ def _add(builder: TableBuilder, row: TextRow, latest_s: float) -> None:
         observed_start_s=scheduled_s,
         observed_end_s=deleted_s,
         observed_queue_s=None if created_s is None else max(0.0, start_s - created_s),
-        group=row.maybe_text("app_name"),
+        project=row.maybe_text("app_name"),
         cpu_milli=round(row.number("cpu_request") * 1000),
         memory_bytes=round(row.number("memory_request") * GIB),
         x_role=row.choice("role", ROLES),

@@ -31,7 +31,7 @@ def read(path: Pathish, *, cluster: str | None = None, strict: bool = False) -> 
     """Reads `cluster_log.csv` of one cluster.
 
     cluster: prefix of the job ids, which are unique per cluster only; default: the cluster named in the path,
-    else `helios`. CPU-only jobs are kept with `gpus` 0; the virtual cluster is the group.
+    else `helios`. CPU-only jobs are kept with `gpus` 0; the virtual cluster is the project.
     """
     parts = [part.lower() for part in Path(path).parts]
     name = cluster or next((c for c in CLUSTERS if any(c in part for part in parts)), "helios")
@@ -40,7 +40,7 @@ def read(path: Pathish, *, cluster: str | None = None, strict: bool = False) -> 
         HEADER,
         CHINA,
         "UTC+8 (assumed)",
-        lambda row: {"group": row.maybe_text("vc")},
+        lambda row: {"project": row.maybe_text("vc")},
         prefix=f"{name}-",
     )
     return read_log(log, path, strict=strict)

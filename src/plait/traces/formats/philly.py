@@ -74,7 +74,7 @@ def _add(builder: TableBuilder, entry: dict[str, Any], mode: str, end_s: float) 
     job: dict[str, Any] = {
         "job_id": _text(source, entry, "jobid"),
         "user": entry.get("user") and _text(source, entry, "user"),
-        "group": entry.get("vc") and _text(source, entry, "vc"),
+        "project": entry.get("vc") and _text(source, entry, "vc"),
         "state": _state(source, entry),
         "submit_s": submit_s,
     }

@@ -47,7 +47,7 @@ def read(path: Pathish, *, nodes: Pathish | None = None, strict: bool = False) -
             gpu_milli=max(1, round(share * 1000)) if part else None,
             duration_s=row.number("duration"),
             duration_kind="exact",
-            group=row.maybe_text("organization"),
+            project=row.maybe_text("organization"),
             gpu_kinds=row.maybe_text("gpu_model"),
             cpu_milli=round(row.number("cpu_request") * workers * 1000),
             job_class=row.choice("job_type", CLASSES),
