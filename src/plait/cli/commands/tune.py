@@ -34,7 +34,7 @@ def tune(
     """
     from plait.cli.experiments.outputs import Outputs
     from plait.cli.experiments.request import Request
-    from plait.cli.experiments.simulation import read_workload
+    from plait.cli.experiments.workload import read_workload
     from plait.cli.render.progress import Bar
     from plait.core.cluster import Cluster
     from plait.sim.studies.tune import fit_policy

@@ -1,0 +1,100 @@
+"""The simulated world that the command line asks for, and the settings that a result states of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from plait.cli.experiments.request import Request
+from plait.control.metrics import Value
+from plait.core.errors import InputError
+from plait.core.version import __version__
+from plait.sim.overheads import Overheads
+from plait.sim.physics import StandardPhysics
+from plait.sim.run import with_round
+from plait.sim.world import World, make_world
+
+
+def make_asked_world(name: str, request: Request) -> World:
+    """The named world with the options of the command line."""
+    world = with_round(make_world(name), request.round_s)
+    asked: dict[str, Any] = {}
+    if request.overheads is not None:
+        known = {"measured": Overheads.measured, "none": Overheads}
+        make = known.get(request.overheads)
+        asked["overheads"] = make() if make else Overheads.read(request.overheads)
+    if request.spread_slowdown is not None or request.gpu_speed is not None:
+        asked["physics"] = asked_physics(world, request)
+    for option, value in (
+        ("node_mtbf", request.node_mtbf),
+        ("node_mttr", request.node_mttr),
+        ("job_mtbf", request.job_mtbf),
+    ):
+        if value is not None:
+            asked[f"{option}_s"] = value * 3600
+    if request.failures is not None and request.node_mtbf is not None:
+        raise InputError("give --failures or --node-mtbf, not both")
+    if request.profile_noise is not None:
+        asked["profile_noise"] = request.profile_noise
+    if request.plain is not None:
+        asked["plain"] = request.plain
+    if request.checkpoint_every is not None:
+        asked["checkpoint_every_s"] = request.checkpoint_every
+    return replace(world, **asked)
+
+
+def asked_physics(world: World, request: Request) -> StandardPhysics:
+    """The world's physics with the spread slow-down and GPU speeds of the command line."""
+    physics = world.physics
+    if not isinstance(physics, StandardPhysics):
+        raise InputError(f"world {world.name} has no spread slow-down and no GPU speeds")
+    if request.spread_slowdown is not None:
+        if not (math.isfinite(request.spread_slowdown) and request.spread_slowdown >= 1):
+            raise InputError(f"--spread-slowdown must be at least 1, got {request.spread_slowdown}")
+        physics = replace(physics, spread_slowdown=request.spread_slowdown)
+    if request.gpu_speed is not None:
+        physics = replace(physics, kind_speed=read_speeds(request.gpu_speed))
+    return physics
+
+
+def read_speeds(text: str) -> dict[str, float]:
+    """GPU speeds from `kind=factor,...`."""
+    speeds: dict[str, float] = {}
+    for part in text.split(","):
+        kind, _, factor = part.strip().partition("=")
+        try:
+            speeds[kind] = float(factor)
+        except ValueError:
+            speeds[kind] = math.nan
+        if not kind or not (math.isfinite(speeds[kind]) and speeds[kind] > 0):
+            raise InputError(f"--gpu-speed {part.strip()!r}: write kind=factor, e.g. v100=1,a100=2")
+    return speeds
+
+
+def settings(world: World, request: Request) -> dict[str, Value]:
+    """What a result must state so that it can be judged and repeated."""
+    physics = world.physics
+    return {
+        "placement": request.placement or "",
+        "round_s": world.round_s,
+        "overheads": request.overheads or world.overheads.label,
+        "spread_slowdown": physics.spread_slowdown if isinstance(physics, StandardPhysics) else math.nan,
+        "gpu_speed": request.gpu_speed or "",
+        "checkpoint_every_s": world.checkpoint_every_s,
+        "node_failures": "" if request.failures is None else str(request.failures),
+        "node_mtbf_s": _or_unknown(world.node_mtbf_s),
+        "node_mttr_s": world.node_mttr_s,
+        "job_mtbf_s": _or_unknown(world.job_mtbf_s),
+        "profile_noise": world.profile_noise,
+        "plain": world.plain,
+        "preemption": request.preemption,
+        "models": request.assign_models or "",
+        "censored": request.censored,
+        "version": __version__,
+    }
+
+
+def _or_unknown(value: float) -> float:
+    """Infinite means never, and is null in JSON."""
+    return value if math.isfinite(value) else math.nan

@@ -1,0 +1,109 @@
+"""The runs that `plait simulate` is asked for: one case a cluster, trace, policy, world and seed, all checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from plait.cli.experiments.asked_world import make_asked_world, settings
+from plait.cli.experiments.request import Request
+from plait.cli.experiments.workload import read_table, workload_of
+from plait.control.metrics import Window
+from plait.core.cluster import Cluster
+from plait.core.errors import InputError
+from plait.core.jobs import JobBatch
+from plait.core.preemption import rule_named
+from plait.live.notes import note
+from plait.placement import SkewAware, unknown_models
+from plait.policies.catalog import make_policy, split_policies
+from plait.policies.parts.ignored_requests import remarks
+from plait.sim.failures import read_failures
+from plait.sim.studies.cases import Case, has_placement, parse_range, policy_text
+from plait.traces.load import cluster_of
+
+#: What plait's own worlds run on when nothing else is asked for.
+DEFAULT_CLUSTER = "8x8"
+
+
+def make_cases(request: Request) -> list[Case]:
+    """One case a (cluster, trace, policy, world, seed), in this order; all is checked before anything runs."""
+    for text in request.clusters:
+        if "," in text:
+            note(
+                f"{text} is one cluster of {len(text.split(','))} kinds of nodes; to compare clusters give each by "
+                "itself: " + " ".join(f"-c {part.strip()}" for part in text.split(","))
+            )
+    return [
+        case for text in request.clusters or (DEFAULT_CLUSTER,) for case in _cases_on(replace(request, cluster=[text]))
+    ]
+
+
+def _cases_on(request: Request) -> list[Case]:
+    """The cases on its one cluster."""
+    given = None if request.clusters == ("trace",) else Cluster.parse(request.clusters[0])
+    if request.data is not None:
+        raise InputError(f"world {request.world} uses no --data; of the worlds only pollux-artifact does")
+    policies = split_policies(request.policy)
+    if not policies:
+        raise InputError("no policy given; `plait policies` lists them")
+    for policy in policies:
+        make_policy(policy_text(policy, request.placement))
+        if request.placement is not None and not has_placement(policy):
+            note(f"warning: {policy} places jobs in its own way; --placement does not change it")
+    worlds = [make_asked_world(name.strip(), request) for name in request.world.split(",")]
+    window = None if request.window is None else read_window(request.window)
+    seeds, rule = parse_range(request.seed, "seed"), rule_named(request.preemption)
+    cases = []
+    for path in request.traces:
+        table = read_table(path, request)
+        cluster = given or cluster_of(table)
+        changes = None if request.failures is None else read_failures(request.failures, cluster)
+        drawn = request.assign_models is not None or request.censored == "extend"
+        loads = {seed: workload_of(table, path, request, seed, cluster) for seed in (seeds if drawn else seeds[:1])}
+        _say_unknown_skew(path, [policy_text(p, request.placement) for p in policies], loads[seeds[0]][0])
+        for policy in policies:
+            _say_ignored(path, policy, loads[seeds[0]][0])
+            for world in worlds:
+                for seed in seeds:
+                    jobs, about = loads.get(seed) or loads[seeds[0]]
+                    labels = {**about, **settings(world, request)}
+                    cases.append(
+                        Case(str(path), jobs, policy, cluster, world, seed, request.placement, window, changes,
+                             request.check, None, labels, rule)
+                    )  # fmt: skip
+    return cases
+
+
+def _say_ignored(path: Path, policy: str, jobs: JobBatch) -> None:
+    """Priorities and deadlines that a trace has and a policy does not look at."""
+    priority = next((p for p in jobs.column("priority").tolist() if p), 0.0)
+    deadline_s = next((d for d in jobs.column("deadline_s").tolist() if not math.isnan(d)), None)
+    for remark in remarks(policy, make_policy(policy), priority, deadline_s):
+        note(f"warning: {path}: {remark}")
+
+
+def _say_unknown_skew(path: Path, policies: Sequence[str], jobs: JobBatch) -> None:
+    """Models whose tensor sizes nobody knows, where a policy places by them."""
+    if any(isinstance(getattr(make_policy(text), "place", None), SkewAware) for text in policies):
+        remark = unknown_models(jobs.column("model"), jobs.column("skew"), jobs.gpus)
+        if remark:
+            note(f"{path}: {remark}")
+
+
+def read_window(text: str) -> Window:
+    """Read `A..B` (seconds of submission) or `jobs:A..B` (numbers in order of submission).
+
+    >>> read_window("0..3600").stop
+    3600.0
+    """
+    numbered = text.startswith("jobs:")
+    first, dots, last = text.removeprefix("jobs:").partition("..")
+    try:
+        if not dots:
+            raise ValueError
+        start, stop = float(first or 0), float(last or "inf")
+    except ValueError:
+        raise InputError(f"window {text!r} is not A..B; write e.g. 0..86400 or jobs:100..900") from None
+    return Window(start, stop, "number" if numbered else "submit_s")
