@@ -44,8 +44,8 @@ from plait.control.messages import (
     UsageReported,
     Wake,
 )
-from plait.control.plan_check.capacity import refuse_overload
-from plait.control.plan_check.groups import OK, assign, check_plan, plan_error, unfinished
+from plait.control.plan_check.capacity import refuse_overfull, refuse_overload
+from plait.control.plan_check.groups import OK, PlanChanges, assign, check_plan, neighbours, plan_error, unfinished
 from plait.control.plan_check.reservations import refuse_reservations, still_reserved
 from plait.control.usage import updated, without_gpus
 from plait.core.arrays import NO_JOBS, FloatArray, IntArray
@@ -60,6 +60,9 @@ from plait.placement.pinned import keep_running
 
 #: A wake-up may come this much early, seconds: backends have clocks of finite resolution.
 CLOCK_S = 1e-6
+
+#: Guest groups on a GPU at most, where nobody says otherwise: room for policies, and a plan with more is a mistake.
+MAX_GUESTS_PER_GPU = 8
 
 _PHASES = tuple(Phase)
 _WAITING, _RUNNING = int(Phase.WAITING), int(Phase.RUNNING)
@@ -129,11 +132,21 @@ class Controller:
     causes any. Raises `PlanError` for a plan that cannot be, and `PlaitError` for an event that cannot be.
     """
 
-    def __init__(self, policy: Policy, cluster: Cluster, rule: PreemptionRule = DEFAULT_RULE) -> None:
-        """Start with no jobs. `rule` says which running jobs the policy may stop or move; it may change at any time."""
+    def __init__(
+        self,
+        policy: Policy,
+        cluster: Cluster,
+        rule: PreemptionRule = DEFAULT_RULE,
+        max_guests_per_gpu: int = MAX_GUESTS_PER_GPU,
+    ) -> None:
+        """Start with no jobs. `rule` says which running jobs the policy may stop or move; it may change at any time.
+
+        Plans with more than `max_guests_per_gpu` guest groups on a GPU are refused; 0: all with guests.
+        """
         self.policy = policy
         self.cluster = cluster
         self.rule = rule
+        self.max_guests_per_gpu = max_guests_per_gpu
         self.job_store = JobStore()
         self.active: IntArray = NO_JOBS
         self.running: Groups = NO_GROUPS
@@ -403,13 +416,7 @@ class Controller:
 
     def _apply(self, plan: Plan) -> Sequence[Command]:
         groups, columns = plan.groups, self.job_store.columns
-        code, job, gpu, changes = check_plan(
-            groups, self.running, columns, self.events, self.job_store.count, self.cluster
-        )
-        if code != OK:
-            name = self.job_store.name(job) if 0 <= job < self.job_store.count else f"job number {job}"
-            raise plan_error(code, name, gpu, self.cluster, describe(self.policy))
-        refuse_overload(groups, changes.changed, columns, self.cluster, self.job_store.name, describe(self.policy))
+        changes = self._checked(groups)
         if plan.reservations:
             phase = columns["phase"][: self.job_store.count]
             refuse_reservations(plan, phase, self.cluster, self.job_store.name, describe(self.policy))
@@ -439,6 +446,21 @@ class Controller:
             commands.append(Wake(self.events, plan.valid_until_s))
         self.running, self.plan, self.changed = groups, plan, False
         return commands
+
+    def _checked(self, groups: Groups) -> PlanChanges:
+        """What groups change of what runs; raises `PlanError` if they cannot run."""
+        columns, store, policy = self.job_store.columns, self.job_store, describe(self.policy)
+        code, job, gpu, changes = check_plan(
+            groups, self.running, columns, self.events, store.count, self.cluster, self.max_guests_per_gpu
+        )
+        if code != OK:
+            name = store.name(job) if 0 <= job < store.count else f"job number {job}"
+            beside = [store.name(one) for one in neighbours(groups, gpu) if one != job and 0 <= one < store.count]
+            raise plan_error(code, name, gpu, self.cluster, policy, ", ".join(beside[:3]), self.max_guests_per_gpu)
+        refuse_overload(groups, changes.changed, columns, self.cluster, store.name, policy)
+        if groups.guest is not None:
+            refuse_overfull(groups, changes.changed, columns["gpu_memory_bytes"], self.cluster, store.name, policy)
+        return changes
 
 
 def describe(policy: Policy) -> str:

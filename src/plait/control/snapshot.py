@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from plait.control.controller import Controller
+from plait.control.controller import MAX_GUESTS_PER_GPU, Controller
 from plait.control.job_store import JobStore
 from plait.control.messages import group_from_json, group_to_json, node_from_json, node_to_json
 from plait.control.usage import of_jobs
@@ -78,7 +78,7 @@ def of_active(controller: Controller, recent: int = 0) -> tuple[Controller, IntA
     job_store, running, plan = controller.job_store, controller.running, controller.plan
     departed = job_store.last_departed(recent)
     numbers = np.unique(np.concatenate([controller.active, running.jobs, departed]))
-    small = Controller(controller.policy, controller.cluster, controller.rule)
+    small = Controller(controller.policy, controller.cluster, controller.rule, controller.max_guests_per_gpu)
     small.job_store = job_store.select(numbers, departed)
     small.now_s, small.events = controller.now_s, controller.events
     small.changed, small.competing = controller.changed, controller.competing
@@ -97,7 +97,7 @@ def of_active(controller: Controller, recent: int = 0) -> tuple[Controller, IntA
     return small, numbers
 
 
-def restore(data: Mapping[str, Any], policy: Policy) -> Controller:
+def restore(data: Mapping[str, Any], policy: Policy, max_guests_per_gpu: int = MAX_GUESTS_PER_GPU) -> Controller:
     """The controller of a snapshot, under a policy (the same one, or another from now on).
 
     Raises `InputError` for a snapshot of another version.
@@ -106,7 +106,8 @@ def restore(data: Mapping[str, Any], policy: Policy) -> Controller:
         raise InputError(f"snapshot has version {data.get('version')!r}; this plait reads version {VERSION}")
     nodes = tuple(node_from_json(node) for node in data["cluster"]["nodes"])
     rule = PreemptionRule.from_json(data.get("preemption"))
-    controller = Controller(policy, Cluster(nodes, tuple(bool(up) for up in data["cluster"]["up"])), rule)
+    cluster = Cluster(nodes, tuple(bool(up) for up in data["cluster"]["up"]))
+    controller = Controller(policy, cluster, rule, max_guests_per_gpu)
     controller.job_store = JobStore.from_json(data["books"])
     controller.now_s = _parse(data["now_s"], -math.inf)
     controller.events = int(data["events"])

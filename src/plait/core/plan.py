@@ -60,7 +60,7 @@ class Group:
 
 #: per-member details that differ from `Member`'s defaults, as columns
 _DETAILS = {"turn": 0.0, "batch_size": 0.0, "accumulation": 1.0, "gpu_share": 1.0, "gpu_memory_bytes": 0.0}
-TURN = list(_DETAILS).index("turn")
+TURN, GPU_MEMORY_BYTES = list(_DETAILS).index("turn"), list(_DETAILS).index("gpu_memory_bytes")
 
 
 def plain_details(members: int) -> FloatArray:

@@ -100,7 +100,7 @@ class View:
         there: IntArray = np.where(cluster.node_up, cluster.node_gpus, 0)
         groups = np.unique(self.jobs.running_group[self.on_silent_nodes])
         if len(groups):
-            nodes = cluster.gpu_node[self.running[groups].gpus]
+            nodes = cluster.gpu_node[np.unique(self.running[groups].gpus)]  # once each, however many share a GPU
             there = there + np.bincount(nodes[~cluster.node_up[nodes]], minlength=len(there))
         return there
 
@@ -151,6 +151,21 @@ def ignored_by(policy: Policy, priority: float, deadline_s: float | None) -> lis
     uses = policy.uses if isinstance(policy, UsesRequests) else frozenset()
     asked = {PRIORITY: priority != 0, DEADLINE: deadline_s is not None and not math.isnan(deadline_s)}
     return [name for name, is_asked in asked.items() if is_asked and name not in uses]
+
+
+@runtime_checkable
+class SharesGpus(Protocol):
+    """A policy that declares whether its plans have guests (`Group.guest`). Optional: others have none."""
+
+    @property
+    def guests(self) -> bool:
+        """Whether some group of some plan may be a guest."""
+        ...
+
+
+def has_guests(policy: Policy) -> bool:
+    """Whether plans of the policy have guests, as far as it declares."""
+    return isinstance(policy, SharesGpus) and bool(policy.guests)
 
 
 class Wanted(NamedTuple):

@@ -11,6 +11,7 @@ from plait.control.controller import Controller
 from plait.control.snapshot import restore
 from plait.core.errors import InputError
 from plait.forecast.eta import Forecast, calibrated, forecast
+from plait.live.scheduler.live_policy import GUESTS_PER_GPU
 from plait.live.scheduler.records.track_record import TrackRecord
 from plait.live.scheduler.state import State
 
@@ -24,7 +25,7 @@ def controller_of(state: Mapping[str, Any]) -> Callable[[], Controller]:
     if known is None:
         raise InputError("no node has joined yet, so nothing can be foreseen; look at: plait nodes")
     policy = known.policy
-    return lambda: _now(restore(state["controller"], policy), state)
+    return lambda: _now(restore(state["controller"], policy, GUESTS_PER_GPU), state)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,11 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, IntArray
 from plait.core.jit import kernel
-from plait.core.plan import Group, Groups, Plan
+from plait.core.plan import Group, Groups, Plan, Reservation
 from plait.core.policy import View
 
+#: Of a job that does not run: its GPUs, and whether it is a guest.
+NOWHERE: tuple[tuple[int, ...], bool] = ((), False)
 #: Why a job waits that was to join others on a node which is not heard of.
 SILENT = "its GPUs are on a node that has not been heard of lately"
 
@@ -71,8 +73,8 @@ def broken(view: View, plan: Plan) -> IntArray:
 def keep_running(view: View, plan: Plan) -> Plan:
     """The plan, or if it stops or moves jobs that are kept, one that does not.
 
-    They go on where they are, in the company of kept ones alone; groups that were meant for their GPUs wait. Nobody
-    joins those on a silent node.
+    They go on where they are, in the company of kept ones alone; groups that were meant for their GPUs wait, but for
+    hosts and guests that share these GPUs with them now. Nobody joins those on a silent node.
     """
     plan = _without_new_members(view, plan)
     moved = broken(view, plan)
@@ -84,18 +86,37 @@ def keep_running(view: View, plan: Plan) -> Plan:
     stay = [_only(running[group], numbers[group]) for group in sorted(held)]
     names, held = set().union(*numbers.values()), {gpu for group in stay for gpu in group.gpus}
     groups, reasons = list(stay), dict(plan.reasons)
+    beside = _beside(view) if running.guest is not None else {}
     for group in plan.groups:
         rest = tuple(member for member in group.members if member.job not in names)
         if rest and not held.intersection(group.gpus):
             groups.append(replace(group, members=rest))
+        elif rest and all(beside.get(m.job, NOWHERE)[0] == group.gpus for m in rest):
+            groups.append(replace(group, members=rest, guest=beside[rest[0].job][1]))
         else:
             reasons.update({m.job: "its GPUs are those of running jobs that may not be stopped yet" for m in rest})
     for job in names:
         reasons.pop(job, None)
     until = float(kept.until_s[moved].min())
     return replace(
-        plan, groups=Groups.of(groups), reasons=reasons, valid_until_s=min(plan.valid_until_s, until), settled=False
+        plan,
+        groups=Groups.of(groups),
+        reasons=reasons,
+        valid_until_s=min(plan.valid_until_s, until),
+        settled=False,
+        reservations=_open_to_others(plan, names, {gpu for group in stay if not group.guest for gpu in group.gpus}),
     )
+
+
+def _beside(view: View) -> dict[int, tuple[tuple[int, ...], bool]]:
+    """Where each running job is, and whether as a guest."""
+    return {member.job: (group.gpus, group.guest) for group in view.running for member in group.members}
+
+
+def _open_to_others(plan: Plan, jobs: set[int], gpus: set[int]) -> tuple[Reservation, ...]:
+    """Reservations for others than these jobs, without these GPUs."""
+    left = ((one.job, tuple(gpu for gpu in one.gpus if gpu not in gpus)) for one in plan.reservations)
+    return tuple(Reservation(job, rest) for job, rest in left if rest and job not in jobs)
 
 
 def _without_new_members(view: View, plan: Plan) -> Plan:

@@ -1,8 +1,10 @@
 """Whether a plan asks nodes for more cores, host memory or GPU memory than they have.
 
 A gang uses its cores and host memory in equal parts on each of its GPUs; GPU memory is what it needs on each. Members
-of a group are on the same GPUs, so what they ask for adds up. Only nodes on which a group starts or changes are judged:
-hardware that shrank under running jobs is no fault of the plan.
+of a group are on the same GPUs, so what they ask for adds up. On a GPU with guests all its groups add up, each process
+with the memory of its context; a member takes what the plan allows it, where that is said (`Member.gpu_memory_bytes`).
+Only nodes and GPUs on which a group starts or changes are judged: hardware that shrank under running jobs is no fault
+of the plan.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import PlanError
 from plait.core.jit import kernel
-from plait.core.plan import Groups
+from plait.core.plan import GPU_MEMORY_BYTES, Groups
+from plait.sharing.memory_state import CONTEXT_BYTES
 
 FITS, CORES, MEMORY, GPU_MEMORY = range(4)
 #: Room for rounding, as a part of what there is and in cores or bytes.
@@ -67,6 +70,95 @@ def overload(
         if judged[node] and memory[node] > node_memory_bytes[node] * (1.0 + PART) + UNITS:
             return MEMORY, node, memory[node]
     return FITS, -1, 0.0
+
+
+@kernel
+def overfull(
+    first_job: IntArray,
+    gpus: IntArray,
+    first_gpu: IntArray,
+    guest: BoolArray,
+    changed: BoolArray,
+    needed_bytes: FloatArray,
+    gpu_node: IntArray,
+    node_gpu_memory_bytes: FloatArray,
+) -> tuple[int, float]:
+    """The first GPU with guests on which groups need more memory than it has, -1 if there is none; and how much.
+
+    Groups as in `Groups`, `changed` (groups,); `needed_bytes` (members,) is what each takes with its context.
+    """
+    total = np.zeros(len(gpu_node))
+    shared, judged = np.zeros(len(gpu_node), dtype=np.bool_), np.zeros(len(gpu_node), dtype=np.bool_)
+    for g in range(len(first_gpu) - 1):
+        of_group = 0.0
+        for m in range(first_job[g], first_job[g + 1]):
+            of_group += needed_bytes[m]
+        for i in range(first_gpu[g], first_gpu[g + 1]):
+            total[gpus[i]] += of_group
+            shared[gpus[i]] |= guest[g]
+            judged[gpus[i]] |= changed[g]
+    for gpu in range(len(total)):
+        limit = node_gpu_memory_bytes[gpu_node[gpu]]
+        if shared[gpu] and judged[gpu] and total[gpu] > limit * (1.0 + PART) + UNITS:
+            return gpu, total[gpu]
+    return -1, 0.0
+
+
+def needed_bytes(groups: Groups, gpu_memory_bytes: FloatArray) -> FloatArray:
+    """GPU memory of each member with its context, shape (members,); `gpu_memory_bytes` by number of the job."""
+    asked = gpu_memory_bytes[groups.jobs]
+    if groups.details is not None:
+        allowed = groups.details[:, GPU_MEMORY_BYTES]
+        asked = np.where(allowed > 0, allowed, asked)
+    return asked + CONTEXT_BYTES
+
+
+def refuse_overfull(
+    groups: Groups,
+    changed: BoolArray,
+    gpu_memory_bytes: FloatArray,
+    cluster: Cluster,
+    name: Callable[[int], str],
+    policy: str,
+) -> None:
+    """Raise `PlanError` if hosts and guests need more memory of a GPU than it has, contexts included.
+
+    Arguments as of `refuse_overload`; only GPUs with guests are judged, and only if a group starts or changes there.
+    """
+    if groups.guest is None or not cluster.limits_gpu_memory or not changed.any():
+        return
+    needed = needed_bytes(groups, gpu_memory_bytes)
+    gpu, total = overfull(
+        groups.first_job, groups.gpus, groups.first_gpu, groups.guest, changed, needed, cluster.gpu_node,
+        cluster.node_gpu_memory_bytes,
+    )  # fmt: skip
+    if gpu < 0:
+        return
+    owner = np.repeat(np.arange(len(groups)), groups.gpu_count())
+    here = owner[groups.gpus == gpu].tolist()
+    here.sort(key=lambda g: (not changed[g], not groups.guest[g]))  # who comes, guests first
+    jobs = [member.job for g in here for member in groups[g].members]
+    others = ", ".join(name(job) for job in jobs[1:4])
+    node = cluster.nodes[cluster.gpu_node[gpu]]
+    raise PlanError(
+        f"policy {policy} made a plan that puts {name(jobs[0])} on GPU {gpu} of node {node.id!r}"
+        f"{others and f' beside {others}'}{' and others' if len(jobs) > 4 else ''}, which takes "
+        f"{_amount(GPU_MEMORY, total)} with {CONTEXT_BYTES / 1e9:g} GB for the context of each process; the GPU has "
+        f"{_amount(GPU_MEMORY, node.gpu_memory_bytes)}"
+    )
+
+
+def reference_overfull(groups: Groups, changed: BoolArray, needed: FloatArray, cluster: Cluster) -> set[int]:
+    """The plain reference of `overfull`: every GPU with guests on which too much is asked for."""
+    found = set()
+    for gpu in range(cluster.gpus):
+        here = [g for g in range(len(groups)) if gpu in groups[g].gpus]
+        total = sum(float(needed[groups.first_job[g] : groups.first_job[g + 1]].sum()) for g in here)
+        there = cluster.nodes[cluster.gpu_node[gpu]].gpu_memory_bytes or float("inf")
+        judged = any(groups[g].guest for g in here) and any(changed[g] for g in here)
+        if judged and total > there * (1 + PART) + UNITS:
+            found.add(gpu)
+    return found
 
 
 def refuse_overload(

@@ -1,5 +1,7 @@
 """Check the jobs and GPUs of a plan and compare it with what runs, in one pass over its GPUs.
 
+A GPU is that of at most one host and of at most `most_guests` guest groups.
+
 Cores and memory are checked by `plait.control.plan_check.capacity.refuse_overload`.
 """
 
@@ -14,8 +16,10 @@ from plait.core.cluster import Cluster
 from plait.core.errors import PlanError
 from plait.core.jit import kernel, part
 from plait.core.plan import Groups, plain_details
+from plait.core.words import counted
 
-OK, NO_SUCH_JOB, NOT_ACTIVE, TWICE, WRONG_SIZE, NO_SUCH_GPU, NODE_DOWN, GPU_TWICE, TWO_KINDS = range(9)
+OK, NO_SUCH_JOB, NOT_ACTIVE, TWICE, WRONG_SIZE, NO_SUCH_GPU, NODE_DOWN, GPU_TWICE, TWO_KINDS, GUESTS_FULL = range(10)
+NO_FLAGS: BoolArray = np.zeros(0, dtype=np.bool_)
 
 
 @part
@@ -64,6 +68,40 @@ def use_gpus(
 
 
 @part
+def seat_guest(
+    gpus: IntArray,
+    lo: int,
+    hi: int,
+    unchecked: bool,
+    guests: IntArray,
+    most_guests: int,
+    gpu_node: IntArray,
+    node_kind: IntArray,
+    node_up: BoolArray,
+) -> tuple[int, int]:
+    """Count a guest group on `gpus[lo:hi]` in `guests`; the code and the GPU of the first fault, as `use_gpus`."""
+    kind = -1
+    for i in range(lo, hi):
+        gpu = gpus[i]
+        if unchecked:
+            if gpu < 0 or gpu >= len(gpu_node):
+                return NO_SUCH_GPU, gpu
+            node = gpu_node[gpu]
+            if not node_up[node]:
+                return NODE_DOWN, gpu
+            if kind >= 0 and node_kind[node] != kind:
+                return TWO_KINDS, gpu
+            kind = node_kind[node]
+            for j in range(lo, i):
+                if gpus[j] == gpu:
+                    return GPU_TWICE, gpu
+        guests[gpu] += 1
+        if guests[gpu] > most_guests:
+            return GUESTS_FULL, gpu
+    return OK, -1
+
+
+@part
 def not_stamped(jobs: IntArray, running_group: IntArray, stamp: IntArray, mark: int) -> IntArray:
     """Those of these jobs that run and whose `stamp` is not `mark`."""
     out = np.empty(len(jobs), dtype=np.int64)
@@ -95,8 +133,10 @@ def compare(
     gpu_node: IntArray,
     node_kind: IntArray,
     node_up: BoolArray,
+    guest: BoolArray,
+    most_guests: int,
 ) -> tuple[int, int, int, IntArray, IntArray, IntArray]:
-    """Validate, and say what changes.
+    """Validate, and say what changes; `guest` has one flag a group, or none where there are no guests.
 
     Returns (code, job, gpu, change of each group, jobs that start, jobs that leave their GPUs). A member stays
     if it runs on the very same GPUs; only running jobs have a `running_group`, so one that stays needs no other check.
@@ -106,6 +146,8 @@ def compare(
     groups = len(first_gpu) - 1
     change = np.zeros(groups, dtype=np.int64)
     used = np.zeros(len(gpu_node), dtype=np.bool_)
+    some_guests = len(guest) > 0
+    guests = np.zeros(len(gpu_node) if some_guests else 0, dtype=np.int64)
     starts = np.empty(len(jobs), dtype=np.int64)
     starting = 0
     for g in range(groups):
@@ -134,7 +176,10 @@ def compare(
                 jobs, first_job[g], first_job[g + 1], old_jobs, old_first_job[old], old_first_job[old + 1]
             ):
                 change[g] = 1
-        code, gpu = use_gpus(gpus, lo, hi, unchecked, used, gpu_node, node_kind, node_up)
+        if some_guests and guest[g]:
+            code, gpu = seat_guest(gpus, lo, hi, unchecked, guests, most_guests, gpu_node, node_kind, node_up)
+        else:
+            code, gpu = use_gpus(gpus, lo, hi, unchecked, used, gpu_node, node_kind, node_up)
         if code != OK:
             return code, jobs[first_job[g]], gpu, change, starts, starts
     return OK, -1, -1, change, starts[:starting], not_stamped(old_jobs, running_group, stamp, 2 * tag + 1)
@@ -180,7 +225,13 @@ class PlanChanges:
 
 
 def check_plan(
-    groups: Groups, running: Groups, columns: dict[str, IntArray], tag: int, count: int, cluster: Cluster
+    groups: Groups,
+    running: Groups,
+    columns: dict[str, IntArray],
+    tag: int,
+    count: int,
+    cluster: Cluster,
+    most_guests: int = 0,
 ) -> tuple[int, int, int, PlanChanges]:
     """Compare `groups` with `running`; the first three values are (code, job, gpu) of the first fault."""
     code, job, gpu, change, starts, leave = compare(
@@ -202,14 +253,18 @@ def check_plan(
         cluster.gpu_node,
         cluster.node_kind,
         cluster.node_up,
+        NO_FLAGS if groups.guest is None else groups.guest,
+        most_guests,
     )
     if code != OK:
         return code, job, gpu, PlanChanges(NO_JOBS, NO_JOBS, NO_JOBS, NO_JOBS, NO_CHANGE)
-    if groups.details is not None or running.details is not None or groups.gate is not None or running.gate is not None:
+    special = (groups.details, running.details, groups.gate, running.gate, groups.guest, running.guest)
+    if any(column is not None for column in special):
         change = _details_differ(groups, running, columns["running_group"], change)
     launched = (change == 2).nonzero()[0] if len(starts) else NO_JOBS
     adjusted = NO_JOBS
-    if not (groups.single and running.single) or groups.details is not None or running.details is not None:
+    plain = groups.details is None and running.details is None and groups.guest is None and running.guest is None
+    if not (plain and groups.single and running.single):
         adjusted = (change == 1).nonzero()[0]
     if len(leave) > 1:
         leave.sort()
@@ -217,10 +272,11 @@ def check_plan(
 
 
 def _details_differ(groups: Groups, running: Groups, running_group: IntArray, change: IntArray) -> IntArray:
-    """A group whose members and GPUs stay still changes if turns, shares, memory, batches or gate do."""
+    """A group whose members and GPUs stay changes if turns, shares, memory, batches, gate or its being a guest do."""
     same = np.flatnonzero(change == 0)
     old = running_group[groups.jobs[groups.first_job[same]]]
     differs = _gates(groups)[same] != _gates(running)[old]
+    differs |= guest_flags(groups)[same] != guest_flags(running)[old]
     if groups.details is not None or running.details is not None:
         members = groups.first_job[same + 1] - groups.first_job[same]
         group = np.repeat(np.arange(len(same)), members)
@@ -237,12 +293,25 @@ def _gates(groups: Groups) -> IntArray:
     return np.zeros(len(groups), dtype=np.int64) if groups.gate is None else groups.gate
 
 
+def guest_flags(groups: Groups) -> BoolArray:
+    """One flag a group: whether it is a guest."""
+    return np.zeros(len(groups), dtype=np.bool_) if groups.guest is None else groups.guest
+
+
 def _details(groups: Groups) -> FloatArray:
     return plain_details(len(groups.jobs)) if groups.details is None else groups.details
 
 
-def plan_error(code: int, job: str, gpu: int, cluster: Cluster, policy: str) -> PlanError:
-    """The error that names policy, job and GPU."""
+def neighbours(groups: Groups, gpu: int) -> list[int]:
+    """Jobs that a plan puts on a GPU, hosts first."""
+    here = [group for group in groups if gpu in group.gpus]
+    return [member.job for group in sorted(here, key=lambda group: group.guest) for member in group.members]
+
+
+def plan_error(
+    code: int, job: str, gpu: int, cluster: Cluster, policy: str, others: str = "", most_guests: int = 0
+) -> PlanError:
+    """The error that names policy, job and GPU; `others` are the jobs that the plan puts there, too."""
     where = "" if not 0 <= gpu < cluster.gpus else f"GPU {gpu} of node {cluster.nodes[cluster.gpu_node[gpu]].id!r}"
     text = {
         NO_SUCH_JOB: f"names {job}, which was never submitted",
@@ -251,8 +320,15 @@ def plan_error(code: int, job: str, gpu: int, cluster: Cluster, policy: str) -> 
         WRONG_SIZE: f"gives {job} {gpu} GPUs, which is not the size it asked for",
         NO_SUCH_GPU: f"puts {job} on GPU {gpu}; this cluster has GPUs 0 to {cluster.gpus - 1}",
         NODE_DOWN: f"puts {job} on {where}, which is down",
-        GPU_TWICE: f"puts {job} on {where}, which another group of the plan already uses; jobs that share "
-        "GPUs must be members of one group",
+        GPU_TWICE: f"puts {job} on {where}, which another group of the plan already uses"
+        f"{others and f' ({others})'}; jobs that share GPUs must be members of one group, or guests",
         TWO_KINDS: f"spreads {job} over GPUs of different kinds, reaching {where}",
+        GUESTS_FULL: f"puts {job} as a guest on {where}{others and f', where it has {others}'}; {_room(most_guests)}",
     }[code]
     return PlanError(f"policy {policy} made a plan that {text}")
+
+
+def _room(most_guests: int) -> str:
+    if not most_guests:
+        return "sharing GPUs with guests is simulated only, so far"
+    return f"a GPU takes at most {counted(most_guests, 'guest')}"

@@ -28,6 +28,7 @@ from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.wire import NodeInfo
+from plait.live.scheduler.live_policy import GUESTS_PER_GPU
 from plait.live.scheduler.records.attempts import ALWAYS, BYSTANDER, ONCE, Attempt, JobRecord, NodeRecord, Rank
 from plait.live.scheduler.records.entries import Entry, jobs_of
 from plait.live.scheduler.records.notes import (
@@ -130,7 +131,9 @@ def _node_joined(state: State, event: NodeJoined) -> None:
         hardware.memory_bytes, hardware.rack,
     )  # fmt: skip
     if state.controller is None:
-        state.controller = Controller(state.limited_policy(), Cluster((hardware,)), state.preemption_rule())
+        state.controller = Controller(
+            state.limited_policy(), Cluster((hardware,)), state.preemption_rule(), GUESTS_PER_GPU
+        )
 
 
 def _requested(state: State, note: Requested) -> None:

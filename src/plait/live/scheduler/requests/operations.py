@@ -14,10 +14,10 @@ from plait.live.layout import job_name
 from plait.live.scheduler.context import Context, Step
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.ingest.report import hardware
+from plait.live.scheduler.live_policy import make_live_policy
 from plait.live.scheduler.records.attempts import NodeRecord
 from plait.live.scheduler.records.notes import CancelAsked, Foreseen, NodeDrained, NodeForgotten, PolicySet, ProjectSet
 from plait.live.scheduler.records.observations import LookDue, NodeGone
-from plait.policies.catalog import make_policy
 
 
 def cancel(ctx: Context, number: int, now_s: float) -> Iterator[Step]:
@@ -43,7 +43,7 @@ def foreseen(
 
 def set_policy(ctx: Context, text: str, may_lose_work: bool, now_s: float) -> Iterator[Step]:
     """Decide by another policy; `InputError` if there is none of that name."""
-    make_policy(text)
+    make_live_policy(text)
     yield PolicySet(now_s, text, may_lose_work)
 
 
