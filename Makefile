@@ -23,13 +23,13 @@ demo: $(VENV)/.live ## four trainings on a cluster of CPU slots, alone and inter
 demo-simulate: $(VENV)/.sim ## simulate 2,000 jobs on 64 GPUs under eight policies, write a report
 	@$(BIN)/plait demo --simulate --out $(DEMO)
 
-# One worker more than there are cores: tests of live clusters wait for a third of their time.
+# One worker more than there are cores: tests of processes wait for a third of their time.
 test: $(VENV)/.dev ## the test suite
 	$(BIN)/python -m pytest -m 'not engines' $(PYTEST_ARGS) \
 		-n $$($(BIN)/python -c 'import os; print(min(8, (os.cpu_count() or 1) + 1))')
 
 # One at a time: each starts a cluster of its own, and they measure how soon things happen.
-test-engines: $(VENV)/.engines ## ... on real Ray, Slurm and PostgreSQL servers, started here (a quarter of an hour)
+test-engines: $(VENV)/.engines ## ... of whole clusters, of processes and on Ray, Slurm and PostgreSQL (half an hour)
 	@tests/live/install-engines
 	$(BIN)/python -m pytest -m engines $(PYTEST_ARGS)
 

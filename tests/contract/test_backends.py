@@ -31,7 +31,7 @@ WARM = 5
 
 WORLDS = [
     pytest.param(Simulated, id="simulated"),
-    pytest.param(Local, id="local"),
+    pytest.param(Local, id="local", marks=pytest.mark.engines),
     pytest.param(
         Slurm, id="slurm",
         marks=[pytest.mark.engines, pytest.mark.skipif(no_slurm() is not None, reason=no_slurm() or "")],

@@ -10,7 +10,10 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra [live]")
 pytest.importorskip("torch", reason="the jobs are real training: needs the extra [torch]")
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
+]
 
 from adaptive_world import LIMITS, Outcome, Paced, losses_of_fixed, samples_of, serve  # noqa: E402
 

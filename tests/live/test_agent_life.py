@@ -23,6 +23,7 @@ from plait.live.agent.procs import Process
 from plait.live.layout import make_private
 from plait.live.protocol.wire import Assignment, GroupInfo, Mate
 
+pytestmark = pytest.mark.engines
 LEASE_S = 3.0
 LAPSED = f"no contact with the service for its lease of {LEASE_S:g} s"
 PATIENT = "import time\nprint('ready')\nwhile True: time.sleep(0.01)\n"

@@ -94,6 +94,7 @@ def plait(tmp_path):
     assert not shell.layout.gates.exists()
 
 
+@pytest.mark.engines
 def test_a_day_in_the_life_of_a_cluster(plait, tmp_path):
     assert "start it with: plait up" in plait("status", code=2)
     said = plait("up", "--nodes", 2, "--gpus-per-node", 2, "--policy", "fifo", "--fake", "--round", 0.1)

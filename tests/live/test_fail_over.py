@@ -18,7 +18,10 @@ from urllib.parse import urlsplit
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra [live]")
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
+]
 
 from plait.forecast.log_replay import replay, stored_rows  # noqa: E402
 from plait.live.agent import procs  # noqa: E402
@@ -200,7 +203,6 @@ def test_jobs_do_not_notice_that_the_leader_is_killed(tmp_path: Path, postgres: 
     assert len(kill_often(tmp_path / "home", postgres(), jobs=4, kills=2, length_s=8.0)) == 2
 
 
-@pytest.mark.engines
 @pytest.mark.slow
 def test_twenty_jobs_do_not_notice_that_ten_leaders_are_killed(tmp_path: Path, postgres: Callable[[], str]) -> None:
     assert max(kill_often(tmp_path / "home", postgres(), jobs=20, kills=10, length_s=15.0)) <= 5.0

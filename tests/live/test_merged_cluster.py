@@ -16,7 +16,10 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra [live]")
 pytest.importorskip("torch", reason="the jobs are real training: needs the extra [torch]")
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
+]
 
 from plait.forecast.log_replay import replay, stored_rows  # noqa: E402
 from plait.live.agent import procs  # noqa: E402

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra [live]")
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
+]
 
 from plait.live.client.client import FINAL  # noqa: E402
 from plait.live.scheduler.engine import DEFAULT_POLICY  # noqa: E402

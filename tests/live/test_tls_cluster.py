@@ -18,6 +18,7 @@ from plait.live.client.client import Client, NotRunning
 from plait.live.layout import Layout
 
 pytestmark = [
+    pytest.mark.engines,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
     pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here to make certificates with"),
 ]

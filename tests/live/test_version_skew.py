@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra [live]")
 pytest.importorskip("torch", reason="the jobs are real training: needs the extra [torch]")
 pytestmark = [
+    pytest.mark.engines,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
     pytest.mark.slow,
 ]
