@@ -15,12 +15,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plait.core.resources import Resource
-    from plait.training.job import AttachedJob, attach
+    from plait.training.attachment import attach
+    from plait.training.job import AttachedJob
     from plait.training.noop_job import Job
 
 __all__ = ["AttachedJob", "Job", "Resource", "attach"]
 
-_HOMES = {"Resource": "plait.core.resources", "Job": "plait.training.noop_job"}
+_HOMES = {
+    "AttachedJob": "plait.training.job",
+    "Job": "plait.training.noop_job",
+    "Resource": "plait.core.resources",
+    "attach": "plait.training.attachment",
+}
 
 
 def __getattr__(name: str) -> object:
@@ -29,4 +35,4 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES.get(name, "plait.training.job")), name)
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,8 +1,7 @@
-"""The job as its own process sees it: what a training script calls.
+"""The job as its own process sees it under plait: what a training script calls.
 
-Outside plait `attach` gives a `Job` whose methods do nothing, so a script runs unchanged anywhere. Under plait it gives
-the one `AttachedJob` of the process. An iteration is a step of a torch optimizer; in a process where none steps (NumPy,
-JAX, plain Python) it is a step of `job.steps`, a batch of a wrapped loader, or an epoch of `job.epochs`. Between two of
+An iteration is a step of a torch optimizer; in a process where none steps (NumPy, JAX, plain Python) it is a step of
+`job.steps`, a batch of a wrapped loader, or an epoch of `job.epochs` (`iterations`). Between two of
 them the job tells its agent how far it is, makes a checkpoint if one is due, and stops if it was asked to; the best
 moment for that is the beginning of the next iteration, when everything that belongs to the last one (scheduler,
 counters) is done:
@@ -28,7 +27,8 @@ from plait.runtime.page import STOP_NOW, JobState, Page, Saves
 from plait.runtime.throttle import Throttle
 from plait.training.device.emulation import make_stages
 from plait.training.device.gpu_stage import GpuStage
-from plait.training.environment import ControlFile, Environment, claim
+from plait.training.environment import ControlFile, Environment
+from plait.training.iterations import Iterations
 from plait.training.noop_job import Job, whole_number
 from plait.training.process import here
 from plait.training.profiler import Profiler
@@ -37,16 +37,13 @@ from plait.training.state.checkpoint_store import CheckpointStore, Commit
 from plait.training.state.resume_advice import ResumeAdvice
 from plait.training.state.state_registry import StateRegistry
 from plait.training.stopping import PREEMPTED, Boundary, tell_where_on_quit
-from plait.training.torch_watch import watch_torch
 
 #: Half of the usual grace: a longer evaluation might be cut off by a stop.
 LONG_EVALUATION_S = 30.0
-#: Steps of a loop, and their seconds, after which a registered optimizer that never stepped is waited for no longer.
-WAIT_LOOP_STEPS, WAIT_S = 100, 20.0
 
 
 class AttachedJob(Job):
-    """The job of this process under plait; made by `attach`."""
+    """The job of this process under plait; made by `attachment.attach`."""
 
     def __init__(self, around: Environment, page: Page, *, seed: int = 0) -> None:
         """Speak for the rank that `around` describes, through its page."""
@@ -65,14 +62,11 @@ class AttachedJob(Job):
         self._pid = os.getpid()
         self.kept = StateRegistry()
         self._pace = Throttle(page, limits_memory=self.process.limits_memory)
-        self._resumed = self._manual = self._pending = self._leaving = self._foreign = False
-        self._loops: list[str] = []  # loops of ours that are running: they know better moments than the optimizer
-        self.had_loop = False  # whether one of them has begun
-        self._epoch = self.counted = 0  # iterations of this process
-        self._idle_loop_steps, self._idle_since_s = 0, 0.0  # steps of a loop without a step of an optimizer
+        self._resumed = self._leaving = self._foreign = False
+        self.iterations = Iterations(self.compute)
+        self._epoch = 0
         self._save_asked: bool | None = None  # by `checkpoint` within a loop step: whether to wait until it is written
         self.total_epochs = 0  # that the script says it will do, 0 unknown
-        self._loop_step, self._loop_step_counted = 0, False  # of `steps`; whether an iteration ended in it
         self.advice = ResumeAdvice(self)
         self.boundary = Boundary(page, self.checkpointer, around, boundary_missing=self._boundary_missing)
         self._idle_s = self._evaluation_s = 0.0
@@ -161,7 +155,8 @@ class AttachedJob(Job):
         if found is not None:
             commit, state = found
             self.step = commit.step
-            self._epoch, self._loop_step = state["plait"]["epoch"], state["plait"].get("turn", self.step)
+            self._epoch = state["plait"]["epoch"]
+            self.iterations.loop_step = state["plait"].get("loop_step", self.step)
             self.page.steps = self.page.checkpoint_steps = self.step
             with contextlib.suppress(OSError):
                 self.page.checkpoint_time = commit.path.stat().st_mtime
@@ -176,13 +171,13 @@ class AttachedJob(Job):
         self.resume()
         self.page.total_iterations = total
         with self.in_loop("steps"):
-            for loop_step in range(self._loop_step, total):
-                self._loop_step, self._loop_step_counted = loop_step, False
+            for loop_step in range(self.iterations.loop_step, total):
+                self.iterations.begin_loop_step(loop_step)
                 yield loop_step
-                if not self._loop_step_counted:
+                if not self.iterations.loop_step_counted:
                     self._loop_step_ended()
                 # Not the count of optimizer steps: a scaler may skip one, and one may take several steps of the loop.
-                self._loop_step, self._loop_step_counted = loop_step + 1, False
+                self.iterations.begin_loop_step(loop_step + 1)
                 self.safe_point("steps")
 
     def epochs(self, total: int) -> Iterator[int]:
@@ -206,9 +201,9 @@ class AttachedJob(Job):
 
     def step_boundary(self) -> None:
         """See `Job.step_boundary`."""
-        if not self._manual:
-            self._manual = True
-            self._pending = False
+        if not self.iterations.manual:
+            self.iterations.manual = True
+            self.iterations.pending = False
             if self.counted:  # the optimizer's hook has counted this one already
                 self._act()
                 return
@@ -220,7 +215,7 @@ class AttachedJob(Job):
         if self.kept.missing:
             self.advice.warn_unregistered()
             return None
-        if self._loops and not self._loop_step_counted and self._loop_steps_are_iterations():
+        if self.iterations.saves_at_loop_end:
             self._save_asked = block or bool(self._save_asked)  # only at its end everything of a loop step is done
             return None
         return self._save(block=block)
@@ -238,6 +233,16 @@ class AttachedJob(Job):
         return handle
 
     # -- what loaders, hooks and adapters call --------------------------------------------------------------------
+
+    @property
+    def counted(self) -> int:
+        """Iterations of this process."""
+        return self.iterations.counted
+
+    @property
+    def had_loop(self) -> bool:
+        """Whether a loop of the job has begun."""
+        return self.iterations.had_loop
 
     @property
     def compute_thread(self) -> int:
@@ -259,23 +264,17 @@ class AttachedJob(Job):
             return
         if not self.compute.stepped(optimizer):
             return
-        if self._manual:
+        if self.iterations.manual:
             return
         self._count()
-        if self._loops:
-            self._pending = True
+        if self.iterations.looping:
+            self.iterations.pending = True
         else:
             self._act()
 
-    @contextlib.contextmanager
-    def in_loop(self, loop: str) -> Iterator[None]:
+    def in_loop(self, loop: str) -> AbstractContextManager[None]:
         """While a loop of ours runs: `steps`, `epochs` or `loader`."""
-        self._loops.append(loop)
-        self.had_loop = True
-        try:
-            yield
-        finally:
-            self._loops.remove(loop)
+        return self.iterations.in_loop(loop)
 
     @contextlib.contextmanager
     def in_evaluation(self) -> Iterator[None]:
@@ -304,7 +303,7 @@ class AttachedJob(Job):
     @property
     def in_epochs(self) -> bool:
         """Whether the script counts its epochs by `epochs`."""
-        return "epochs" in self._loops
+        return self.iterations.inside("epochs")
 
     def leave(self) -> NoReturn:
         """End the process as preempted, once what is being written is written."""
@@ -342,8 +341,8 @@ class AttachedJob(Job):
             self.page.state = JobState.FAILED if self._failed else JobState.FINISHED
 
     def _collect(self) -> dict[str, Any]:
-        loop_step = self._loop_step + self._loop_step_counted
-        about = {"epoch": self._epoch, "step": self.step, "turn": loop_step, "world": self.around.world_size}
+        about = {"epoch": self._epoch, "step": self.step, "world": self.around.world_size}
+        about["loop_step"] = self.iterations.loop_steps_done
         return self.kept.collect(self.around.rank, about)
 
     def _committed(self, commit: Commit) -> None:
@@ -356,33 +355,19 @@ class AttachedJob(Job):
 
         `last`: of its pass. Then an evaluation may follow, and a long one is not begun without a checkpoint.
         """
-        if self._pending and (loop == "steps" or "steps" not in self._loops):
-            self._pending = False
+        if self.iterations.take_pending(loop):
             self._act(save=last and self._evaluation_s > LONG_EVALUATION_S)
 
     def batch_ended(self) -> None:
         """A batch of a training loader is done with: an iteration, if nothing that knows better counts them."""
-        if "steps" not in self._loops:
+        if not self.iterations.inside("steps"):
             self._loop_step_ended()
 
     def _loop_step_ended(self) -> None:
         """A step of a loop is over in which no optimizer has stepped."""
-        self._idle_loop_steps += 1
-        self._idle_since_s = self._idle_since_s or time.monotonic()
-        if self._loop_steps_are_iterations():
+        if self.iterations.end_loop_step():
             self._count()
-            self._pending = True
-
-    def _loop_steps_are_iterations(self) -> bool:
-        """Whether the steps of loops are the iterations: where no torch optimizer steps.
-
-        One that is registered may need several steps of a loop for its first step, but not for ever.
-        """
-        if self._manual:
-            return False
-        if self.compute.optimizer_stepped or not self.compute.optimizer_known:
-            return not self.compute.optimizer_stepped
-        return self._idle_loop_steps > WAIT_LOOP_STEPS and time.monotonic() - self._idle_since_s > WAIT_S
+            self.iterations.pending = True
 
     @property
     def saves(self) -> Saves:
@@ -405,8 +390,7 @@ class AttachedJob(Job):
         """One iteration more: tell the page, feed the profiler."""
         now_s = time.monotonic()
         self.step += 1
-        self.counted += 1
-        self._loop_step_counted = True
+        self.iterations.count()
         self.stages.publish()
         page, profiler = self.page, self.profiler
         if self.step == 1 or page.state == JobState.STARTING:
@@ -437,7 +421,7 @@ class AttachedJob(Job):
 
     def take_over(self, step: int, total: float) -> None:
         """From now on a trainer counts: it is at `step` of `total` iterations (0 unknown)."""
-        self._manual = self._resumed = self._foreign = True
+        self.iterations.manual = self._resumed = self._foreign = True
         self.step = step
         self.page.steps, self.page.total_iterations = step, total
         self.page.state = JobState.RUNNING
@@ -461,53 +445,3 @@ class AttachedJob(Job):
         self.page.blocking_s += blocking_s
         if commit is not None:
             self._committed(commit)
-
-
-def current() -> AttachedJob | None:
-    """The job of this process, or of this thread where several share it; none in forked children."""
-    job: AttachedJob | None = here().job
-    return job if job is not None and job._pid == os.getpid() else None
-
-
-def attach(*, seed: int = 0, **stateful: Any) -> Job:
-    """The job of this process; outside plait one that does nothing. `stateful` as for `Job.register_state`.
-
-        job = attach(model=model, optimizer=optimizer)       # torch
-        job = attach(state=state)                            # anything else: a dict that the loop reads and writes
-        for step in job.steps(1000):
-            ...
-
-    Raises `InputError` for state that cannot be saved. Where plait runs the process but another process speaks for
-    the rank already (a script that starts its training several times), the job does nothing either. In a process that
-    several jobs share it is the job of the thread.
-    """
-    job = attach_quietly(seed=seed)
-    job._seed = seed
-    job.register_state(**stateful)
-    if isinstance(job, AttachedJob):
-        job.advice.begin()
-    return job
-
-
-def attach_quietly(*, seed: int = 0) -> Job:
-    """As `attach`, for a script that has not called it: it is told nothing."""
-    job: Job | None = current()
-    if job is None:
-        around = Environment.of(os.environ)
-        lock_fd = claim(around.run_dir) if around.run_dir is not None and around.page_file.exists() else None
-        if lock_fd is None:
-            return Job(seed=seed)
-        job = AttachedJob(around, Page.open(around.page_file), seed=seed)
-        job.process.attached(job, lock_fd)
-        watch_torch(optimizer_stepped)
-    return job
-
-
-def optimizer_stepped(optimizer: Any) -> None:
-    """After every optimizer step of the process; the first one attaches a script that has not called `attach`."""
-    job = current()
-    if job is None and here().looks_first():  # else there is no job here, and there will be none
-        made = attach_quietly()
-        job = made if isinstance(made, AttachedJob) else None
-    if job is not None:
-        job.optimizer_stepped(optimizer)

@@ -19,9 +19,11 @@ class Rank(Protocol):
     stages: Stages
     compute: GpuStage
     kept: StateRegistry
-    counted: int
-    had_loop: bool
 
+    @property
+    def counted(self) -> int: ...
+    @property
+    def had_loop(self) -> bool: ...
     @property
     def saves(self) -> Any: ...
     @property

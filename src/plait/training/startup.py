@@ -22,7 +22,7 @@ def _stepped(optimizer: Any) -> None:
     if _lacking:
         return
     try:
-        from plait.training.job import optimizer_stepped
+        from plait.training.attachment import optimizer_stepped
     except Exception as error:  # the script's environment lacks what plait needs, and the script goes on without
         _lacking = True
         note(os.environ.get("PLAIT_RUN_DIR"), f"this script runs without step counts: {error!r}")

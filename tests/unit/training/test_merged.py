@@ -23,7 +23,7 @@ nn = torch.nn
 from plait.core.errors import InputError  # noqa: E402
 from plait.core.resources import Resource  # noqa: E402
 from plait.runtime.gate_choice import choose_gate  # noqa: E402
-from plait.training.job import attach  # noqa: E402
+from plait.training.attachment import attach  # noqa: E402
 from plait.training.merged import InterleavePlan, Merged, Peers, Unmergeable, run_merged, thread_jobs  # noqa: E402
 from plait.training.merged.jobs import Crew  # noqa: E402
 from plait.training.merged.thread_jobs import ThreadJob  # noqa: E402

@@ -19,14 +19,14 @@ from accelerate.utils import send_to_device, synchronize_rng_states
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
-from plait.training import job as jobs
+from plait.training import attachment
 from plait.training.noop_job import Job
 
 
 def attach(accelerator: Any, loader: Any, *, model: Any, optimizer: Any, **stateful: Any) -> tuple[Job, Any]:
     """The job and the marked loader. `stateful`: schedulers and what else belongs into checkpoints."""
     scaler = {"scaler": accelerator.scaler} if getattr(accelerator, "scaler", None) is not None else {}
-    job = jobs.attach()
+    job = attachment.attach()
     if isinstance(model, DistributedDataParallel):
         job.wrap_ddp(model)
     else:

@@ -15,7 +15,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from plait.core.resources import Resource, skew
 from plait.runtime.page import STOP_NOW
 from plait.training.adapters import foreign
-from plait.training.job import AttachedJob, attach
+from plait.training.attachment import attach
+from plait.training.job import AttachedJob
 from plait.training.loader.loader import wrap
 from plait.training.state import random_streams
 

@@ -16,7 +16,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from plait.core.resources import Resource, skew
 from plait.runtime.page import STOP_NOW
 from plait.training.adapters import foreign
-from plait.training.job import AttachedJob, attach
+from plait.training.attachment import attach
+from plait.training.job import AttachedJob
 
 
 class PlaitCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]

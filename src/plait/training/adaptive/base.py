@@ -21,7 +21,8 @@ from plait.training.adaptive.deciding import Decisions
 from plait.training.adaptive.profile import Timings
 from plait.training.adaptive.ranks import Ranks, ranks, world_size
 from plait.training.adaptive.report import report_progress
-from plait.training.job import AttachedJob, current
+from plait.training.attachment import current
+from plait.training.job import AttachedJob
 
 _END = object()
 #: Seconds between two looks at whether another batch size would do better.

@@ -11,7 +11,7 @@ import torch
 
 from plait.core.errors import InputError
 from plait.training.adaptive.ranks import ranks, world_size
-from plait.training.job import current
+from plait.training.attachment import current
 
 _known: WeakValueDictionary[str, Accumulator] = WeakValueDictionary()
 

@@ -37,8 +37,8 @@ from plait.runtime.gate_choice import Choice
 from plait.runtime.gates import GroupMember as Mate
 from plait.runtime.gates import make_group
 from plait.runtime.page import STOP_GRACEFULLY, STOP_NOW, Page
+from plait.training.attachment import attach
 from plait.training.device.cuda import torch_cuda
-from plait.training.job import attach
 from plait.training.merged import thread_jobs
 from plait.training.merged.random_streams import Streams
 from plait.training.merged.routes import Routes, Stream

@@ -1,0 +1,67 @@
+"""How a process comes to its job: `attach`, which a script calls, and the first optimizer step of one that does not.
+
+Outside plait `attach` gives a `Job` whose methods do nothing, so a script runs unchanged anywhere. Under plait it gives
+the one `AttachedJob` of the process.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from plait.runtime.page import Page
+from plait.training.environment import Environment, claim
+from plait.training.job import AttachedJob
+from plait.training.noop_job import Job
+from plait.training.process import here
+from plait.training.torch_watch import watch_torch
+
+
+def current() -> AttachedJob | None:
+    """The job of this process, or of this thread where several share it; none in forked children."""
+    job: AttachedJob | None = here().job
+    return job if job is not None and job._pid == os.getpid() else None
+
+
+def attach(*, seed: int = 0, **stateful: Any) -> Job:
+    """The job of this process; outside plait one that does nothing. `stateful` as for `Job.register_state`.
+
+        job = attach(model=model, optimizer=optimizer)       # torch
+        job = attach(state=state)                            # anything else: a dict that the loop reads and writes
+        for step in job.steps(1000):
+            ...
+
+    Raises `InputError` for state that cannot be saved. Where plait runs the process but another process speaks for
+    the rank already (a script that starts its training several times), the job does nothing either. In a process that
+    several jobs share it is the job of the thread.
+    """
+    job = attach_quietly(seed=seed)
+    job._seed = seed
+    job.register_state(**stateful)
+    if isinstance(job, AttachedJob):
+        job.advice.begin()
+    return job
+
+
+def attach_quietly(*, seed: int = 0) -> Job:
+    """As `attach`, for a script that has not called it: it is told nothing."""
+    job: Job | None = current()
+    if job is None:
+        around = Environment.of(os.environ)
+        lock_fd = claim(around.run_dir) if around.run_dir is not None and around.page_file.exists() else None
+        if lock_fd is None:
+            return Job(seed=seed)
+        job = AttachedJob(around, Page.open(around.page_file), seed=seed)
+        job.process.attached(job, lock_fd)
+        watch_torch(optimizer_stepped)
+    return job
+
+
+def optimizer_stepped(optimizer: Any) -> None:
+    """After every optimizer step of the process; the first one attaches a script that has not called `attach`."""
+    job = current()
+    if job is None and here().looks_first():  # else there is no job here, and there will be none
+        made = attach_quietly()
+        job = made if isinstance(made, AttachedJob) else None
+    if job is not None:
+        job.optimizer_stepped(optimizer)
