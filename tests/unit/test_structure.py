@@ -226,3 +226,8 @@ def _renames(name: str) -> bool:
 def test_files_are_replaced_in_one_place() -> None:
     mentioned = (n for n in FILES if re.search(r"\.(replace|rename|move)\(", FILES[n].read_text(encoding="utf-8")))
     assert {name for name in mentioned if _renames(name)} == set(RENAMING)
+
+
+def test_parsers_are_made_of_declared_options() -> None:
+    made = {name for name, path in FILES.items() if "import argparse" in path.read_text(encoding="utf-8")}
+    assert made == {"plait.core.options"}

@@ -315,7 +315,7 @@ def parse(words: list[str]) -> dict:
     """The options of a command of plait, by whichever of its parsers has to understand them."""
     if words[0] == "plait":
         return parse_plait(words[1:])
-    parsers = {"plait.live.service": read_options, "plait.live.supervisor.agent_keeper": agent_keeper.arguments}
+    parsers = {"plait.live.service": read_options, "plait.live.supervisor.agent_keeper": agent_keeper.read_options}
     return vars(parsers[words[2]](words[3:]))
 
 

@@ -8,36 +8,44 @@ It looks for the service in the home folder at each look, so that it follows whi
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from plait.core.errors import PlaitError
+from plait.core.options import option, parse, same
 from plait.live.backends.base import NodeBackend
 from plait.live.backends.registry import open_backend
 from plait.live.layout import Layout
 from plait.live.supervisor import daemon
+from plait.live.supervisor.options import UpOptions
 from plait.live.supervisor.saved_options import pairs
 from plait.live.supervisor.services import own_client
 
 
-def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options; ends the process for those that there are not."""
-    parser = argparse.ArgumentParser(prog="plait.live.supervisor.agent_keeper", description=__doc__.partition("\n")[0])
-    parser.add_argument("--home", required=True, help="folder of the service, which all nodes see")
-    parser.add_argument("--backend", required=True, help="who has the nodes, as in plait up")
-    parser.add_argument("--address", help="of the Ray cluster's head: host:port")
-    parser.add_argument("-o", "--option", action="append", default=[], help="NAME=VALUE for the backend")
-    return parser.parse_args(argv)
+@dataclass(frozen=True)
+class AgentKeeperOptions:
+    """Whose nodes have agents, and for which service."""
+
+    home: str = option("Folder of the service, which all nodes see")
+    backend: str = option("Who has the nodes, as in plait up")
+    address: str | None = same(UpOptions, "address")
+    pairs: list[str] | None = same(UpOptions, "pairs")
+
+
+def read_options(argv: Sequence[str] | None = None) -> AgentKeeperOptions:
+    """The options of a command line; ends the process for those that there are not."""
+    about = {"prog": "plait.live.supervisor.agent_keeper", "description": (__doc__ or "").partition("\n")[0]}
+    return parse(AgentKeeperOptions, argv, **about)
 
 
 def main(argv: Sequence[str] | None = None, until: Callable[[], bool] = lambda: False) -> int:
     """Look until it is told to end; returns 2 for options that no backend understands."""
-    args = arguments(argv)
+    args = read_options(argv)
     layout, options = Layout.at(args.home), {"backend": args.backend, "address": args.address}
     try:
-        given = {name: value for name, value in {**options, **pairs(args.option)}.items() if value is not None}
+        given = {name: value for name, value in {**options, **pairs(args.pairs or ())}.items() if value is not None}
         nodes = Nodes(layout, open_backend(layout, given))
     except PlaitError as error:
         print(f"agent_keeper: {error}", file=sys.stderr)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from plait.core.errors import InputError
+from plait.core.options import option, parse
 from plait.live.layout import Layout
 from plait.live.service.discovery import SECOND
 from plait.live.supervisor import daemon
 from plait.live.supervisor.saved_options import remember, remembered
 from plait.live.supervisor.services import elsewhere, processes, refuse_elsewhere, refuse_taken_port, start_follower
+
+
+@dataclass(frozen=True)
+class StandbyOptions:
+    """Which standby is kept."""
+
+    home: str = option("Folder of the service")
+    name: str = option("What the standby is called")
 
 
 def start(layout: Layout, given: dict[str, Any], name: str = SECOND) -> str:
@@ -69,11 +78,8 @@ def look(layout: Layout, name: str) -> list[str]:
 
 def main() -> None:
     """Keep one standby."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--home", required=True)
-    parser.add_argument("--name", required=True)
-    args = parser.parse_args()
-    keep(Layout.at(args.home), args.name)
+    options = parse(StandbyOptions, None, description=__doc__)
+    keep(Layout.at(options.home), options.name)
 
 
 if __name__ == "__main__":

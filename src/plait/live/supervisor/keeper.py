@@ -5,10 +5,11 @@ Nothing depends on it: jobs, agents and the service go on without it, and the ne
 
 from __future__ import annotations
 
-import argparse
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from plait.core.options import option, parse
 from plait.live.backends.base import NodeBackend
 from plait.live.layout import Layout
 from plait.live.supervisor import daemon as keeping
@@ -17,6 +18,13 @@ from plait.live.supervisor.services import own_client, service_process
 from plait.live.supervisor.up import restart_service
 
 NAME = keeping.KEEPER
+
+
+@dataclass(frozen=True)
+class KeeperOptions:
+    """Which cluster is kept."""
+
+    home: str = option("Folder of the service")
 
 
 def spawn(layout: Layout) -> None:
@@ -65,9 +73,7 @@ def maintain_nodes(layout: Layout, backend: NodeBackend) -> list[str]:
 
 def main() -> None:
     """Keep one home."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--home", required=True)
-    keep(Layout.at(parser.parse_args().home))
+    keep(Layout.at(parse(KeeperOptions, None, description=__doc__).home))
 
 
 if __name__ == "__main__":

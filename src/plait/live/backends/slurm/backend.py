@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from plait.core.options import words
 from plait.live.agent import procs
 from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S
 from plait.live.backends.base import COMING, LEAVING, STOP_GRACE_S, UP, BackendNode
 from plait.live.backends.slurm.commands import ENDING, OVER, PENDING, RUNNING, Job, SlurmCli, SlurmError
-from plait.live.backends.slurm.node import MARK, node_name
+from plait.live.backends.slurm.node import MARK, NodeOptions, node_name
 from plait.live.backends.slurm.options import SlurmOptions
 from plait.live.backends.slurm.plan import Held, Moves, plan_allocations
 from plait.live.client.client import Refused
@@ -240,18 +241,18 @@ class SlurmBackend:
 
     def _submit(self) -> int:
         options, home = self.options, self.layout.home
-        size = ["--slots", str(options.gpus)] if not options.cuda else ["--cuda"]
-        grace = f"{options.notice_s:g}"
-        node = [sys.executable, "-m", "plait.live.backends.slurm.node", "--home", str(home), "--stop-grace", grace]
-        words = [
+        told = {"home": home, "stop-grace": f"{options.notice_s:g}"}
+        told |= {"cuda": True} if options.cuda else {"slots": options.gpus}
+        node = [sys.executable, "-m", "plait.live.backends.slurm.node", *words(NodeOptions, told)]
+        asked = [
             f"--job-name={self.job_name}", f"--comment=plait {home}", "--nodes=1", "--ntasks=1", "--exclusive",
             "--no-requeue", f"--signal=B:TERM@{math.ceil(options.notice_s)}", f"--chdir={home}", "--open-mode=append",
             f"--output={home / 'slurm' / '%j.log'}",
         ]  # fmt: skip
-        words += [f"--gpus-per-node={options.gpus}"] if options.cuda else []
-        words += [f"--partition={options.partition}"] if options.partition else []
-        words += [f"--time={options.time_limit}"] if options.time_limit else []
-        return self.cli.submit(f"#!/bin/sh\nexec {shlex.join([*node, *size])}\n", [*words, *options.sbatch])
+        asked += [f"--gpus-per-node={options.gpus}"] if options.cuda else []
+        asked += [f"--partition={options.partition}"] if options.partition else []
+        asked += [f"--time={options.time_limit}"] if options.time_limit else []
+        return self.cli.submit(f"#!/bin/sh\nexec {shlex.join(node)}\n", [*asked, *options.sbatch])
 
     def _notify(self, jobs: Sequence[int]) -> None:
         """Tell agents to go; one that went meanwhile is not there to be told."""

@@ -5,7 +5,6 @@ python -m plait.live.backends.slurm.node --home H --stop-grace 60 (--slots 4 | -
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import secrets
@@ -13,8 +12,9 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from plait.core.options import words
+from plait.core.options import option, parse, words
 from plait.live.agent import procs
 from plait.live.agent.agent import HELD_BACK
 from plait.live.agent.options import AgentOptions
@@ -27,6 +27,16 @@ _KEPT = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURMD_NODENAME")
 
 #: The file in a node's folder that says that its agent is in an allocation of ours.
 MARK = "slurm"
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """What the batch script of an allocation says: its node has slots or GPUs."""
+
+    home: str = option("Folder of the service, which all nodes see")
+    stop_grace_s: float = option("Most seconds for jobs that the agent stops")
+    slots: int | None = option("Slots of CPU", default=None)
+    cuda: bool = option("The GPUs that Slurm gave to the allocation", default=False)
 
 
 def node_name(host: str, job: int) -> str:
@@ -90,13 +100,9 @@ class Keeper:
 
 def main() -> None:
     """Keep the agent; a sentence to the allocation's log where that cannot be."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--home", required=True)
-    parser.add_argument("--stop-grace", required=True)
-    size = parser.add_mutually_exclusive_group(required=True)
-    size.add_argument("--slots")
-    size.add_argument("--cuda", action="store_true")
-    options = parser.parse_args()
+    options = parse(NodeOptions, None, description=__doc__)
+    if (options.slots is None) != options.cuda:
+        sys.exit("give either --slots N or --cuda")
     layout, host = Layout.at(options.home), os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     job = os.environ.get("SLURM_JOB_ID", "")
     if not job.isdigit():
@@ -119,7 +125,7 @@ def main() -> None:
     os.environ[VARIABLE] = " ".join([os.environ.get(VARIABLE, ""), *_KEPT])  # jobs may ask Slurm for their allocation
     told = {
         "home": layout.home, "node": name, "gpus": options.slots, "cuda": given if options.cuda else None,
-        "stop-jobs": True, "stop-grace": options.stop_grace, "on-loan": True,
+        "stop-jobs": True, "stop-grace": options.stop_grace_s, "on-loan": True,
     }  # fmt: skip
     command = [sys.executable, "-m", "plait.live.agent", *words(AgentOptions, told)]
     sys.exit(Keeper(command).run())
