@@ -80,7 +80,7 @@ def quiet_rounds(quick: bool) -> list[Figure]:
 
         run(count=10)
         seconds = common.cpu_s(run, 1)
-        with patch.object(InRounds, "_last_round", lambda self, view, seated, now, *rest: now):
+        with patch.object(InRounds, "_last_round", lambda self, view, allocations, now, *rest: now):
             every = common.cpu_s(run, 1)
         name = f"{policy}, a simulation of {len(jobs)} jobs of one size each"
         out.append(Figure(name, seconds, 1, every / seconds, "every round decided"))

@@ -328,7 +328,7 @@ def _keeping(ask: Asked, free: Walk) -> tuple[Walk, float]:
 
     `free` is the walk as the policy asked. Kept jobs hold their GPUs first. What they leave goes to whom the policy
     would start anyway: GPUs that a job would have got if jobs that are kept for a while were stopped stay free for it,
-    or jobs behind it would take them, be kept in their turn, and shut it out for good.
+    or jobs behind it would take them, be kept as well, and shut it out for good.
     """
     view, kept = ask.view, ask.view.keeps
     order, companions = free.order, free.companions

@@ -15,7 +15,7 @@ def place_arranged(
     """The sizes of an arrangement on real nodes: as `place_sizes` puts them, or else as they were arranged.
 
     `arranged` (J, V): GPUs on V nodes without names, as an integer program found them; `running` (J, N) the placement
-    now; `capacity` (N,) the GPUs of each node, of which V have to be large enough. Where the placer cannot seat all
+    now; `capacity` (N,) the GPUs of each node, of which V have to be large enough. Where the placer cannot place all
     jobs, nodes are matched to the arranged ones anew, which may move also `pinned` jobs: look at `Placed.moved`.
     """
     sizes = arranged.sum(axis=1)

@@ -151,7 +151,7 @@ def _counts(hardware: Hardware, gang: Gang, kind: str) -> dict[int, int] | None:
 
 
 def _fill(size: int, nodes: Sequence[int], room: dict[int, int]) -> dict[int, int] | None:
-    """As much as there is from each node in turn; None if it is not enough."""
+    """As much as there is from one node after the other; None if it is not enough."""
     counts: dict[int, int] = {}
     for n in nodes:
         part = min(size - sum(counts.values()), room[n])
@@ -224,7 +224,7 @@ def walk(gangs: Sequence[Gang], cluster: Cluster) -> list[Answer]:
     1. Count: in order, a gang is in while enough GPUs are left; a strict one that is not ends the line.
     2. Running gangs that are in keep their GPUs.
     3. In order, gangs that are in and have none yet get GPUs; if only lower-ranked running gangs are in the
-       way, these give theirs up, the lowest first, and are placed again when it is their turn.
+       way, these give theirs up, the lowest first, and are placed again when the line reaches them.
     4. In order, gangs that are not in get what is left, by preference where they run now.
 
     Of a node that is down only the GPUs that running gangs hold can be had.
@@ -238,16 +238,16 @@ def walk(gangs: Sequence[Gang], cluster: Cluster) -> list[Answer]:
         if _stays(hardware, gangs[p]):
             hardware.take(gangs[p], gangs[p].runs_on)
             keeps.add(p)
-    for turn in ("admitted", "left over"):
+    for tier in ("admitted", "left over"):
         for p, gang in enumerate(gangs):
-            if p >= end or answers[p].status == PLACED or (turn == "admitted" and p not in admitted):
+            if p >= end or answers[p].status == PLACED or (tier == "admitted" and p not in admitted):
                 continue
             if p in keeps:
                 keeps.remove(p)
                 answers[p] = Answer(PLACED, gang.runs_on)
                 continue
             gpus = gang.runs_on if _stays(hardware, gang) else choose(hardware, gang)
-            if gpus is None and turn == "admitted":
+            if gpus is None and tier == "admitted":
                 gpus = _make_room(hardware, gangs, p, keeps)
             if gpus is not None:
                 hardware.take(gang, gpus)

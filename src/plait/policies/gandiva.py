@@ -22,11 +22,11 @@ class Gandiva:
     While GPUs last, each job runs alone on one node if it can (affinity), else on several. When more is asked
     for than there is:
 
-      time slicing  jobs take turns of `slice_s`, all at once, longest not served first; a suspended job stays in host
-                    memory and goes on quickly where it was
+      time slicing  jobs run for a slice of `slice_s` each, the longest not served first, and all change at once;
+                    a suspended job stays in host memory and goes on quickly where it was
       packing       a job that has run alone for a slice is measured; pairs of equal size with the lowest GPU
                     utilisation share GPUs if together they ask for no more than all of the time and their
-                    memory fits; a pair that ran slower than taking turns (less than half its own speed) is
+                    memory fits; a pair that ran slower than by time slicing (less than half its own speed) is
                     split and not packed again
       migration     a job that is spread over more nodes than it needs moves together once there is room, at
                     most one a decision
@@ -46,14 +46,14 @@ class Gandiva:
             raise InputError(f"slice_s must be > 0 seconds, got {self.slice_s}")
 
     def decide(self, view: View) -> Plan:
-        """Exclusive while GPUs last, turns and pairs when they do not."""
+        """Exclusive while GPUs last, slices and pairs when they do not."""
         jobs = view.jobs
         overloaded = int(jobs.gpus.sum()) > int(view.node_gpus.sum())
         mates = self._pairs(view) if overloaded and self.packing else {}
         seconds = set(mates.values())
         leaders = np.array([r for r in range(len(jobs)) if r not in seconds], dtype=np.int64)
         companions = {row: (mate,) for row, mate in mates.items()}
-        order = leaders[self._turns(view, leaders, mates)]
+        order = leaders[self._by_last_service(view, leaders, mates)]
         plan = place(view, order, scheme=Scheme.BEST_FIT, companions=companions)
         if len(plan.groups.jobs) == len(jobs):
             plan = replace(plan, settled=False)  # a departure may make room for a migration
@@ -65,7 +65,7 @@ class Gandiva:
         """When the current slice began: all GPUs change hands at the same times, whole multiples of a slice."""
         return math.floor(now_s / self.slice_s + 1e-9) * self.slice_s
 
-    def _turns(self, view: View, leaders: IntArray, mates: dict[int, int]) -> IntArray:
+    def _by_last_service(self, view: View, leaders: IntArray, mates: dict[int, int]) -> IntArray:
         """Units inside their slice first, then whoever has not been served for longest."""
         jobs = view.jobs
         served = np.where(jobs.running, view.now_s, np.where(jobs.starts > 0, jobs.pending_since_s, -np.inf))

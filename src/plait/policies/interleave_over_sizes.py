@@ -14,9 +14,9 @@ from plait.goodput.allocate.knapsack import best_sizes
 from plait.grouping.model.times import together_s
 from plait.policies.interleave import Interleave
 from plait.policies.pollux import Pollux
+from plait.policies.sizing.free_gpus import FreeGpus
 from plait.policies.sizing.pools import Pool, held_gpus, pools
-from plait.policies.sizing.rounds import Seated, Sizes
-from plait.policies.sizing.seating import Seats
+from plait.policies.sizing.rounds import PoolAllocation, Sizes
 from plait.policies.sizing.steps import Ladder
 
 
@@ -34,7 +34,7 @@ class PolluxInterleaved(Pollux):
     exact: bool | Literal["auto"] = False
     name: str = "pollux"
 
-    def between(self, view: View, due: BoolArray) -> list[Seated]:
+    def between(self, view: View, due: BoolArray) -> list[PoolAllocation]:
         """Groups stay as they are; who waits takes free GPUs."""
         mates, turns = _running(view)
         others = np.array([row for some in mates.values() for row in some], dtype=np.int64)
@@ -42,11 +42,11 @@ class PolluxInterleaved(Pollux):
         for pool in pools(view, due=due, restart_s=self.restart_s):
             pool = pool.some(~np.isin(pool.rows, others))
             mine = {row: some for row, some in mates.items() if row in pool.rows}
-            sizes = Sizes(Seats(pool, pool.held).fill(), "kept until the next round")
-            out.append(Seated(pool, sizes, mine, turns))
+            sizes = Sizes(FreeGpus(pool, pool.held).fill(), "kept until the next round")
+            out.append(PoolAllocation(pool, sizes, mine, turns))
         return out
 
-    def choose_all(self, view: View, due: BoolArray) -> list[Seated]:
+    def choose_all(self, view: View, due: BoolArray) -> list[PoolAllocation]:
         """The best of sharing by none, two, three, ... and of going on as before."""
         everywhere, kept = _held_by_all(view), self.between(view, due)
         out = []
@@ -54,8 +54,8 @@ class PolluxInterleaved(Pollux):
             whole = replace(pool, held=everywhere[np.ix_(pool.rows, pool.nodes)])
             old = [one for one in kept if np.isin(one.pool.rows, pool.rows).any()]
             found = self.allocate(pool, view)
-            filled = Seats(pool, found.matrix).fill(found.matrix.sum(axis=1))
-            best = Seated(pool, found._replace(matrix=filled))
+            filled = FreeGpus(pool, found.matrix).fill(found.matrix.sum(axis=1))
+            best = PoolAllocation(pool, found._replace(matrix=filled))
             merit = self._worth(view, whole, best)
             for jobs in range(2, self.share.max_jobs + 1):
                 if not ((best.pool.weights > 0) & ~best.sizes.matrix.any(axis=1)).any():
@@ -68,7 +68,7 @@ class PolluxInterleaved(Pollux):
             out.append(next((one for one in old if self._worth(view, whole, one) >= merit), best))
         return out
 
-    def _shared(self, view: View, pool: Pool, jobs: int) -> Seated:
+    def _shared(self, view: View, pool: Pool, jobs: int) -> PoolAllocation:
         """Sizes for `jobs` times as many GPUs, and groups that fit on those there are."""
         steps = Ladder.of(pool)
         weights = np.where(pool.weights > 0, pool.weights, 0.0)
@@ -96,18 +96,20 @@ class PolluxInterleaved(Pollux):
         others = np.array([row for some in mates.values() for row in some], dtype=np.int64)
         alone = pool.some(~np.isin(pool.rows, others))
         matrix = matrix[~np.isin(pool.rows, others)]
-        filled = Seats(alone, matrix).fill(matrix.sum(axis=1))
-        seated = alone.rows[filled.any(axis=1)]
-        mates = {row: some for row, some in mates.items() if row in seated}
-        return Seated(alone, Sizes(filled, f"shared by up to {jobs} jobs (dynamic programming)"), mates, units.turns)
+        filled = FreeGpus(alone, matrix).fill(matrix.sum(axis=1))
+        placed = alone.rows[filled.any(axis=1)]
+        mates = {row: some for row, some in mates.items() if row in placed}
+        return PoolAllocation(
+            alone, Sizes(filled, f"shared by up to {jobs} jobs (dynamic programming)"), mates, units.turns
+        )
 
-    def _worth(self, view: View, whole: Pool, seated: Seated) -> tuple[float, ...]:
+    def _worth(self, view: View, whole: Pool, found: PoolAllocation) -> tuple[float, ...]:
         """The merit of an allocation with its groups, over all jobs of the pool."""
         matrix = np.zeros_like(whole.held)
         at = {int(row): j for j, row in enumerate(whole.rows.tolist())}
-        matrix[[at[row] for row in seated.pool.rows.tolist()]] = seated.sizes.matrix
+        matrix[[at[row] for row in found.pool.rows.tolist()]] = found.sizes.matrix
         pace = np.ones(len(whole.rows))
-        for row, some in seated.mates.items():
+        for row, some in found.mates.items():
             unit = [at[row], *(at[one] for one in some)]
             matrix[unit] = matrix[at[row]]
             pace[unit] = self._pace(view, [row, *some])

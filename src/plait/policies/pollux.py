@@ -17,7 +17,7 @@ from plait.goodput.allocate.solver import HAVE_HIGHS
 from plait.policies.sizing.cluster_size import cluster_size
 from plait.policies.sizing.exact import MOST_NODES, best_of_all
 from plait.policies.sizing.pools import Pool
-from plait.policies.sizing.rounds import ByFitness, Chosen, Seated, Sizes
+from plait.policies.sizing.rounds import ByFitness, Chosen, PoolAllocation, Sizes
 from plait.policies.sizing.skippable_rounds import without_restart_costs
 from plait.policies.sizing.steps import Ladder, every_speedup, guaranteed, patterns_apply
 
@@ -128,7 +128,7 @@ class Pollux(ByFitness):
         chosen = worth[np.arange(len(some)), rising[column]]
         return float(fitness(chosen, self.p, floor=self.floor, weights=weights))
 
-    def would_repeat(self, pool: Pool, one: Seated, chosen: Chosen) -> bool:
+    def would_repeat(self, pool: Pool, one: PoolAllocation, chosen: Chosen) -> bool:
         """Whether the same steps are the best, and neither a move nor the program gains more even without restarts."""
         found = one.found
         if found is None:

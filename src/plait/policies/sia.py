@@ -15,9 +15,9 @@ from plait.goodput.allocate.kinds import MOST_POWER, PENALTY, POWER, best_config
 from plait.goodput.allocate.solver import HAVE_HIGHS
 from plait.placement.packing import allowed_kinds
 from plait.policies.sizing.exact import MOST_NODES
+from plait.policies.sizing.free_gpus import FreeGpus
 from plait.policies.sizing.pools import Pool, every_pool, nobody_adapts, pools
-from plait.policies.sizing.rounds import Chosen, InRounds, Seated, Sizes
-from plait.policies.sizing.seating import Seats
+from plait.policies.sizing.rounds import Chosen, InRounds, PoolAllocation, Sizes
 from plait.policies.sizing.steps import Ladder
 
 
@@ -49,7 +49,7 @@ class Sia(InRounds):
         if not HAVE_HIGHS:
             raise MissingExtra("highspy", "sim", f"policy {self.name}")
 
-    def choose_all(self, view: View, due: BoolArray) -> list[Seated]:
+    def choose_all(self, view: View, due: BoolArray) -> list[PoolAllocation]:
         """Choose among all kinds at once, then place kind by kind."""
         if len(view.cluster.kinds) == 1 and nobody_adapts(view):
             found = list(pools(view, due=due, restart_s=self.restart_s))
@@ -59,19 +59,21 @@ class Sia(InRounds):
         out = []
         for pool in pools(view, due=due, restart_s=self.restart_s, kinds=kinds):
             matrix = Ladder.of(pool).placed(pool, step[pool.rows])
-            out.append(Seated(pool, Sizes(_filled(pool, matrix), "the best of all GPU kinds (integer program)")))
+            out.append(
+                PoolAllocation(pool, Sizes(_filled(pool, matrix), "the best of all GPU kinds (integer program)"))
+            )
         return out
 
-    def _of_one_kind(self, pool: Pool) -> Seated:
+    def _of_one_kind(self, pool: Pool) -> PoolAllocation:
         """Who runs of jobs that have one size each: a knapsack; of equal choices that in which most go on running."""
         ladder = Ladder.of(pool)
         step = self._who_runs(pool, ladder)
         placed = ladder.placed(pool, step)
         chosen = Chosen(ladder, step, placed)
         sizes = Sizes(_filled(pool, placed), "the best that fit (dynamic programming)", chosen)
-        return Seated(pool, sizes, found=sizes)
+        return PoolAllocation(pool, sizes, found=sizes)
 
-    def would_repeat(self, pool: Pool, one: Seated, chosen: Chosen) -> bool:
+    def would_repeat(self, pool: Pool, one: PoolAllocation, chosen: Chosen) -> bool:
         """Whether the same jobs are to run."""
         same = (pool.kept == one.pool.kept).all()
         return bool(same or (self._who_runs(pool, chosen.ladder) == chosen.steps).all())
@@ -131,7 +133,7 @@ class Sia(InRounds):
 
 def _filled(pool: Pool, matrix: IntArray) -> IntArray:
     """The allocation with free GPUs for those who wait; as it is now if nobody gains by moving."""
-    filled = Seats(pool, matrix).fill(matrix.sum(axis=1))
+    filled = FreeGpus(pool, matrix).fill(matrix.sum(axis=1))
     nodes, gpus = pool.running
     same = (filled.sum(axis=1) == gpus).all() and ((filled > 0).sum(axis=1) == nodes).all()
     return pool.held if same else filled

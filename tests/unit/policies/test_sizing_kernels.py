@@ -18,9 +18,9 @@ from plait.core.plan import Plan
 from plait.core.policy import View
 from plait.policies.catalog import make_policy
 from plait.policies.sizing import line_kernels
+from plait.policies.sizing.free_gpus import FreeGpus
 from plait.policies.sizing.pools import Pool, pools
 from plait.policies.sizing.rounds import InRounds
-from plait.policies.sizing.seating import Seats
 from plait.policies.sizing.skippable_rounds import unchanged_until
 from plait.policies.sizing.steps import Ladder
 
@@ -74,8 +74,8 @@ def test_free_gpus_go_to_the_same_jobs_compiled(monkeypatch):
         want = None if seed % 3 else matrix.sum(axis=1)
 
         def fill(pool=pool, matrix=matrix, want=want):
-            seats = Seats(pool, matrix)
-            return seats.fill(want).tolist(), seats.free.tolist()
+            found = FreeGpus(pool, matrix)
+            return found.fill(want).tolist(), found.free.tolist()
 
         plain, fast = both(monkeypatch, fill)
         assert plain == fast, seed

@@ -69,7 +69,7 @@ def run(policy: str, case: dict[str, Any]) -> Watch:
 
 def asked_each_round(policy: str, case: dict[str, Any], patched: pytest.MonkeyPatch) -> Watch:
     with patched.context() as patch:
-        patch.setattr(rounds.InRounds, "_last_round", lambda self, view, seated, now, *rest: now)
+        patch.setattr(rounds.InRounds, "_last_round", lambda self, view, allocations, now, *rest: now)
         return run(policy, case)
 
 

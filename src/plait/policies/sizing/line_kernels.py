@@ -142,8 +142,8 @@ def first_change_s(
 
 
 @part
-def _by_turn(rows: IntArray, line: IntArray, turn: FloatArray) -> IntArray:
-    """Rows sorted by their place in `line`, then by their `turn`; equals stay in order."""
+def _by_line(rows: IntArray, line: IntArray, served: FloatArray) -> IntArray:
+    """Rows sorted by their place in `line`, then by their entry of `served`; equals stay in order."""
     done, width = rows, 1
     while width < len(rows):
         merged = np.empty(len(rows), dtype=np.int64)
@@ -154,7 +154,7 @@ def _by_turn(rows: IntArray, line: IntArray, turn: FloatArray) -> IntArray:
                 take_left = j >= end
                 if i < middle and j < end:
                     a, b = done[i], done[j]
-                    take_left = line[a] < line[b] or (line[a] == line[b] and turn[a] <= turn[b])
+                    take_left = line[a] < line[b] or (line[a] == line[b] and served[a] <= served[b])
                 if take_left:
                     merged[at] = done[i]
                     i += 1
@@ -199,18 +199,18 @@ def plain_pool(
     """
     jobs, nodes, count = len(number), len(node_gpus), 0
     capacity = node_gpus * node_up
-    line, turn, rows = np.zeros(jobs, dtype=np.int64), np.zeros(jobs), np.empty(jobs, dtype=np.int64)
+    line, served, rows = np.zeros(jobs, dtype=np.int64), np.zeros(jobs), np.empty(jobs, dtype=np.int64)
     for row in range(jobs):
         if not stays[row]:
             waits, j = running_group[row] < 0, number[row]
             line[row] = 2 * (not due[row]) + waits
-            turn[row] = pending_since_s[j] if due[row] and waits else attained_gpu_s[j]
+            served[row] = pending_since_s[j] if due[row] and waits else attained_gpu_s[j]
             rows[count] = row
             count += 1
         elif running_group[row] >= 0:
             for i in range(now_first[running_group[row]], now_first[running_group[row] + 1]):
                 capacity[gpu_node[now_gpus[i]]] -= node_up[gpu_node[now_gpus[i]]]
-    rows = _by_turn(rows[:count], line, turn)
+    rows = _by_line(rows[:count], line, served)
     held, total = np.zeros((count, nodes), dtype=np.int64), 0
     least, most = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
     weights, kept = np.zeros(count), np.ones(count)

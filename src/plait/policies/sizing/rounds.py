@@ -18,9 +18,9 @@ from plait.core.jobs import JobClass
 from plait.core.plan import NO_GROUPS, Plan
 from plait.core.policy import View
 from plait.goodput.allocate.fitness import FLOOR, HARMONIC, check, fitness
+from plait.policies.sizing.free_gpus import FreeGpus, groups_of, with_companions, with_staying
 from plait.policies.sizing.line_kernels import CLOCK_S, in_line
 from plait.policies.sizing.pools import Pool, nobody_adapts, pools, staying
-from plait.policies.sizing.seating import Seats, groups_of, with_companions, with_staying
 from plait.policies.sizing.skippable_rounds import at_time, protected_run_s, unchanged_until, without_restart_costs
 from plait.policies.sizing.steps import Ladder
 
@@ -61,7 +61,7 @@ class Sizes(NamedTuple):
     chosen: Chosen | None = None
 
 
-class Seated(NamedTuple):
+class PoolAllocation(NamedTuple):
     """A pool and the allocation that is applied there.
 
     `mates`: rows of the view that share the GPUs of a row and are not in the pool; `turns`: one a row of the view.
@@ -133,7 +133,7 @@ class InRounds:
         """Which to apply: what `allocate` found, or what runs now with free GPUs for those who wait."""
         return found
 
-    def would_repeat(self, pool: Pool, one: Seated, chosen: Chosen) -> bool:
+    def would_repeat(self, pool: Pool, one: PoolAllocation, chosen: Chosen) -> bool:
         """Whether a round that left everybody of a pool where they are, as `one` says, would do so again.
 
         `pool` is that of `one` at a later time: jobs all have one size, and only `kept` is another. `chosen` is what
@@ -141,20 +141,20 @@ class InRounds:
         """
         return False
 
-    def between(self, view: View, due: BoolArray) -> list[Seated]:
+    def between(self, view: View, due: BoolArray) -> list[PoolAllocation]:
         """What runs now, and free GPUs for those who wait."""
-        found = [(pool, Seats(pool, pool.held).fill()) for pool in pools(view, due=due, restart_s=self.restart_s)]
-        return [Seated(pool, Sizes(matrix, "kept until the next round")) for pool, matrix in found]
+        found = [(pool, FreeGpus(pool, pool.held).fill()) for pool in pools(view, due=due, restart_s=self.restart_s)]
+        return [PoolAllocation(pool, Sizes(matrix, "kept until the next round")) for pool, matrix in found]
 
-    def choose_all(self, view: View, due: BoolArray) -> list[Seated]:
+    def choose_all(self, view: View, due: BoolArray) -> list[PoolAllocation]:
         """All sizes anew, pool by pool, or as they are where `choose` says so."""
         out = []
         for pool, kept, *_ in self.between(view, due):
             found = self.allocate(pool, view)
-            filled = Seats(pool, found.matrix).fill(found.matrix.sum(axis=1))
+            filled = FreeGpus(pool, found.matrix).fill(found.matrix.sum(axis=1))
             found = found._replace(matrix=filled)
             sizes = self.choose(pool, found, kept)
-            out.append(Seated(pool, sizes, found=found))
+            out.append(PoolAllocation(pool, sizes, found=found))
         return out
 
     def decide(self, view: View) -> Plan:
@@ -167,18 +167,18 @@ class InRounds:
         guaranteed, due, late = self._line(view)
         if not fresh:
             late = np.zeros(len(jobs), dtype=bool)
-        seated = self.choose_all(view, due | late) if fresh else self.between(view, due)
-        groups = groups_of(view, [(one.pool, one.sizes.matrix) for one in seated])
-        order = np.concatenate([np.flatnonzero(staying(view)), *(one.pool.rows for one in seated)])
-        fixed = all(one.pool.rigid for one in seated)
+        allocations = self.choose_all(view, due | late) if fresh else self.between(view, due)
+        groups = groups_of(view, [(one.pool, one.sizes.matrix) for one in allocations])
+        order = np.concatenate([np.flatnonzero(staying(view)), *(one.pool.rows for one in allocations)])
+        fixed = all(one.pool.rigid for one in allocations)
         settled = fixed and len(groups) == len(jobs) and not view.keeps.any
         last = now
-        if fresh and not settled and not late.any() and self._all_stay(view, seated):
-            last = self._last_round(view, seated, now, due, guaranteed)
+        if fresh and not settled and not late.any() and self._all_stay(view, allocations):
+            last = self._last_round(view, allocations, now, due, guaranteed)
         until_s = math.inf if settled or last == FOREVER else (last + 1) * self.interval_s
-        mates = {row: some for one in seated for row, some in one.mates.items()}
+        mates = {row: some for one in allocations for row, some in one.mates.items()}
         if mates:
-            turns = np.sum([one.turns for one in seated if one.turns is not None and one.mates], axis=0)
+            turns = np.sum([one.turns for one in allocations if one.turns is not None and one.mates], axis=0)
             groups = with_companions(view, groups, mates, turns)
             order = np.concatenate([order, *(np.array(some, dtype=np.int64) for some in mates.values())])
         return Plan(
@@ -186,7 +186,7 @@ class InRounds:
             jobs.number[order],
             np.full(len(order), now * ROUNDS + min(last - now, ROUNDS - 1)),
             jobs.number[late],
-            _reasons(view, seated, (last + 1) * self.interval_s if last < FOREVER else math.inf),
+            _reasons(view, allocations, (last + 1) * self.interval_s if last < FOREVER else math.inf),
             until_s,
             settled=settled,
         )
@@ -218,17 +218,19 @@ class InRounds:
         often = ~jobs.running & (jobs.idled_s >= np.maximum(self.patience_s, jobs.served_s) - CLOCK_S)
         return guaranteed, due, guaranteed & ~due & (long | often)
 
-    def _all_stay(self, view: View, seated: list[Seated]) -> bool:
+    def _all_stay(self, view: View, allocations: list[PoolAllocation]) -> bool:
         """Whether everybody stays where they are, and nobody has another size to go to."""
         return nobody_adapts(view) and all(
-            pool.rigid and (sizes.matrix == pool.held).all() for pool, sizes, *_ in seated
+            pool.rigid and (sizes.matrix == pool.held).all() for pool, sizes, *_ in allocations
         )
 
-    def _last_round(self, view: View, seated: list[Seated], now: int, due: BoolArray, guaranteed: BoolArray) -> int:
+    def _last_round(
+        self, view: View, allocations: list[PoolAllocation], now: int, due: BoolArray, guaranteed: BoolArray
+    ) -> int:
         """The last round that would find what this one did, as far as that is looked for."""
         until_s = unchanged_until(view, due, guaranteed, self.patience_s, self.restart_s)
         last = FOREVER if until_s == math.inf else math.ceil((until_s - MARGIN_S) / self.interval_s) - 1
-        for one in seated:
+        for one in allocations:
             if last <= now or one.found is None or one.found.chosen is None:
                 return now
             chosen = one.found.chosen
@@ -292,11 +294,11 @@ def _in_line(pool: Pool, matrix: IntArray) -> int:
     return int(missing[0]) if len(missing) else int(pool.due.sum())
 
 
-def _reasons(view: View, seated: list[Seated], until_s: float) -> Mapping[int, str]:
+def _reasons(view: View, allocations: list[PoolAllocation], until_s: float) -> Mapping[int, str]:
     """Why each waiting job waits, and how sizes were chosen."""
     out: dict[int, str] = {}
     then = f"next chosen at {until_s:g} s" if until_s < math.inf else "chosen again when jobs or nodes come or go"
-    for pool, (matrix, method, _), *_ in seated:
+    for pool, (matrix, method, _), *_ in allocations:
         waits = np.flatnonzero(~matrix.any(axis=1))
         if not len(waits):
             continue

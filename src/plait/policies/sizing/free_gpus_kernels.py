@@ -1,7 +1,7 @@
-"""Free GPUs for jobs that wait, compiled: `seating.Seats` for pools in which nothing but GPUs counts.
+"""Free GPUs for jobs that wait, compiled: `free_gpus.FreeGpus` for pools in which nothing but GPUs counts.
 
 `matrix` (J, N) is who has how many GPUs of which node, `free` (N,) what is left, `parts` (J,) on how many nodes each
-job is; `held` (J, N) where each runs now. The rules are those of `Seats`, and a test compares the two.
+job is; `held` (J, N) where each runs now. The rules are those of `FreeGpus`, and a test compares the two.
 
 All in one file on purpose: the compiler's cache notices changes to the file a function is in, not to what it calls.
 """
@@ -13,8 +13,8 @@ import numpy as np
 from plait.core.arrays import BoolArray, IntArray
 from plait.core.jit import kernel, part
 
-# whose turn it is: jobs that are due, that have just begun, the others with a weight, those of weight 0
-DUE, FRESH, WEIGHTED, GUESTS = range(4)
+#: Tiers, the first one first: jobs that are due, that have just begun, the others with a weight, those of weight 0.
+DUE, FRESH, WEIGHTED, WEIGHTLESS = range(4)
 
 
 @part
@@ -82,7 +82,7 @@ def _find(size: int, apart: bool, parts: IntArray, matrix: IntArray, free: IntAr
 
 
 @part
-def _seat(
+def _fit(
     j: int, least: int, most: int, apart_above: int, due: bool, parts: IntArray, matrix: IntArray, free: IntArray,
     row: IntArray,
 ) -> bool:  # fmt: skip
@@ -109,44 +109,48 @@ def _displace(
     j: int, least: int, apart_above: int, due: bool, others: BoolArray, held: IntArray, parts: IntArray,
     matrix: IntArray, free: IntArray, row: IntArray,
 ) -> None:  # fmt: skip
-    """Leave a job where it runs or seat it where `others` (J,) are; those of them who are not in its way stay."""
+    """Leave a job where it runs or place it where `others` (J,) are; those of them who are not in its way stay."""
     if _back(j, held, parts, matrix, free):
         return
     there, count = _row(free)[0], 0
-    for guest in range(len(others)):
-        if others[guest] and parts[guest] > 0:
-            there += _row(matrix[guest])[0]
+    for one in range(len(others)):
+        if others[one] and parts[one] > 0:
+            there += _row(matrix[one])[0]
             count += 1
     if there < least:
         return
-    guests, before, spans = np.empty(count, np.int64), np.empty((count, len(free)), np.int64), np.zeros(count, np.int64)
+    displaced, before, spans = (
+        np.empty(count, np.int64),
+        np.empty((count, len(free)), np.int64),
+        np.zeros(count, np.int64),
+    )
     i = 0
-    for guest in range(len(others)):
-        if others[guest] and parts[guest] > 0:
-            guests[i], spans[i], parts[guest] = guest, parts[guest], 0
+    for one in range(len(others)):
+        if others[one] and parts[one] > 0:
+            displaced[i], spans[i], parts[one] = one, parts[one], 0
             for n in range(len(free)):
-                before[i, n], matrix[guest, n] = matrix[guest, n], 0
+                before[i, n], matrix[one, n] = matrix[one, n], 0
                 free[n] += before[i, n]
             i += 1
     if not _back(j, held, parts, matrix, free):
-        _seat(j, least, least, apart_above, due, parts, matrix, free, row)
-    for turn in range(2):  # first those where nothing has changed
+        _fit(j, least, least, apart_above, due, parts, matrix, free, row)
+    for changed in range(2):  # first those where nothing has changed
         for i in range(count):
             near = spans[i] > 1
             for n in range(len(free)):
                 near |= before[i, n] > 0 and matrix[j, n] > 0
             near &= parts[j] > 0
-            if near and turn == 1:
-                _put(guests[i], before[i], parts, matrix, free)
-            if not near and turn == 0:
-                parts[guests[i]] = spans[i]
+            if near and changed == 1:
+                _put(displaced[i], before[i], parts, matrix, free)
+            if not near and changed == 0:
+                parts[displaced[i]] = spans[i]
                 for n in range(len(free)):
-                    matrix[guests[i], n] = before[i, n]
+                    matrix[displaced[i], n] = before[i, n]
                     free[n] -= before[i, n]
 
 
 @kernel
-def fill_seats(
+def fill_free_gpus(
     want: IntArray,
     total: int,
     largest: int,
@@ -159,7 +163,7 @@ def fill_seats(
     matrix: IntArray,
     free: IntArray,
 ) -> None:
-    """Change `matrix` and `free` as `Seats.fill` does; see there.
+    """Change `matrix` and `free` as `FreeGpus.fill` does; see there.
 
     `total` is how many GPUs are up, `largest` those of the largest node, `least` and `limit` the fewest (at least 1)
     and most GPUs of each job, and `counts` whether it has a weight. `want` may be empty.
@@ -171,12 +175,12 @@ def fill_seats(
         parts[j] = _row(matrix[j])[1]
         counted += counts[j]
     fair = -(-total // max(counted, 1))
-    for turn in range(DUE, GUESTS + 1):
-        displaces, waiting = turn < WEIGHTED, 0
+    for tier in range(DUE, WEIGHTLESS + 1):
+        displaces, waiting = tier < WEIGHTED, 0
         for j in range(jobs):
-            its = due[j] if turn == DUE else fresh[j] if turn == FRESH else counts[j] == (turn == WEIGHTED)
-            displaces |= turn == WEIGHTED and not counts[j] and parts[j] > 0
-            waits[j] = its and (turn == DUE or parts[j] == 0)
+            its = due[j] if tier == DUE else fresh[j] if tier == FRESH else counts[j] == (tier == WEIGHTED)
+            displaces |= tier == WEIGHTED and not counts[j] and parts[j] > 0
+            waits[j] = its and (tier == DUE or parts[j] == 0)
             waiting += waits[j] and parts[j] == 0
         if waiting == 0:
             continue
@@ -186,21 +190,21 @@ def fill_seats(
                 continue
             if not displaces and _row(free)[0] == 0:
                 break
-            most = min(max(each if turn == GUESTS else fair, least[j]), limit[j])
-            if turn < GUESTS and len(want) and want[j] > 0:
+            most = min(max(each if tier == WEIGHTLESS else fair, least[j]), limit[j])
+            if tier < WEIGHTLESS and len(want) and want[j] > 0:
                 most = want[j]
-            if turn < WEIGHTED and _back(j, held, parts, matrix, free):
+            if tier < WEIGHTED and _back(j, held, parts, matrix, free):
                 continue
-            if _seat(j, least[j], most, largest, due[j], parts, matrix, free, row):
+            if _fit(j, least[j], most, largest, due[j], parts, matrix, free, row):
                 continue
             if displaces:
                 for i in range(jobs):
-                    behind = turn == DUE and i > j and _row(held[i])[1] == 0
-                    others[i] = (not due[i] and not (turn == FRESH and fresh[i])) or behind
-                    if turn == WEIGHTED:
+                    behind = tier == DUE and i > j and _row(held[i])[1] == 0
+                    others[i] = (not due[i] and not (tier == FRESH and fresh[i])) or behind
+                    if tier == WEIGHTED:
                         others[i] = not counts[i]
                 _displace(j, least[j], largest, due[j], others, held, parts, matrix, free, row)
-            if turn == DUE and parts[j] == 0:
+            if tier == DUE and parts[j] == 0:
                 break  # nobody overtakes in the line of those who are due
 
 

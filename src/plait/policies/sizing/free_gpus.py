@@ -11,21 +11,21 @@ from plait.core.arrays import NO_JOBS, BoolArray, IntArray
 from plait.core.compile_policy import compiled, run
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.policy import View
+from plait.policies.sizing.free_gpus_kernels import fill_free_gpus, name_gpus
 from plait.policies.sizing.pools import Pool, room, staying
-from plait.policies.sizing.seating_kernels import fill_seats, name_gpus
 
 #: What the plain form of a kernel takes for the jobs of a round, tenths of a millisecond.
 WORK = 3
 
 
-class Seats:
+class FreeGpus:
     """Nodes of a pool under an allocation `matrix` (J, N), to which waiting jobs may be added.
 
     Rows that together take more cores or memory than a node has are left out, later ones first.
     """
 
     def __init__(self, pool: Pool, matrix: IntArray) -> None:
-        """Seat everybody in the matrix whom the nodes can hold."""
+        """Take over the rows of the matrix that the nodes can hold."""
         self.pool = pool
         self.matrix = matrix.copy()
         self.free: IntArray = pool.capacity - matrix.sum(axis=0)
@@ -48,10 +48,10 @@ class Seats:
         weight 0 come last, share what is left, and give way to all.
         """
         pool = self.pool
-        if pool.demanding or not compiled(fill_seats, WORK):
+        if pool.demanding or not compiled(fill_free_gpus, WORK):
             return self._fill(want)
         run(
-            fill_seats, NO_JOBS if want is None else want, pool.total, int(pool.capacity.max(initial=0)), pool.held,
+            fill_free_gpus, NO_JOBS if want is None else want, pool.total, int(pool.capacity.max(initial=0)), pool.held,
             pool.least, pool.most, pool.weights > 0, pool.due, pool.fresh, self.matrix, self.free,
         )  # fmt: skip
         return self.matrix
@@ -71,14 +71,14 @@ class Seats:
             room_left = self.free.any()
             if not (room_left or displaces):
                 break
-            if not (room_left and self._seat(j, int(most[j]))) and displaces:
+            if not (room_left and self._fit(j, int(most[j]))) and displaces:
                 self._displace(j, int(most[j]), ~first)
-        guests = np.flatnonzero(~first & ~self.matrix.any(axis=1))
-        each = int(self.free.sum()) // max(len(guests), 1)
-        for j in guests.tolist():
+        weightless = np.flatnonzero(~first & ~self.matrix.any(axis=1))
+        each = int(self.free.sum()) // max(len(weightless), 1)
+        for j in weightless.tolist():
             if not self.free.any():
                 break
-            self._seat(j, min(max(each, int(pool.least[j])), int(pool.most[j])))
+            self._fit(j, min(max(each, int(pool.least[j])), int(pool.most[j])))
         return self.matrix
 
     def _seat_entitled(self, most: IntArray) -> None:
@@ -107,23 +107,23 @@ class Seats:
         return fair
 
     def _displace(self, j: int, most: int, others: BoolArray) -> bool:
-        """Seat a job where `others` (J,) are, if need be; those of them who are not in its way stay."""
-        if self._back(j) or (self.free.any() and self._seat(j, most)):
+        """Place a job where `others` (J,) are, if need be; those of them who are not in its way stay."""
+        if self._back(j) or (self.free.any() and self._fit(j, most)):
             return True
-        guests = np.flatnonzero(others & self.matrix.any(axis=1))
-        before = self.matrix[guests]
+        displaced = np.flatnonzero(others & self.matrix.any(axis=1))
+        before = self.matrix[displaced]
         if self.free.sum() + before.sum() < self.pool.least[j]:
             return False
         free, spare = self.free.copy(), self.spare.copy()
-        self._leave(guests)
-        if not (self._back(j) or self._seat(j, int(self.pool.least[j]))):
-            self.matrix[guests], self.free, self.spare = before, free, spare
+        self._leave(displaced)
+        if not (self._back(j) or self._fit(j, int(self.pool.least[j]))):
+            self.matrix[displaced], self.free, self.spare = before, free, spare
             return False
         near = (before[:, self.matrix[j] > 0] > 0).any(axis=1) | ((before > 0).sum(axis=1) > 1)
-        self._return(guests[~near], before[~near])  # nothing has changed where they were
-        for guest, row in zip(guests[near].tolist(), before[near], strict=True):
-            if self._fits(guest, row):
-                self._take(guest, row)
+        self._return(displaced[~near], before[~near])  # nothing has changed where they were
+        for one, row in zip(displaced[near].tolist(), before[near], strict=True):
+            if self._fits(one, row):
+                self._take(one, row)
         return True
 
     def _room(self, j: int) -> IntArray:
@@ -150,7 +150,7 @@ class Seats:
         spread = (self.matrix > 0).sum(axis=1) > 1
         return bool(self.matrix[spread][:, at].any())
 
-    def _seat(self, j: int, most: int) -> bool:
+    def _fit(self, j: int, most: int) -> bool:
         """Halve what a job wants until there is room, but for no less than it needs."""
         least, free = int(self.pool.least[j]), int(self.free.sum())
         if free < least:
@@ -207,9 +207,9 @@ class Seats:
             self.spare -= gpus.T @ self.pool.per_gpu[rows]
 
 
-def groups_of(view: View, seated: Iterable[tuple[Pool, IntArray]]) -> Groups:
+def groups_of(view: View, allocations: Iterable[tuple[Pool, IntArray]]) -> Groups:
     """Name the GPUs of allocations: who has as many of each node as before keeps the very same."""
-    pools = list(seated)
+    pools = list(allocations)
     if len(pools) == 1 and compiled(name_gpus, WORK):
         (pool, matrix), running = pools[0], view.running
         rows, gpus, offsets = run(
@@ -221,12 +221,12 @@ def groups_of(view: View, seated: Iterable[tuple[Pool, IntArray]]) -> Groups:
     return _groups_of(view, pools)
 
 
-def _groups_of(view: View, seated: Iterable[tuple[Pool, IntArray]]) -> Groups:
+def _groups_of(view: View, allocations: Iterable[tuple[Pool, IntArray]]) -> Groups:
     """`groups_of` in plain Python, also for several pools."""
     cluster, running, running_group = view.cluster, view.running, view.jobs.running_group
     same: list[IntArray] = []
     others: list[tuple[int, Pool, IntArray]] = []
-    for pool, matrix in seated:
+    for pool, matrix in allocations:
         stays, runs = (matrix == pool.held).all(axis=1), matrix.any(axis=1)
         same.append(pool.rows[stays & runs])
         others += [(int(pool.rows[j]), pool, matrix[j]) for j in np.flatnonzero(runs & ~stays).tolist()]
