@@ -104,7 +104,7 @@ def keep_running(view: View, plan: Plan) -> Plan:
         reasons=reasons,
         valid_until_s=min(plan.valid_until_s, until),
         settled=False,
-        reservations=_open_to_others(plan, names, {gpu for group in stay if not group.guest for gpu in group.gpus}),
+        reservations=_possible(plan.reservations, groups),
     )
 
 
@@ -113,9 +113,11 @@ def _beside(view: View) -> dict[int, tuple[tuple[int, ...], bool]]:
     return {member.job: (group.gpus, group.guest) for group in view.running for member in group.members}
 
 
-def _open_to_others(plan: Plan, jobs: set[int], gpus: set[int]) -> tuple[Reservation, ...]:
-    """Reservations for others than these jobs, without these GPUs."""
-    left = ((one.job, tuple(gpu for gpu in one.gpus if gpu not in gpus)) for one in plan.reservations)
+def _possible(reservations: tuple[Reservation, ...], groups: list[Group]) -> tuple[Reservation, ...]:
+    """Reservations without GPUs on which hosts run, and without jobs that run."""
+    jobs = {member.job for group in groups for member in group.members}
+    hosts = {gpu for group in groups if not group.guest for gpu in group.gpus}
+    left = ((one.job, tuple(gpu for gpu in one.gpus if gpu not in hosts)) for one in reservations)
     return tuple(Reservation(job, rest) for job, rest in left if rest and job not in jobs)
 
 

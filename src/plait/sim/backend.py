@@ -145,6 +145,9 @@ class Simulator(Running):
         """When something happens next, in ms; infinity if never."""
         while self.thinned:
             self.share_gpus(self.thinned.pop(), self.now)
+        if self.touched and self.neighbours is not None:
+            touched, self.touched = self.touched, set()
+            self.pace_around(self.neighbours, touched)
         self.soonest = earliest(self.running, self.stop_ms)
         due = min(self.soonest, self.wake_ms, self.news_ms)
         if self.arrived < len(self.submit_ms):
@@ -172,6 +175,8 @@ class Simulator(Running):
             yield JobFinished(at_s, finished, end_ms / 1000)
         if len(failed):
             yield JobFailed(at_s, failed, "process failed")
+        if self.usage is not None and self.usage.fresh:
+            yield self.usage.report(at_s, self.running, self.cluster)
         if self.adaptive is not None and self.adaptive.fresh and self.tells:
             yield GoodputReported(at_s, *self.adaptive.report())
         if self.arrived < len(self.submit_ms) and self.submit_ms[self.arrived] <= now_ms:
@@ -214,7 +219,8 @@ class Simulator(Running):
             due = due_by(self.running, self.stop_ms, now_ms)
             if not len(due):
                 break
-            if self.groups or self.adaptive:  # the pace of others may change before they end: one instant at a time
+            # The pace of others may change before they end: one instant at a time.
+            if self.groups or self.neighbours is not None or self.adaptive:
                 due = due[self.stop_ms[due] == self.stop_ms[due].min()]
             if len(due) > 1:
                 due = due[np.lexsort((due, self.stop_ms[due]))]
@@ -241,6 +247,8 @@ class Simulator(Running):
         if change.up and not self.cluster.up[index]:
             self.changed = True
             self.cluster = self.cluster.with_node(self.cluster.nodes[index])
+            if self.usage is not None:
+                self.usage.fresh = True
             yield NodeJoined(now / 1000, self.cluster.nodes[index])
         elif not change.up and self.cluster.up[index]:
             self.changed = True

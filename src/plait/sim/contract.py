@@ -177,7 +177,7 @@ def _one(seed: int, **change: Any) -> Workload:
     return replace(Workload(f"{cluster}", random_jobs(seed * 100 + 50), cluster, seed=seed), **change)
 
 
-def _outages(workload: Workload, seed: int) -> tuple[NodeChange, ...]:
+def outages(workload: Workload, seed: int) -> tuple[NodeChange, ...]:
     """Every node goes away once and comes back, two of them at overlapping times."""
     rng = np.random.default_rng((seed, 0x0DD5))
     changes: list[NodeChange] = []
@@ -390,7 +390,7 @@ def _nameless(make: Make, seed: int) -> None:
 def _restarts(make: Make, seed: int) -> None:
     rng = np.random.default_rng((seed, 0x5A7E))
     for workload in (_one(seed + 2), _one(seed + 3, world=replace(COSTLY, round_s=60.0))):
-        workload = replace(workload, changes=_outages(workload, seed))
+        workload = replace(workload, changes=outages(workload, seed))
         whole = play(make(), workload)
         at = rng.choice(len(whole.lines), size=min(6, len(whole.lines)), replace=False)
         parts = play(make(), workload, restarts={int(step): make for step in at})
@@ -451,7 +451,7 @@ def _admits(make: Make, seed: int) -> None:
 
 def _survives_nodes(make: Make, seed: int) -> None:
     for workload in (_one(seed), _one(seed + 1, world=COSTLY)):
-        workload = replace(workload, changes=_outages(workload, seed))
+        workload = replace(workload, changes=outages(workload, seed))
         played = _all_finish(make, workload)
         if not any('"NodeLost"' in line for line in played.lines):
             raise BrokenPromise(f"workload {workload.name} lost no node: this checks nothing")
@@ -470,7 +470,7 @@ def _adapts(make: Make, seed: int) -> None:
     cluster = CLUSTERS[1 + seed % 3]
     _all_finish(make, Workload(f"adaptive jobs on {cluster}", adaptive_jobs(seed), cluster, seed=seed))
     workload = Workload("adaptive jobs on 2x4", adaptive_jobs(seed + 5), Cluster.parse("2x4"), COSTLY, seed=seed)
-    workload = replace(workload, changes=_outages(workload, seed))
+    workload = replace(workload, changes=outages(workload, seed))
     whole = _all_finish(make, workload)
     at = len(whole.lines) // 2
     parts = play(make(), workload, restarts={at: make})

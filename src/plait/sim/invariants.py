@@ -18,6 +18,7 @@ from plait.control.messages import (
     ReplanDue,
     Stop,
 )
+from plait.control.plan_check.capacity import needed_bytes
 from plait.core.errors import SimulationError
 from plait.core.jobs import Checkpoints, Phase
 from plait.core.plan import Groups
@@ -45,9 +46,11 @@ class Invariants:
         self._losses(event, commands)
         if isinstance(event, ReplanDue):
             self._gpus(event)
-            for command in commands:
-                if isinstance(command, (Launch, Adjust)):
-                    self._pace(event, command.groups)
+            changed = [command.groups for command in commands if isinstance(command, (Launch, Adjust))]
+            if self.controller.running.guest is not None and commands:
+                changed = [self._alive()]  # who shares GPUs may be in any group
+            for groups in changed:
+                self._pace(event, groups)
             self._time(event)
 
     def _fail(self, event: Event, what: str) -> None:
@@ -106,15 +109,17 @@ class Invariants:
                     self._nodes.update((member.job, nodes) for member in group.members)
 
     def _gpus(self, event: Event) -> None:
-        """No GPU used twice, none on a node that is down, gangs whole, CPUs, memory and GPU memory within the node."""
+        """No GPU of two hosts, none on a node that is down, gangs whole, cores and memory within node and GPU."""
         controller = self.controller
-        groups, cluster, columns = controller.running, controller.cluster, controller.job_store.columns
-        alive = columns["running_group"][groups.jobs] >= 0
-        member_group = groups.group_of_member()
-        live = np.unique(member_group[alive])
-        running = groups[live]
-        if len(np.unique(running.gpus)) != len(running.gpus):
+        cluster, columns = controller.cluster, controller.job_store.columns
+        running = self._alive()
+        hosts, guests = running.hosts.gpus, running.guests.gpus
+        if len(np.unique(hosts)) != len(hosts):
             self._fail(event, "a GPU is used twice")
+        if np.bincount(guests, minlength=1).max() > controller.max_guests_per_gpu:
+            self._fail(event, "a GPU has too many guests")
+        if np.isin(hosts, [gpu for one in controller.reservations for gpu in one.gpus]).any():
+            self._fail(event, "a host runs on a reserved GPU")
         if not cluster.node_up[cluster.gpu_node[running.gpus]].all():
             self._fail(event, "a job runs on a node that is down")
         size = running.gpu_count()[running.group_of_member()]
@@ -123,8 +128,14 @@ class Invariants:
         if wrong.any():
             self._fail(event, f"{controller.job_store.name(int(jobs[np.argmax(wrong)]))} does not have its whole gang")
         of_gpu = np.bincount(running.group_of_member(), columns["gpu_memory_bytes"][jobs], minlength=len(running))
+        taken = np.repeat(of_gpu, running.gpu_count())
+        if len(guests):
+            needed = needed_bytes(running, columns["gpu_memory_bytes"])
+            of_gpu = np.bincount(running.group_of_member(), needed, minlength=len(running))
+            together = np.bincount(running.gpus, np.repeat(of_gpu, running.gpu_count()))[running.gpus]
+            taken = np.where(np.isin(running.gpus, guests), together, taken)
         there = cluster.node_gpu_memory_bytes[cluster.gpu_node[running.gpus]]
-        tight = np.repeat(of_gpu, running.gpu_count()) > there * (1 + 1e-9) + 1e-3
+        tight = taken > there * (1 + 1e-9) + 1e-3
         if tight.any():
             short = cluster.nodes[int(cluster.gpu_node[running.gpus[np.argmax(tight)]])].id
             self._fail(event, f"a GPU of node {short} has too little gpu_memory_bytes")
@@ -136,10 +147,18 @@ class Invariants:
             if (used > capacity * (1 + 1e-9) + 1e-3).any():
                 self._fail(event, f"node {cluster.nodes[int(np.argmax(used - capacity))].id} has too little {name}")
 
+    def _alive(self) -> Groups:
+        """The groups of which somebody runs."""
+        groups = self.controller.running
+        alive = self.controller.job_store.columns["running_group"][groups.jobs] >= 0
+        return groups[np.unique(groups.group_of_member()[alive])]
+
     def _pace(self, event: Event, groups: Groups) -> None:
-        """No member of a group that starts or changes runs faster than it would alone on the same GPUs."""
+        """No member of a group that starts or changes runs faster than alone on its GPUs, and no guest or host."""
         owner, count = groups.group_of_member(), groups.gpu_count()
         inside = np.flatnonzero((np.diff(groups.first_job) > 1)[owner])
+        if groups.guest is not None:
+            inside = np.arange(len(groups.jobs))
         if not len(inside):
             return
         of = owner[inside]

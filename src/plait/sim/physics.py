@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from plait.core.arrays import FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch
 from plait.core.plan import TURN, Gate, Groups
+from plait.core.policy import Usage
 from plait.core.resources import Resource
 from plait.grouping.model.interference import MEASURED_INTERFERENCE
 from plait.grouping.model.times import interleaved_iteration_s
@@ -28,6 +29,18 @@ class Physics(Protocol):
         ...
 
 
+@runtime_checkable
+class MeasuresUsage(Protocol):
+    """A physics that also says how busy and how full GPUs are. Optional; the simulator reports it to the controller."""
+
+    def usage(self, truth: JobBatch, groups: Groups, cluster: Cluster, iteration_s: FloatArray) -> Usage:
+        """What the GPUs of these groups, and their members in order, would measure at this pace.
+
+        Arguments as of `Physics.iteration_s`, and what that returns; of other GPUs and members NaN.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class StandardPhysics:
     """Solo iteration time x GPUs asked / GPUs held x spread slow-down x sharing / speed of the GPU kind.
@@ -38,6 +51,8 @@ class StandardPhysics:
     unknown (Tiresias, section 3); the size of the factor is an assumption, not a measurement. Members of a
     group slow each other down so that no resource is used more than all the time; with `Gate.BARRIER` they advance
     one iteration together (`lock_step_s`), none faster than alone. Either way `interference[members - 1]` comes on top.
+    Guests and hosts of a GPU slow each other down as members of a group do: no law protects hosts here. A gang goes at
+    the pace of its worst GPU.
     """
 
     spread_slowdown: float = 1.0
@@ -54,9 +69,10 @@ class StandardPhysics:
             speed = np.array([self.kind_speed.get(kind, 1.0) for kind in cluster.kinds])
             kind = cluster.node_kind[cluster.gpu_node[groups.gpus[groups.first_gpu[:-1]]]]
             alone = alone / speed[kind][groups.group_of_member()]
-        if groups.single:
-            return alone
-        return self._shared(truth, groups, alone, cpu_shares(truth, groups, cluster))
+        inside = alone if groups.single else self._shared(truth, groups, alone, cpu_shares(truth, groups, cluster))
+        if groups.guest is None:
+            return inside
+        return np.maximum(inside, alone * self._crowded(truth, groups, alone))
 
     def _spread(self, truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
         node = cluster.gpu_node[groups.gpus]
@@ -95,15 +111,37 @@ class StandardPhysics:
         factor = np.array(self.interference)[np.minimum(members, len(self.interference)) - 1]
         return np.where((members > 1)[group], out * factor[group], alone)
 
+    def _crowded(self, truth: JobBatch, groups: Groups, alone: FloatArray) -> FloatArray:
+        """How much slower each member is than alone, on the worst of its GPUs, by all who are there."""
+        group, members = groups.group_of_member(), np.diff(groups.first_job)
+        owner = np.repeat(np.arange(len(groups)), groups.gpu_count())
+        slower = alone / truth.iteration_s[groups.jobs]
+        busy = np.add.reduceat(busy_part(truth.stage_s[groups.jobs] * slower[:, None], alone), groups.first_job[:-1])
+        gpus, at = np.unique(groups.gpus, return_inverse=True)
+        asked, jobs = np.zeros((len(gpus), len(Resource))), np.zeros(len(gpus), dtype=np.int64)
+        np.add.at(asked, at, busy[owner])
+        np.add.at(jobs, at, members[owner])
+        factor = np.array(self.interference)[np.minimum(jobs, len(self.interference)) - 1]
+        worst: FloatArray = np.maximum.reduceat(
+            (factor * np.maximum(asked.max(axis=1), 1.0))[at], groups.first_gpu[:-1]
+        )
+        return worst[group]
+
     def _contend(self, stage_s: FloatArray, alone: FloatArray, first: IntArray, group: IntArray) -> FloatArray:
         """All at once: each is slowed down until no resource is used more than all the time."""
-        busy = np.minimum(stage_s / alone[:, None], 1.0)
-        only_gpu = np.zeros(len(Resource))
-        only_gpu[Resource.GPU] = 1.0  # without a profile a job is taken to keep its GPUs busy
-        busy = np.where(np.isnan(stage_s), only_gpu, busy)
-        asked = np.add.reduceat(busy, first, axis=0).max(axis=1)
+        asked = np.add.reduceat(busy_part(stage_s, alone), first, axis=0).max(axis=1)
         slowed: FloatArray = alone * np.maximum(asked, 1.0)[group]
         return slowed
+
+
+def busy_part(stage_s: FloatArray, alone: FloatArray) -> FloatArray:
+    """The part of the time in which each member alone uses each resource, shape (members, k).
+
+    A job without a profile is taken to keep its GPUs busy.
+    """
+    only_gpu = np.zeros(len(Resource))
+    only_gpu[Resource.GPU] = 1.0
+    return np.where(np.isnan(stage_s), only_gpu, np.minimum(stage_s / alone[:, None], 1.0))
 
 
 def resized(truth: JobBatch, groups: Groups, alone: FloatArray) -> FloatArray:

@@ -4,7 +4,8 @@ Job time has three parts, and every millisecond a job holds its GPUs is in one:
   start-up   `hold_ms` to `since_ms`   launch, restore, migrate: GPUs held, no progress
   work       `since_ms` to `end_ms`    progress at `rate` solo-milliseconds a millisecond
   save       after a stop              GPUs held until the checkpoint is written; the next job waits for them
-Each is charged once, to the job that starts or stops.
+Each is charged once, to the job that starts or stops. Hosts wait until those before them have saved; guests wait for
+nobody, and nobody waits for what they save.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from plait.core.jobs import Checkpoints, JobBatch
 from plait.core.plan import Groups
 from plait.sim.adaptive import AdaptiveJobs
 from plait.sim.failures import time_to_failure_s
+from plait.sim.neighbours import GpuFigures, Neighbours
 from plait.sim.overheads import CHECKPOINT, LAUNCH, MIGRATE, RESTORE
+from plait.sim.physics import MeasuresUsage
 from plait.sim.settings import SimulationSettings, adaptive_jobs, with_known_batches
 from plait.sim.state import DONE, GPUS, HOLD, RATE, RUN, SERVICE, SINCE, UNIT, due_by, earliest, to_ms
 
@@ -72,6 +75,11 @@ class Running:
         self.running: IntArray = NO_JOBS
         self.groups: dict[int, Shared] = {}  # of jobs that share GPUs: the group they are in
         self.thinned: list[Shared] = []  # groups that were told to stop somebody, until the rest has its new pace
+        physics = settings.physics
+        self.usage = GpuFigures(n, cluster.gpus, physics) if isinstance(physics, MeasuresUsage) else None
+        # From the first guest on, in place of `groups` and `thinned`; `touched`: GPUs whose jobs need a new pace.
+        self.neighbours = None if self.usage is None else Neighbours()
+        self.touched: set[int] = set()
         self.gpu_free_ms = np.zeros(cluster.gpus)
         self.where: dict[int, IntArray] = {}
         self.parked: dict[int, IntArray] = {}  # suspended jobs: the GPUs whose host memory they are in
@@ -82,20 +90,34 @@ class Running:
 
     def run_groups(self, groups: Groups) -> None:
         """Start the members that do not run yet and set everybody's pace."""
-        jobs = groups.jobs
-        pace = self.settings.physics.iteration_s(self.moving, groups, self.cluster)
+        if groups.guest is not None or self.neighbours is not None:
+            neighbours = self.neighbours = self.neighbours or self._touching()
+            neighbours.put(groups)
+            self._run(neighbours.around(groups.gpus.tolist()), set(groups.jobs.tolist()))
+            return
         if not groups.single or self.groups:
             self._regroup(groups)
+        self._run(groups)
+
+    def _run(self, groups: Groups, named: set[int] | None = None) -> None:
+        """Set the pace of these groups and start who does not run; others than `named` only if theirs changes."""
+        jobs = groups.jobs
+        pace = self.settings.physics.iteration_s(self.moving, groups, self.cluster)
+        if self.usage is not None:
+            self.usage.measure(self.moving, groups, self.cluster, pace)
         started = []
         for g in range(len(groups)):
             for m in range(int(groups.first_job[g]), int(groups.first_job[g + 1])):
                 job = int(jobs[m])
+                solo = float(self.truth.iteration_s[job] / pace[m])
                 if self.is_running[job]:
+                    if named is not None and solo == self.solo[job] and job not in named:
+                        continue
                     self._settle(job, self.now)
                 else:
                     self._start(job, groups.gpus[groups.first_gpu[g] : groups.first_gpu[g + 1]])
                     started.append(job)
-                self.solo[job] = float(self.truth.iteration_s[job] / pace[m])
+                self.solo[job] = solo
                 self._set_pace(job)
         if started:
             self.running = np.concatenate([self.running, np.array(started, dtype=np.int64)])
@@ -103,7 +125,7 @@ class Running:
 
     def _start(self, job: int, gpus: IntArray) -> None:
         begin = max(self.now, self.free_ms[job])
-        if self.saves:
+        if self.saves and not (self.neighbours is not None and self.neighbours.is_guest(job)):
             begin = max(begin, float(self.gpu_free_ms[gpus].max()))
         cost = self.cost_ms[job]
         start_up = cost[LAUNCH] if self.attempts[job] == 0 else cost[RESTORE]
@@ -164,8 +186,11 @@ class Running:
         self.stop_ms[job] = self.end_ms[job] = self.fail_ms[job] = self.retune_ms[job] = math.inf
         gpus = self.where.pop(job)
         self.free_ms[job] = at + saving
-        if saving:
+        if saving and not (self.neighbours is not None and self.neighbours.is_guest(job)):
             self.gpu_free_ms[gpus] = at + saving
+        if self.neighbours is not None:
+            self._leave_neighbours(self.neighbours, job, gpus, at)
+            return saving
         group = self.groups.pop(job, None)
         if group is not None and at > self.now:
             self.share_gpus(group, at)
@@ -195,13 +220,22 @@ class Running:
 
     def share_gpus(self, shared: Shared, at: float) -> None:
         """When somebody leaves a group, the others speed up at once, before anybody is told."""
+        rest = self._rest(shared)
+        if rest is None:
+            return
+        now, self.now = self.now, at
+        self.run_groups(rest)
+        self.now = now
+
+    def _rest(self, shared: Shared) -> Groups | None:
+        """What is left of a group that some have left; None if nobody."""
         groups, g = shared
         lo, hi = int(groups.first_job[g]), int(groups.first_job[g + 1])
         stay = np.array([m for m in range(lo, hi) if self.groups.get(int(groups.jobs[m])) is shared], dtype=np.int64)
         if not len(stay):
-            return
+            return None
         gpus = groups.gpus[groups.first_gpu[g] : groups.first_gpu[g + 1]]
-        rest = Groups(
+        return Groups(
             groups.jobs[stay],
             gpus,
             np.array([0, len(gpus)]),
@@ -209,9 +243,40 @@ class Running:
             None if groups.gate is None else groups.gate[g : g + 1],
             None if groups.details is None else groups.details[stay],
         )
+
+    def _touching(self) -> Neighbours:
+        """Everybody who runs, for when the first guest comes; of who shares GPUs nothing else is kept from then on."""
+        neighbours = Neighbours()
+        for job in self.running.tolist():
+            gpus = self.where[job]
+            neighbours.put(Groups(np.array([job]), gpus, np.array([0, len(gpus)])))
+        for shared in {id(one): one for one in self.groups.values()}.values():
+            rest = self._rest(shared)
+            if rest is not None:
+                neighbours.put(rest)
+        for groups, g in self.thinned:
+            self.touched.update(groups.gpus[groups.first_gpu[g] : groups.first_gpu[g + 1]].tolist())
+        self.groups.clear()
+        self.thinned.clear()
+        return neighbours
+
+    def _leave_neighbours(self, neighbours: Neighbours, job: int, gpus: IntArray, at: float) -> None:
+        """Take a job from its GPUs; who shares them gets a new pace at once, or with all that is told at this time."""
+        neighbours.leave(job)
+        if self.usage is not None:
+            self.usage.clear(job, gpus)
+        if at <= self.now:
+            self.touched.update(gpus.tolist())
+            return
         now, self.now = self.now, at
-        self.run_groups(rest)
+        self.pace_around(neighbours, set(gpus.tolist()))
         self.now = now
+
+    def pace_around(self, neighbours: Neighbours, gpus: set[int]) -> None:
+        """Give everybody on these GPUs, and who shares GPUs with them, the pace that they have now."""
+        groups = neighbours.around(sorted(gpus))
+        if len(groups):
+            self._run(groups, set())
 
     # -- pace -------------------------------------------------------------------------------------------
 
