@@ -32,7 +32,7 @@ def client(home: str | None) -> Client:
 
 
 def print_json(value: Any) -> None:
-    """For other programs."""
+    """Print a value as JSON, for other programs."""
     typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
 
 

@@ -30,7 +30,7 @@ class Record(Protocol):
 
 
 def ignore(event: Event, commands: Sequence[Command]) -> None:
-    """Record nothing."""
+    """A `Record` that keeps nothing."""
 
 
 def drive(controller: Controller, backend: Backend, record: Record = ignore) -> None:

@@ -43,7 +43,7 @@ class Outcomes:
 
     @property
     def finished(self) -> BoolArray:
-        """Jobs that completed."""
+        """Whether each job completed (jobs,)."""
         return np.equal(self.state, _FINISHED)
 
     @property

@@ -78,7 +78,7 @@ class Declared:
 
     @property
     def unit(self) -> str:
-        """Seconds, or nothing."""
+        """`seconds` for a name that ends in `_s`, else nothing."""
         return "seconds" if self.name.endswith("_s") else ""
 
     @property

@@ -23,7 +23,7 @@ from plait.sim.physics import StandardPhysics, resized
 
 
 def everybody(jobs: IntArray) -> BoolArray:
-    """All take part."""
+    """That all of these jobs take part (jobs,)."""
     return np.ones(len(jobs), dtype=bool)
 
 

@@ -70,7 +70,7 @@ class Layout:
 
     @property
     def token_file(self) -> Path:
-        """The administrator's token."""
+        """The file with the administrator's token."""
         return self.home / "token"
 
     @property

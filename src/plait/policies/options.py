@@ -125,7 +125,7 @@ class Option:
 
 
 def switch(meaning: str, fit: bool = False) -> Option:
-    """`on` or `off`."""
+    """`on` or `off`; `fit`: whether tuning may try both."""
     return Option(meaning, "words", words=SWITCH, fit=Range(also=("on", "off")) if fit else None)
 
 
@@ -142,7 +142,7 @@ def number(meaning: str, least: float = 0.0, most: float = math.inf, **more: Any
 
 
 def seconds(meaning: str, least: float = 0.0, **more: Any) -> Option:
-    """A time."""
+    """A number of seconds from `least` on; `more` are other fields of an `Option`."""
     return number(meaning, least, unit="seconds", **more)
 
 

@@ -99,5 +99,5 @@ def stages_page(groups: Sequence[StageGroup], title: str) -> str:
 
 
 def write_stages(groups: Sequence[StageGroup], path: str | Path, title: str = "Stages") -> None:
-    """Write the page."""
+    """Write the page of the Gantt of stages; raises `OSError`."""
     write_text(path, stages_page(groups, title))

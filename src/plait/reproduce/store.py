@@ -48,7 +48,7 @@ class RunStore(Generic[D]):
             return None
 
     def put(self, case: Keyed, done: D) -> None:
-        """Keep a run."""
+        """Write a run into the folder; raises `InputError` if that cannot be written to."""
         text = json.dumps(_CODEC.encode(done))
         try:
             replace_file(self._path(case), text)

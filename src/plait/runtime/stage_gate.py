@@ -93,17 +93,17 @@ class NullGate:
         self._began[threading.get_ident(), resource] = time.perf_counter()
 
     def leave(self, resource: Resource) -> None:
-        """Count it."""
+        """Count the stage, and the seconds spent in it."""
         began = self._began.pop((threading.get_ident(), resource), None)
         if began is not None:
             self.stats.stages[resource] += 1
             self.stats.inside_s[resource] += time.perf_counter() - began
 
     def yield_point(self, before: Callable[[], None] | None = None) -> None:
-        """Nothing."""
+        """Do nothing: nobody waits."""
 
     def drop(self) -> None:
-        """Nothing."""
+        """Do nothing: nobody waits."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing: nobody waits."""

@@ -61,7 +61,7 @@ class Meter:
     own_s: float = 0.0
 
     def add(self, step: StepStats) -> Meter:
-        """One step more."""
+        """The meter with one step more."""
         if self.steps < 0:
             return Meter(0)
         return Meter(self.steps + 1, self.work + (step.work or 1.0), self.own_s + step.own_s)

@@ -58,7 +58,7 @@ class Window:
     last_s: tuple[float, ...] = ()
 
     def add(self, step_s: float, value_s: float) -> Window:
-        """One step more."""
+        """The window with one step more."""
         last = (*self.last_s, value_s)[-LAST:]
         return Window(self.steps + 1, self.seconds + step_s, self.total_s + value_s, last)
 

@@ -28,7 +28,7 @@ Step = Callable[[Event, Sequence[Command]], None]
 
 @dataclass(frozen=True)
 class Simulation:
-    """A finished run."""
+    """A finished run: its controller, with the records of all jobs, and its backend."""
 
     controller: Controller
     backend: Simulator

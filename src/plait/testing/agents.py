@@ -208,7 +208,7 @@ class DiskFences(Fences):
         self._disk = disk
 
     def write(self, number: int, epoch: int, first: int) -> None:
-        """See `Fences`."""
+        """Write the epoch to the simulated disk; arguments as for `Fences.write`."""
         self._disk.fence(number, epoch, first)
 
 
@@ -268,5 +268,5 @@ class Fleet:
             self.sync()
 
     def close(self) -> None:
-        """Close the store."""
+        """Close the store of the engine."""
         self.store.close()

@@ -205,7 +205,7 @@ class Process:
             self.log += f"refused: {why}\n"
 
     def end(self, at_s: float, exit_code: int, reason: str | None) -> None:
-        """It ends; once."""
+        """Note when and how the process ended; later calls change nothing."""
         if self.ended_s is None:
             self.ended_s, self.exit_code, self.reason = at_s, exit_code, reason
 
@@ -254,7 +254,7 @@ class Held:
         self.end(process.ended_s, code, reason or (self.stop_reason if code == PREEMPTED else None))
 
     def end(self, now_s: float, exit_code: int | None, reason: str | None) -> None:
-        """It is over."""
+        """Note when and how the process ended."""
         self.state, self.ended_s, self.exit_code, self.reason = ENDED, now_s, exit_code, reason
 
     def seen(self, now_s: float) -> Seen:

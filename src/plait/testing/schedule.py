@@ -11,7 +11,7 @@ from plait.core.errors import InputError
 
 
 class Kind(enum.StrEnum):
-    """What goes wrong."""
+    """What can go wrong in a run."""
 
     KILL_SERVICE = "kill the service"
     STOP_SERVICE = "stop the service for a while"

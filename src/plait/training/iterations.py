@@ -64,7 +64,7 @@ class Iterations:
         self.loop_step, self.loop_step_counted = number, False
 
     def count(self) -> None:
-        """One iteration more."""
+        """Note that an iteration has ended."""
         self.counted += 1
         self.loop_step_counted = True
 

@@ -68,7 +68,7 @@ def examine(home: str | None) -> Iterator[Finding]:
 
 
 def python() -> Finding:
-    """The interpreter."""
+    """The version and path of the Python interpreter that runs this command; always OK."""
     found = f"{sys.version.split()[0]} at {sys.executable}"
     return Finding("Python", OK, found)
 

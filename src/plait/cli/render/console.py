@@ -30,7 +30,7 @@ class Printer:
 
     @property
     def width(self) -> int:
-        """Columns there are."""
+        """Columns of the terminal, or of a file or pipe."""
         return self._terminal.width if self._terminal.is_terminal else WIDTH
 
     @property

@@ -135,7 +135,7 @@ class JobBatch:
 
     @property
     def gpus(self) -> IntArray:
-        """Gang sizes."""
+        """GPUs of each gang (jobs,)."""
         return cast("IntArray", self.column("gpus"))
 
     @property

@@ -80,7 +80,7 @@ class Link:
         ]
 
     def start(self) -> None:
-        """Begin to talk."""
+        """Start the threads that talk to the service."""
         for thread in self._threads:
             thread.start()
 

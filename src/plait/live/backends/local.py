@@ -179,7 +179,7 @@ class LocalBackend:
         return started
 
     def expected(self) -> int:
-        """All of them."""
+        """How many nodes the service waits for: all of them."""
         return len(self.nodes)
 
     def expected_gpus(self) -> int:

@@ -39,7 +39,7 @@ C = TypeVar("C", bound="Caller")
 
 
 class NotRunning(InputError):
-    """No service answers."""
+    """No service answers at the address that is known."""
 
 
 class Refused(InputError):
@@ -94,7 +94,7 @@ class Caller:
         return made
 
     def close(self) -> None:
-        """Close connections."""
+        """Close the connections; a later call opens new ones."""
         self._http.close()
 
     def __enter__(self: C) -> C:

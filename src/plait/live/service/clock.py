@@ -49,7 +49,7 @@ class Anchor:
             return None
 
     def text(self) -> str:
-        """For the store."""
+        """The anchor as text, for the store."""
         return json.dumps(_CODEC.encode(self))
 
 

@@ -55,7 +55,7 @@ class Mailbox:
         return asks
 
     def take(self, node: str, replies: Iterable[Reply]) -> None:
-        """Replies have come."""
+        """Hand replies of a node to those who asked for them."""
         for reply in replies:
             _, future = self._open.get(node, {}).get(reply.id, (None, None))
             if future is not None and not future.done():

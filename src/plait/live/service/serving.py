@@ -103,7 +103,7 @@ class Service:
         return self._code
 
     def stop(self) -> None:
-        """End, politely."""
+        """Ask the service to end, once open requests are answered."""
         self._told.set()
         if self._api is not None:
             self._api.closing.set()

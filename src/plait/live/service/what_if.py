@@ -53,5 +53,5 @@ class Asker:
             return answer
 
     def close(self) -> None:
-        """Answer nothing more."""
+        """End the thread that answers; questions that wait get no answer."""
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -96,7 +96,7 @@ class Worker(threading.Thread):
         return item.future
 
     async def call(self, work: Callable[[Engine, float], T], after: Callable[[Engine, Any], Any] | None = None) -> Any:
-        """`submit`, awaited."""
+        """The result of `submit`, awaited; raises what `work` raised."""
         return await asyncio.wrap_future(self.submit(work, after))
 
     async def look(self, work: Callable[[Engine, float], T]) -> T:

@@ -300,7 +300,7 @@ class Store:
         return job
 
     def counts(self) -> dict[str, int]:
-        """Jobs by state."""
+        """Number of jobs in each state."""
         table = schema.jobs
         with self.reading() as connection:
             rows = connection.execute(sa.select(table.c.state, sa.func.count()).group_by(table.c.state))
@@ -345,7 +345,7 @@ class Store:
         return None if found is None else str(found)
 
     def set_fact(self, key: str, value: str) -> None:
-        """Remember a fact."""
+        """Store a value under a key; an earlier one is replaced."""
         table = schema.meta
         with self._writing() as connection:
             connection.execute(sa.delete(table).where(table.c.key == key))

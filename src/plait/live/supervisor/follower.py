@@ -77,7 +77,7 @@ def look(layout: Layout, name: str) -> list[str]:
 
 
 def main() -> None:
-    """Keep one standby."""
+    """Keep one standby up, until the process is told to end."""
     options = parse(StandbyOptions, None, description=__doc__)
     keep(Layout.at(options.home), options.name)
 

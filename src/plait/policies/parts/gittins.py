@@ -70,7 +70,7 @@ class Distribution:
         return cls(knots, np.cumprod(1.0 - deaths / at_risk).astype(np.float64))
 
     def above(self, x: FloatArray) -> FloatArray:
-        """P(S > x)."""
+        """P(S > x), the share of sizes above each `x`."""
         at = np.searchsorted(self.knots, x, side="right")
         return np.where(at == 0, 1.0, self.survival[np.maximum(at - 1, 0)])
 

@@ -27,7 +27,7 @@ def by_remaining_service(view: View) -> FloatArray:
 
 
 def by_gpus(view: View) -> IntArray:
-    """Smallest gang first."""
+    """Smallest gang first: GPUs of each job."""
     return view.jobs.gpus
 
 

@@ -267,7 +267,7 @@ class ByFitness(InRounds):
             raise InputError(f"policy {self.name}: {error}") from None
 
     def choose(self, pool: Pool, found: Sizes, kept: Sizes) -> Sizes:
-        """The better one."""
+        """What was found if its fitness is higher than that of what is kept, else what is kept."""
         other = (found.matrix != kept.matrix).any()
         if other and self._merit(pool, found.matrix) > self._merit(pool, kept.matrix):
             return found

@@ -45,7 +45,7 @@ class Comparison:
     own_ratio: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary."""
+        """All fields as a dictionary for JSON."""
         return asdict(self)
 
 

@@ -124,7 +124,7 @@ LEAST_NEEDED = ("guard on", "authors'", "ours", "guard on,\nover Muri", "off by"
 
 
 def noise_table(rows: Sequence[NoiseRow]) -> Table:
-    """Figure 14."""
+    """Figure 14: mean JCT and makespan at each level of profile noise, over those without noise."""
     title = "Figure 14: profile noise (no published data, only the claim)"
     grid = _grid(
         title, ("policy", "noise"), ("mean JCT over none", "lowest seed", "highest seed", "makespan over none")

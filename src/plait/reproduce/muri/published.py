@@ -64,7 +64,7 @@ def values() -> tuple[Value, ...]:
 
 @cache
 def ratios() -> tuple[Ratio, ...]:
-    """All ratios."""
+    """All ratios that the paper states, as `ratios.csv` has them."""
     return tuple(
         Ratio(**{**row, "low": float(row["low"]), "high": float(row["high"])})  # type: ignore[arg-type]
         for row in _rows("ratios.csv")

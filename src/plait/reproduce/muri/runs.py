@@ -85,7 +85,7 @@ class Done:
 
     @property
     def starts_per_job(self) -> float:
-        """Starts over jobs."""
+        """Starts of all jobs over their number."""
         return sum(self.columns["starts"]) / self.jobs
 
 

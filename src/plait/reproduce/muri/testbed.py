@@ -65,7 +65,7 @@ class ErrorRow:
     within: bool
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary."""
+        """All fields as a dictionary for JSON."""
         return asdict(self)
 
 

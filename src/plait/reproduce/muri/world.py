@@ -38,7 +38,10 @@ class MuriArtifact:
         return len(read(run.trace, run.jobs))
 
     def run(self, run: PublishedRun, ended: Callable[[int], None] | None = None, **labels: Any) -> RunResult:
-        """Run it."""
+        """Simulate the run as the artifact does.
+
+        `ended` hears how many jobs have ended; `labels` go into the summary.
+        """
         overhead: Any = run.overheads or self.overheads[0]
         case = Case(str(run.trace), run.policy, run.jobs, run.round_s, overhead)
         done = run_case(case, ended)

@@ -44,7 +44,10 @@ class PolluxArtifact:
         return len(read_jobs(run.trace, run.jobs))
 
     def run(self, run: PublishedRun, ended: Callable[[int], None] | None = None, **labels: Any) -> RunResult:
-        """Run it."""
+        """Simulate the run as the artifact does.
+
+        `ended` hears how many jobs have ended; `labels` go into the summary.
+        """
         setting = read_setting(run.policy)
         workload = load(run.trace, _data(run), run.jobs)
         begin = time.process_time()

@@ -174,7 +174,7 @@ class Timings:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
+        """All timings as plain numbers, for a checkpoint."""
         return {"keys": [[*key, t.grad_s, t.grads, t.step_s, t.sync_s, t.steps] for key, t in self._keys.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ class Transfers:
 
     @property
     def on(self) -> bool:
-        """Whether it records."""
+        """Whether transfers are being recorded."""
         return self._thread != 0
 
     def start(self) -> None:

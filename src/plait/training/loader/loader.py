@@ -139,7 +139,7 @@ class Fetching:
 
 
 class StagedLoader(DataLoader[Any]):
-    """See `AttachedJob.wrap_loader`."""
+    """A loader that marks its stages and keeps its place; `AttachedJob.wrap_loader` makes it."""
 
     def __init__(self, job: Rank, inner: DataLoader[Any], *, train: bool) -> None:
         """The same loader with dataset and sampler under our eyes."""

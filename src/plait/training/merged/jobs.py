@@ -81,7 +81,7 @@ class InterleavePlan:
 
     @classmethod
     def of(cls, choice: Choice) -> InterleavePlan:
-        """What `choose_gate` chose."""
+        """The plan that `choose_gate` chose."""
         return cls(choice.gate, choice.turns)
 
 

@@ -180,7 +180,7 @@ class Routes:
             raise
 
     def close(self) -> None:
-        """As before."""
+        """Put back everything that was replaced, the last first."""
         while self._undo:
             self._undo.pop()()
 

@@ -40,7 +40,7 @@ class StaleEpoch(PlaitError):
 
 @dataclass(frozen=True)
 class Commit:
-    """A complete checkpoint."""
+    """A complete checkpoint: its folder, step, attempt and number of ranks."""
 
     path: Path
     step: int

@@ -43,7 +43,7 @@ class ResumeAdvice:
         self._timer.start()
 
     def end(self) -> None:
-        """The job ends."""
+        """Give no more advice: the job ends."""
         if self._timer is not None:
             self._timer.cancel()
 

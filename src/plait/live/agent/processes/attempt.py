@@ -59,7 +59,7 @@ class LocalAttempt:
 
     @property
     def key(self) -> Key:
-        """(job, epoch, rank)."""
+        """Job, epoch and rank of the process."""
         return self.run.job, self.run.epoch, self.run.rank
 
     @property

@@ -64,7 +64,7 @@ class GroupBook:
         return GroupInfo(f"g{self.made}", gate, QUANTUM_S, mates)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it."""
+        """All groups as JSON, for a snapshot."""
         groups = [[list(gpus), *_WRITE(group)] for gpus, group in self.by_gpus.items()]
         return {"made": self.made, "groups": groups}
 

@@ -37,12 +37,12 @@ class OpenJobs:
             )
 
     def add(self, owner: str, projects: Sequence[str]) -> None:
-        """Jobs have come."""
+        """Count new open jobs of `owner`, one a project of the list."""
         self.by_owner[owner] += len(projects)
         self.by_project.update(projects)
 
     def remove(self, owner: str, project: str) -> None:
-        """One has ended."""
+        """Count one open job of `owner` and `project` less."""
         for counts, name in ((self.by_owner, owner), (self.by_project, project)):
             counts[name] -= 1
             if not counts[name]:

@@ -24,7 +24,7 @@ from plait.live.store import NoRoom, StoreError
 
 
 def make_app(api: Api) -> FastAPI:
-    """The application."""
+    """The FastAPI application: all routes, and the answers to the errors that plait raises."""
     errors: dict[int | str, dict[str, Any]] = {
         code: {"model": ErrorOut} for code in (400, 401, 403, 404, 409, 413, 422)
     }

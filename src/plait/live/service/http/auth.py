@@ -192,7 +192,7 @@ def _read(path: Path) -> str:
 
 
 def need(token: Token, *roles: str) -> None:
-    """Refuse other roles."""
+    """Raise `Denied` unless the token has one of these roles."""
     if token.role not in roles:
         raise Denied(403, f"{token.user} is {token.role}; this needs {' or '.join(roles)}")
 

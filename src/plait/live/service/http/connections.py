@@ -117,7 +117,7 @@ class Connections:
         one.rank = max(one.rank, rank)
 
     def gone(self, one: Connection) -> None:
-        """It is closed."""
+        """Forget a connection that is closed."""
         self._open.discard(one)
         self._no_stranger(one)
 
@@ -165,7 +165,7 @@ class Door:
         self._open = False
 
     def open(self) -> None:
-        """Let them in."""
+        """Let waiting requests in, and all that come."""
         self._listener.setblocking(False)
         self._listener.listen(2048)
         self._open = True

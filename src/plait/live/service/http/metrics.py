@@ -66,7 +66,7 @@ class Metrics:
         counts.decisions_s.clear()
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """The cluster's figures."""
+        """The figures of the cluster at this moment, for Prometheus."""
         status, worker = self._status, self._worker
         if not status:
             return

@@ -127,7 +127,7 @@ class JobsIn(Model):
 
 
 class JobOut(BaseModel):
-    """A stored job."""
+    """A job as the API answers it."""
 
     id: str
     number: int

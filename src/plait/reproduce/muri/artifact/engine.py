@@ -55,7 +55,7 @@ class ArtifactRun:
 
     @property
     def mean_jct_s(self) -> float:
-        """Mean completion time."""
+        """Mean job completion time, seconds."""
         total = 0.0
         for jct_s in self.jct_s.tolist():
             total += jct_s

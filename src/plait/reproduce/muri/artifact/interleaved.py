@@ -92,7 +92,7 @@ class Muri(Rule):
             self.queues.leave(jobs)
 
     def advanced(self, state: State) -> None:
-        """Demotions."""
+        """Demote the jobs that have used up the time of their queue."""
         if self.queues:
             self.queues.demote(state)
 

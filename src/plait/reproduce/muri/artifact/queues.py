@@ -91,7 +91,7 @@ class Tiresias(Rule):
         self.queues = Queues(np.zeros(jobs, dtype=np.int64))
 
     def due_s(self, state: State) -> float:
-        """The next demotion."""
+        """Time of the next demotion, seconds; inf if none is due."""
         return self.queues.due_s(state)
 
     def arrive(self, state: State, jobs: IntArray) -> None:
@@ -103,7 +103,7 @@ class Tiresias(Rule):
         self.queues.leave(jobs)
 
     def advanced(self, state: State) -> None:
-        """Demotions."""
+        """Demote the jobs that have used up the time of their queue."""
         self.queues.demote(state)
 
     def decide(self, state: State) -> None:

@@ -60,11 +60,11 @@ class Progress:
         self.target = epochs * self.an_epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """A number."""
+        """The progress, for a checkpoint."""
         return {"iterations": self.iterations}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put it back."""
+        """Go on from the progress of a checkpoint."""
         self.iterations = float(state["iterations"])
 
 

@@ -210,7 +210,7 @@ class Statistics:
             self.weight, self._weight2 = FADE * self.weight, FADE**2 * self._weight2
 
     def reset(self) -> None:
-        """Forget all estimates."""
+        """Forget all estimates, as after a change that they do not hold for."""
         groups = self.groups
         self._sums = [[0.0] * groups, [0.0] * groups]
         self._totals, self._spreads = [0.0, 0.0], [0.0, 0.0]
