@@ -147,14 +147,17 @@ def undisturbed(tmp_path_factory):
     return (out / "alone.bin").read_bytes()
 
 
-def test_allocations_grow_with_the_queue_and_go_when_idle(plait):
+def test_allocations_grow_with_the_queue_and_go_when_idle(plait, tmp_path):
     plait.up(max_nodes=3, idle=2)
     assert plait.queue() == []
-    shown = "import os, time; time.sleep(4); print('gpu', os.environ['CUDA_VISIBLE_DEVICES'])"
+    go = tmp_path / "go"  # a busy machine submits more slowly than jobs of any length would end
+    waits = f"while not os.path.exists({str(go)!r}): time.sleep(0.05)"
+    shown = f"import os, time\n{waits}\nprint('gpu', os.environ['CUDA_VISIBLE_DEVICES'])"
     jobs = [plait.submit("--", sys.executable, "-c", shown) for _ in range(7)]  # more than three nodes hold
     wide = plait.submit("--gpus", 4, "--", sys.executable, "-c", "import os; print(os.environ['WORLD_SIZE'])")
     plait.comes(lambda: len(plait.allocations()) == 3, "the third allocation")
-    most = 0
+    most = len(plait.queue())
+    go.touch()
     for job in [*jobs, wide]:
         plait.comes(lambda job=job: plait.job(job)["state"] in ("finished", "failed"), job)
         most = max(most, sum(" COMPLETING" not in line for line in plait.queue()))  # what ends counts no more
