@@ -51,7 +51,7 @@ def seconds(text: str) -> float:
     except ValueError:
         found = math.nan
     if not (math.isfinite(found) and found > 0):
-        raise InputError(f"{text!r} is no time; write a number and s, m, h, d or w: 30d")
+        raise InputError(f"{text!r} is not a duration; write a number and s, m, h, d or w: 30d")
     return found
 
 

@@ -16,7 +16,7 @@ from plait.core.preemption import PreemptionRule
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where a replay decides otherwise than the log says."""
+    """The first step at which a replay makes another decision than the log has."""
 
     line: int
     at_s: float

@@ -45,7 +45,7 @@ class LoggedEntry:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where the replay decides otherwise: what the log says, and what comes out now."""
+    """The first step at which the replay makes another decision: what the log has, and what comes out now."""
 
     seq: int
     at_s: float

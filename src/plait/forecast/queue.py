@@ -23,7 +23,7 @@ def controller_of(state: Mapping[str, Any]) -> Callable[[], Controller]:
     """
     known = State.from_json(state).controller
     if known is None:
-        raise InputError("no node has joined yet, so nothing can be foreseen; look at: plait nodes")
+        raise InputError("no node has joined yet, so there is no forecast; look at: plait nodes")
     policy = known.policy
     return lambda: _now(restore(state["controller"], policy, GUESTS_PER_GPU), state)
 

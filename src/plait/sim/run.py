@@ -117,7 +117,7 @@ def refuse_silence(controller: Controller) -> None:
     more = len(controller.active) - len(lines)
     raise SimulationError(
         f"{len(controller.active)} jobs can never finish under policy {describe(controller.policy)}: nothing "
-        "runs and nothing is left to happen\n" + "\n".join(lines) + (f"\n  and {more} more" if more else "")
+        "runs, and no event is left\n" + "\n".join(lines) + (f"\n  and {more} more" if more else "")
     )
 
 

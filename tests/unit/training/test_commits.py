@@ -135,7 +135,7 @@ def test_all_ranks_resume_from_what_rank_0_saw(tmp_path):
 
 
 def test_a_silent_rank_0_is_an_error_not_a_hang(tmp_path):
-    with pytest.raises(PlaitError, match="rank 0 has not said"):
+    with pytest.raises(PlaitError, match="rank 0 has not written"):
         CheckpointStore(tmp_path / "c").choose(rank=1, world_size=2, timeout_s=0.05)
 
 

@@ -1,4 +1,4 @@
-"""Learning rates for one step, optimizers that wait while gradients accumulate, Adam that begins anew."""
+"""Learning rates for one step, optimizers that wait while gradients accumulate, Adam that is reset."""
 
 from __future__ import annotations
 

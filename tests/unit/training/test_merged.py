@@ -289,7 +289,7 @@ def test_each_job_has_a_group_over_processes_and_the_crash_of_one_leaves_the_oth
         end = next(line.split() for line in out.splitlines() if line.startswith("job1"))
         assert end[1:3] == ["failed", "ValueError" if rank == 0 else "RuntimeError"], err
         assert float(end[3]) < 20, err  # before its timeout
-    with pytest.raises(InputError, match="lock up"):
+    with pytest.raises(InputError, match="deadlock"):
         run_merged([lambda job: None], InterleavePlan("tokens"), peers=Peers(0, 2, port))
 
 

@@ -205,6 +205,6 @@ def replay(
         count, last_s = answer.entries, answer.state.now_s
         difference = None if answer.difference is None else str(answer.difference)
     if difference is not None and verify:
-        raise PlanError(f"the replay decides otherwise at {difference}")
-    what = "every decision is the same" if difference is None else f"it decides otherwise at {difference}"
+        raise PlanError(f"the replay makes another decision at {difference}")
+    what = "every decision is the same" if difference is None else f"another decision at {difference}"
     typer.echo(f"{count:,} entries over {duration(last_s)}: {what}")

@@ -309,5 +309,7 @@ def _saved(log: Path) -> list[Any]:
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read the log {log}: {error}; plait demo saves one in its folder") from error
     if not isinstance(data, list) or not all(isinstance(row, dict) and {"seq", "event"} <= row.keys() for row in data):
-        raise InputError(f"{log} is no log: needs a list of entries with seq and event, as plait demo saves them")
+        raise InputError(
+            f"{log} is not an event log: it needs a list of entries with seq and event, as plait demo saves them"
+        )
     return data

@@ -163,7 +163,7 @@ def run_half(policy: str, jobs: list[dict[str, Any]], how: str, out: Path) -> Ha
     rows, watch = list(read_rows(log)), Watch()
     answer = replay(rows, observe=watch)
     if answer.difference is not None:
-        raise PlaitError(f"the replay of the demo decides otherwise: {answer.difference}")
+        raise PlaitError(f"the replay of the demo makes another decision: {answer.difference}")
     jct_s = {names[job["id"]]: job["jct_s"] for job in ended}
     return Half(
         policy,

@@ -282,7 +282,7 @@ def _standby(answer: httpx.Response) -> Json | None:
 
 
 def _no_worse(url: str, other: str) -> bool:
-    """A token that went encrypted does not go in the clear elsewhere."""
+    """A token that was sent encrypted is not sent unencrypted elsewhere."""
     return other.startswith("https://") or not url.startswith("https://")
 
 

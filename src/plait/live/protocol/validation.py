@@ -36,7 +36,7 @@ NONSENSE = 255
 
 
 def sane_notice(leaving_s: float | None) -> float | None:
-    """Seconds until a node goes; None, for a node that stays, also for what is no time."""
+    """Seconds until a node goes; None, for a node that stays, also for what is not a number of seconds."""
     return None if leaving_s is None else _or_none(leaving_s, LONGEST_S)
 
 

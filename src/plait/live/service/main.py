@@ -1,6 +1,6 @@
 """Start the service of a home folder: on this machine only unless told otherwise, one at a time.
 
-Or several, where they share a store on PostgreSQL: one leads, those started with `--standby` wait for its place.
+Several services may share a store on PostgreSQL: one leads, and those started with `--standby` follow it.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def _take(seat: LeaderLease, url: str) -> None:
             if time.monotonic() > until:
                 where = f" at {seat.seen.url}" if seat.seen else ""
                 raise StoreError(
-                    f"the store {parse_url(url)!r} is in use by another service{where}; stop that one first, or wait "
-                    "for its place with: plait up --standby"
+                    f"the store {parse_url(url)!r} is in use by another service{where}; stop that one first, or "
+                    "start a follower with: plait up --standby"
                 )
             time.sleep(0.1)
     except SQLAlchemyError as error:
@@ -153,8 +153,8 @@ def _check(options: ServiceOptions) -> None:
         raise InputError(f"--name is {options.name!r}; write letters, digits, dot, dash")
     if not _loopback(options.host) and not (options.tls_cert or options.insecure):
         raise InputError(
-            f"--host {options.host} can be reached from other machines, and tokens would go there in the clear; give "
-            "--tls-cert and --tls-key, or --insecure if the network is yours alone"
+            f"--host {options.host} can be reached from other machines, and tokens would be sent unencrypted; give "
+            "--tls-cert and --tls-key, or --insecure in a private network"
         )
 
 

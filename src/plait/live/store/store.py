@@ -207,7 +207,7 @@ class Store:
             term = int(connection.execute(last).scalar() or 0) + 1
             connection.execute(sa.update(table).where(table.c.key == "term").values(value=str(term)))
             if self._seat is not None and not self._seat.begin(connection, term):
-                raise Replaced("another service has taken the place of this one before it began")
+                raise Replaced("another service became the leader before this one started")
         self.term = term
         if self._seat is not None:
             self._seat.keep()
@@ -354,7 +354,7 @@ class Store:
     def backup(self, target: str | Path) -> Path:
         """Write a consistent copy of an SQLite store to a new file, while it is in use."""
         if self._engine.dialect.name != "sqlite":
-            raise StoreError("a store on PostgreSQL is copied by its own means: pg_dump")
+            raise StoreError("a store on PostgreSQL is backed up with its own tool: pg_dump")
         try:
             path = Path(target).expanduser().resolve()
             part = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.part")

@@ -50,7 +50,7 @@ def exclusive(layout: Layout, patience_s: float = ALONE_S) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > until:
                     raise InputError(
-                        f"another plait up or plait down has been at work in {layout.home} for {patience_s:g} s; end "
+                        f"another plait up or plait down has been running in {layout.home} for {patience_s:g} s; end "
                         "that one, then try again"
                     ) from None
             time.sleep(_RETRY_S)

@@ -56,8 +56,8 @@ def refuse_elsewhere(layout: Layout, name: str = FIRST) -> None:
     if found:
         what = f"the cluster of {layout.home}" if name == FIRST else f"service {name} of {layout.home}"
         raise InputError(
-            f"{what} is kept on {', '.join(sorted(set(found.values())))}: say plait up and plait down there; if that "
-            f"machine is gone for good, say here: rm {' '.join(map(str, found))}"
+            f"{what} is kept on {', '.join(sorted(set(found.values())))}: run plait up and plait down there; if that "
+            f"machine is gone for good, run here: rm {' '.join(map(str, found))}"
         )
 
 

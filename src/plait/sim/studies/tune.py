@@ -108,7 +108,7 @@ def fit_policy(
     if len(fitting) < FEWEST_DEPARTURES:
         raise InputError(
             f"{len(fitting)} jobs that fit the cluster are too few to fit a policy to: "
-            f"{FEWEST_DEPARTURES} departures are the least that says more than chance"
+            f"{FEWEST_DEPARTURES} departures or more are needed for a result above chance"
         )
     cut = fitting[: len(fitting) // 2], fitting[len(fitting) // 2 :]
     first, second = (_rebased(jobs[half]) for half in cut)

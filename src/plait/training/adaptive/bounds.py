@@ -53,7 +53,9 @@ def bounds(
             "with plait submit --batch-size"
         ) from None
     except (TypeError, ValueError) as error:
-        raise InputError(f"{VARIABLE} is {environ[VARIABLE]!r}, which are no bounds of a batch: {error}") from None
+        raise InputError(
+            f"{VARIABLE} is {environ[VARIABLE]!r}, which is not a valid set of batch bounds: {error}"
+        ) from None
 
 
 def warn_alone(limits: BatchLimits) -> None:

@@ -73,7 +73,7 @@ class Accumulator:
         if self._together or not isinstance(value, _Sum) or value.key != key:
             raise InputError(
                 f"{self.name}[{key!r}] = ...: sums of all ranks can only be added to, by += outside "
-                "`with synchronized()`; reset() begins anew"
+                "`with synchronized()`; reset() starts over"
             )
         if value.change is not None:
             change = value.change.detach().clone() if isinstance(value.change, torch.Tensor) else value.change
@@ -96,7 +96,7 @@ class Accumulator:
         """All sums, inside `synchronized`."""
         if not self._together:
             raise InputError(
-                f"{self.name} is read outside `with {self.name}.synchronized():`; there alone all ranks meet"
+                f"{self.name} is read outside `with {self.name}.synchronized():`; all ranks take part only there"
             )
         return dict(self._total)
 

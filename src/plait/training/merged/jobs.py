@@ -302,7 +302,7 @@ class Merged:
         if peers is not None and plan.gate != "none":
             raise InputError(
                 f"gate {plan.gate!r} with peers: gates of one process know nothing of the other's, and jobs that wait "
-                "for each other in collectives would lock up; use gate 'none', or one process a job (plait submit)"
+                "for each other in collectives would deadlock; use gate 'none', or one process a job (plait submit)"
             )
         self._turns, self._checkpoint_s = turns, checkpoint_s
         self._given = Path(folder) if folder is not None else None

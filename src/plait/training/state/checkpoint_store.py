@@ -159,7 +159,7 @@ class CheckpointStore:
         end_s = time.monotonic() + timeout_s
         while not agreed.exists():
             if time.monotonic() > end_s:
-                raise PlaitError(f"{agreed}: rank 0 has not said within {timeout_s:.0f} s where to resume")
+                raise PlaitError(f"{agreed}: rank 0 has not written within {timeout_s:.0f} s where to resume")
             time.sleep(POLL_S)
         names = json.loads(agreed.read_text())["names"]
         known = {c.path.name: c for c in self.complete()}

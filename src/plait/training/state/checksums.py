@@ -55,7 +55,7 @@ def read_marker(text: str) -> tuple[int, dict[str, tuple[int, int | None]]]:
         own = facts.pop(_OWN, None)
         old = own is None and all(isinstance(said, int) for said in facts["files"].values())
         if not old and own != _own(facts):
-            raise Damaged("the marker is not what was written: its checksum is another one")
+            raise Damaged("the marker was changed after it was written: its checksum does not match")
         files = {name: (said, None) if old else (said[0], said[1]) for name, said in facts["files"].items()}
         return int(facts["world"]), files
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:

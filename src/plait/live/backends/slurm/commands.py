@@ -68,7 +68,9 @@ class SlurmCli:
         try:
             there = sorted(set(self.ask("sinfo", "--noheader", "--format=%R").split()))
         except SlurmError as error:
-            raise SlurmError(f"Slurm does not answer on this machine: {error}; go on when this works: sinfo") from error
+            raise SlurmError(
+                f"Slurm does not answer on this machine: {error}; try again when this works: sinfo"
+            ) from error
         if partition is not None and (unknown := [name for name in partition.split(",") if name not in there]):
             raise InputError(f"no partition {unknown[0]!r} in this Slurm; there are: {', '.join(there) or 'none'}")
 
@@ -103,7 +105,9 @@ class SlurmCli:
                 timeout=PATIENCE_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise SlurmError(f"{shown}: no answer in {PATIENCE_S:g} s; is slurmctld well? try: scontrol ping") from None
+            raise SlurmError(
+                f"{shown}: no answer in {PATIENCE_S:g} s; is slurmctld running? try: scontrol ping"
+            ) from None
         except OSError as error:
             raise SlurmError(f"{shown}: cannot be run: {error.strerror}") from error
         if done.returncode:

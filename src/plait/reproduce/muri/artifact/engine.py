@@ -209,7 +209,7 @@ class _World:
     def _check(self, at_s: float) -> None:
         if not math.isfinite(at_s):
             row = int(self.trace.row[self.state.listed[0]])
-            raise SimulationError(f"job {row} waits and nothing will ever happen again")
+            raise SimulationError(f"job {row} waits, and no event is left")
 
     # -- what it does ------------------------------------------------------------------------------------------
 

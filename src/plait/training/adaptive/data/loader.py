@@ -57,14 +57,14 @@ class AdaptiveDataLoader(AdaptiveLoader):
         """
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
             raise InputError(
-                f"AdaptiveDataLoader({type(dataset).__name__}): a stream has no places to share out anew among another "
-                "number of ranks; give a data set with __len__ and __getitem__, or keep the number of GPUs "
-                "(plait submit --gpus) and use job.wrap_loader(DataLoader(...))"
+                f"AdaptiveDataLoader({type(dataset).__name__}): a stream has no positions that could be "
+                "redistributed over another number of ranks; give a data set with __len__ and __getitem__, or keep the "
+                "number of GPUs (plait submit --gpus) and use job.wrap_loader(DataLoader(...))"
             )
         wrong = sorted({"sampler", "batch_sampler", "drop_last"} & options.keys())
         if wrong or options.get("in_order") is False:
             raise InputError(
-                f"AdaptiveDataLoader({', '.join(wrong) or 'in_order=False'}): it says itself which samples come when, "
+                f"AdaptiveDataLoader({', '.join(wrong) or 'in_order=False'}): it decides the order of samples itself, "
                 "each once in a pass; choose the order by shuffle= and seed=, and leave samples out in the data set"
             )
         super().__init__(

@@ -86,7 +86,7 @@ class Preconditioner:
             self._device_steps += 1
 
     def reset(self) -> None:
-        """The optimizer begins anew."""
+        """Start over: the optimizer was reset."""
         if self._device_steps is not None:
             self._device_steps = 0
 

@@ -59,7 +59,7 @@ async def sync(request: Request) -> Response:
 def _current_assignment(api: Api, told: Observed) -> Assignment:
     """While nothing can be written down: jobs go on under their lease, nothing is begun, stopped or forgotten.
 
-    Nobody calls the node lost meanwhile, as the service that waits is the only one, and begins anew after it.
+    Nobody calls the node lost meanwhile, as the service that waits is the only one, and counts from the start after it.
     """
     keep = [[one.job, one.epoch, one.rank] for one in told.attempts]
     asks = api.mailbox.due(told.node.id)  # logs can be read all the same
