@@ -9,7 +9,7 @@ import typer
 from plait.cli.lazy import Entry
 from plait.cli.render.panels import ADMIN, ANSWERS, CLUSTER, JOBS, LIBRARY, SIMULATE, Panels, Verbatim
 
-HELP = "A scheduler for deep-learning clusters: runs jobs, explains itself, and simulates what would have been."
+HELP = "A scheduler for deep-learning clusters: runs jobs, explains its decisions, simulates other policies."
 
 #: Without arguments such a command prints its help; the rest of the line may be the user's command, options and all.
 BARE: dict[str, Any] = {"no_args_is_help": True}
@@ -27,8 +27,8 @@ ENTRIES = {
     "run": Entry(JOBS, "run_local:run", "Run a training script alone, with what a job gets.", VERBATIM),
     "up": Entry(CLUSTER, "cluster:up", "Start the service and its nodes, here or on a cluster."),
     "down": Entry(CLUSTER, "cluster:down", "Stop the service and its nodes."),
-    "status": Entry(CLUSTER, "status:status", "Show the service: where it is, what decides, nodes, jobs."),
-    "top": Entry(CLUSTER, "status:top", "Watch nodes and jobs; Ctrl-C leaves."),
+    "status": Entry(CLUSTER, "status:status", "Show the service: address, policy, nodes and jobs."),
+    "top": Entry(CLUSTER, "status:top", "Watch nodes and jobs; Ctrl-C quits."),
     "doctor": Entry(CLUSTER, "doctor:doctor", "Check the set-up and say what to fix."),
     "demo": Entry(CLUSTER, "demo:demo", "Train four models apart, then interleaved, and compare."),
     "nodes": Entry(CLUSTER, "status:nodes", "List the nodes; drain, resume and forget them."),
@@ -50,7 +50,7 @@ ENTRIES = {
     "reproduce": Entry(SIMULATE, "reproduce:app", "Run a published evaluation again: ours beside the authors'."),
     "policies": Entry(LIBRARY, "catalog:policies", "List policies, what they know, and their options."),
     "cite": Entry(LIBRARY, "catalog:cite", "Print BibTeX of the work a policy comes from."),
-    "worlds": Entry(LIBRARY, "catalog:worlds", "List the worlds: what is true besides the policy."),
+    "worlds": Entry(LIBRARY, "catalog:worlds", "List the simulated worlds."),
     "trace": Entry(LIBRARY, "trace:app", "Convert, inspect and generate traces."),
 }
 
@@ -85,7 +85,7 @@ def _version(wanted: bool) -> None:
 @app.callback(help=HELP)
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Options before the command."""

@@ -68,7 +68,7 @@ class Asked:
     project: str | None = same(Job, "project")
     priority: float | None = same(Job, "priority")
     wait: bool = option("Wait for the end; exit code 1 if it fails", default=False, short="w")
-    show_schema: bool = option("Print the JSON Schema of job files and leave", default=False, flag="schema")
+    show_schema: bool = option("Print the JSON Schema of job files and exit", default=False, flag="schema")
     home: HomeOption = None
     as_json: JsonFlag = False
 

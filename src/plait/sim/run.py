@@ -122,7 +122,7 @@ def refuse_silence(controller: Controller) -> None:
 
 
 def with_plain_jobs(jobs: JobBatch, share: float, seed: int) -> JobBatch:
-    """The same jobs, of which this share cannot go on from a checkpoint; which do not depends on seed and position."""
+    """The same jobs, of which this share cannot resume from a checkpoint; which do not depends on seed and position."""
     if share == 0:
         return jobs
     plain = np.random.default_rng((seed, 0x9A17)).random(len(jobs)) < share

@@ -795,7 +795,7 @@ def test_what_stops_cost_is_said_by_explain_show_status_and_events(plait, fake):
         **STATUS, "may_lose_work": True, "lost": {"work_gpu_s": {"preempted": 30.0}, "restarts_gpu_s": 10.0},
     }  # fmt: skip
     told = plait("status").out
-    assert "may stop jobs that cannot go on from a checkpoint" in told
+    assert "may stop jobs that cannot resume from a checkpoint" in told
     assert "lost      30.0 GPU-seconds of work (30.0 preempted), and 10.0 GPU-seconds in restarts\n" in told
     cost = {"type": "StopCostReported", "jobs": [3], "checkpoints": [2], "restart_s": [4.2]}
     over = {"type": "AttemptOver", "job": 3, "epoch": 2, "outcome": "preempted", "lost_work_s": 30.0}

@@ -1,4 +1,4 @@
-"""Jobs that cannot go on from a checkpoint keep their GPUs; others are stopped, and what that cost is measured."""
+"""Jobs that cannot resume from a checkpoint keep their GPUs; others are stopped, and what that cost is measured."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_an_operator_may_let_a_policy_stop_plain_jobs_and_the_loss_is_counted(ma
     fleet.pass_s(3.0)
     assert epochs(fleet, 1) == 0
     waits = fleet.engine.explain(1, fleet.now_s)
-    assert "cannot go on from a checkpoint, so no policy stops it" in waits["blockers"][0]["text"]
+    assert "cannot resume from a checkpoint, so no policy stops it" in waits["blockers"][0]["text"]
     assert "would lose their work" in waits["summary"]
     fleet.engine.set_policy("srsf", fleet.now_s, may_lose_work=True)
     fleet.pass_s(6.0)

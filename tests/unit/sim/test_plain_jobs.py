@@ -1,4 +1,4 @@
-"""Simulated jobs that cannot go on from a checkpoint, or only from their last one: what stops cost them, and when."""
+"""Simulated jobs that cannot resume from a checkpoint, or only from their last one: what stops cost them, and when."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def create_token(
     user: Annotated[str, typer.Argument(help="Who will use it.")],
     role: Annotated[str, typer.Option(help="admin, user (own jobs) or viewer (reads only).")] = "user",
     in_project: Annotated[str | None, typer.Option("--project", help="Project of this user's jobs.")] = None,
-    expires: Annotated[str | None, typer.Option(help="Valid for so long: 12h, 30d, 8w; default: for ever.")] = None,
+    expires: Annotated[str | None, typer.Option(help="Expires after this time: 12h, 30d, 8w; default: never.")] = None,
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -71,7 +71,7 @@ def revoke_token(
     which: Annotated[str, typer.Argument(metavar="TOKEN", help="The id of a token of `plait token ls`.")],
     home: HomeOption = None,
 ) -> None:
-    """Let a token count no more."""
+    """Revoke a token."""
     with client(home) as service:
         service.revoke_token(which)
     typer.echo(f"{which} is revoked")
@@ -87,7 +87,7 @@ def list_projects(home: HomeOption = None, as_json: JsonFlag = False) -> None:
 
 @project.command("set", no_args_is_help=True)
 def set_project(
-    name: Annotated[str, typer.Argument(help="A new one, or one that is there.")],
+    name: Annotated[str, typer.Argument(help="A new or an existing one.")],
     quota_gpus: Annotated[int | None, typer.Option(min=0, help="GPUs its jobs may hold together.")] = None,
     weight: Annotated[float | None, typer.Option(help="Its share beside other projects.")] = None,
     home: HomeOption = None,
@@ -102,7 +102,7 @@ def set_project(
 def remove_project(
     name: Annotated[str, typer.Argument(help="A project of `plait project ls`.")], home: HomeOption = None
 ) -> None:
-    """Take a project away."""
+    """Remove a project."""
     with client(home) as service:
         service.delete_project(name)
     typer.echo(f"project {name} is gone")
@@ -129,7 +129,7 @@ def backup(
 def restore(
     source: Annotated[Path, typer.Argument(metavar="FILE", help="What `plait backup` wrote.")],
     home: HomeOption = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Overwrite the store that is there.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Overwrite the existing store.")] = False,
 ) -> None:
     """Put a copy of the store back; the service must be down."""
     import sqlite3

@@ -63,7 +63,7 @@ def needs(row: Row) -> str:
 
 
 #: What is said of a policy beside its name, where an operator let it.
-LOSES = "; it may stop jobs that cannot go on from a checkpoint"
+LOSES = "; it may stop jobs that cannot resume from a checkpoint"
 
 
 @policy.command("show")
@@ -83,15 +83,15 @@ def show(home: HomeOption = None, as_json: JsonFlag = False) -> None:
 def set_policy(
     name: Annotated[str, typer.Argument(metavar="POLICY", help="A policy of `plait policies`, with options.")],
     may_lose_work: Annotated[
-        bool, typer.Option("--may-lose-work", help="It may stop jobs that cannot go on from a checkpoint, too.")
+        bool, typer.Option("--may-lose-work", help="Let it also stop jobs that cannot resume from a checkpoint.")
     ] = False,
     home: HomeOption = None,
 ) -> None:
     """Let another policy decide from now on.
 
-    What it wants otherwise is checkpointed and moved.
+    Jobs that it places elsewhere are checkpointed and moved.
 
-    Jobs that cannot go on from a checkpoint keep their GPUs until they end, unless --may-lose-work is given.
+    Jobs that cannot resume from a checkpoint keep their GPUs until they end, unless --may-lose-work is given.
     """
     from plait.policies.catalog import make_policy
 
@@ -143,7 +143,7 @@ def cite(name: Annotated[str, typer.Argument(metavar="POLICY", help="A policy of
 
 
 def worlds(as_json: JsonFlag = False) -> None:
-    """List the worlds: what is true besides the policy."""
+    """List the simulated worlds."""
     from plait.reproduce.worlds import SUMMARIES, published_world
     from plait.sim.world import WORLDS, make_world
 

@@ -50,7 +50,7 @@ def _up(asked: UpOptions) -> None:
 def up() -> None:
     """Start the service and its nodes, here or on a cluster.
 
-    Jobs of an earlier run go on.
+    Jobs that run already continue.
 
     \b
     plait up

@@ -32,9 +32,9 @@ def explain(
     job: JobArgument,
     eta: Annotated[
         bool | None,
-        typer.Option(help="Play the queue forward for an estimate of start and end; default: up to 1000 open jobs."),
+        typer.Option(help="Simulate the queue to estimate start and end; default: up to 1000 open jobs."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of what nobody knows.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the unknown durations.")] = 0,
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:

@@ -29,7 +29,7 @@ def ls(
     state: Annotated[str | None, typer.Option(help="waiting, starting, running, finished, failed, ...")] = None,
     user: Annotated[str | None, typer.Option(help="Only jobs of this user.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most this many, newest first.")] = 50,
-    offset: Annotated[int, typer.Option(min=0, help="Leave out the newest so many.")] = 0,
+    offset: Annotated[int, typer.Option(min=0, help="Skip this many of the newest.")] = 0,
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -239,15 +239,15 @@ def _attempt_row(attempt: dict[str, Any], created_s: float) -> list[object]:
 
 def logs(
     job: JobArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it grows, until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
     rank: Annotated[int, typer.Option(min=0, help="Which process of the job.")] = 0,
-    tail: Annotated[int | None, typer.Option("--tail", min=1, help="Only about the last so many bytes.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="As it was written, with escapes that a terminal obeys.")] = False,
+    tail: Annotated[int | None, typer.Option("--tail", min=1, help="Only about this many bytes of its end.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Keep escape sequences.")] = False,
     home: HomeOption = None,
 ) -> None:
     """Print what a job wrote in its newest attempt.
 
-    Terminal escapes are left out where a terminal would obey them.
+    Escape sequences are removed if the output is a terminal.
     """
     import sys
 
@@ -320,7 +320,7 @@ def cancel(jobs: JobsArgument, home: HomeOption = None) -> None:
 
 def wait(
     jobs: JobsArgument,
-    timeout: Annotated[float | None, typer.Option(help="Give up after so many seconds, exit code 1.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Give up after this many seconds; exit code 1.")] = None,
     home: HomeOption = None,
 ) -> None:
     """Wait until jobs have ended.

@@ -19,7 +19,7 @@ def up(
     slots: Annotated[int | None, typer.Option(min=1, help="CPU slots of each; default: 4.")] = None,
     home: HomeOption = None,
 ) -> None:
-    """Start a Ray cluster, or what has died of it.
+    """Start a Ray cluster, or restart what died of it.
 
     A head and nodes, real `ray start` processes.
     """
@@ -40,7 +40,7 @@ def up(
 
 @app.command("status")
 def status(home: HomeOption = None) -> None:
-    """What lives of it."""
+    """Show which of its processes run."""
     from plait.live.backends.ray.local_cluster import RayCluster
     from plait.live.layout import Layout
 
@@ -57,7 +57,7 @@ def status(home: HomeOption = None) -> None:
 
 @app.command("down")
 def down(home: HomeOption = None) -> None:
-    """End its processes, and no other Ray process. Agents and jobs of plait go on: end those with plait down."""
+    """End its processes, and no other Ray process. Agents and jobs of plait continue: end them with plait down."""
     from plait.live.backends.ray.local_cluster import RayCluster
     from plait.live.layout import Layout
 

@@ -33,7 +33,7 @@ def muri() -> None:
     plait reproduce muri --data simulator/trace-data --report muri.html
     plait reproduce muri --data simulator/trace-data --figure 9,13
 
-    Stop with Ctrl-C; the same command goes on where it was.
+    Stop with Ctrl-C; the same command continues where it was.
     """
 
 
@@ -48,5 +48,5 @@ def pollux() -> None:
     plait reproduce pollux --data pollux-data --report pollux.html
     plait reproduce pollux --data simulator/traces --workload simulator/workloads/workload-6.csv --seeds 0
 
-    A run of the genetic search takes minutes. Stop with Ctrl-C; the same command goes on where it was.
+    A run of the genetic search takes minutes. Stop with Ctrl-C; the same command continues where it was.
     """

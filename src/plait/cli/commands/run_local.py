@@ -10,7 +10,7 @@ import typer
 
 def run(
     command: Annotated[list[str], typer.Argument(metavar="[--] COMMAND...", help="The program and its arguments.")],
-    folder: Annotated[Path, typer.Option(help="Where checkpoints go; the next run goes on from them.")] = Path(
+    folder: Annotated[Path, typer.Option(help="Folder of checkpoints; the next run resumes from them.")] = Path(
         ".plait-run"
     ),
     checkpoint_s: Annotated[float, typer.Option("--checkpoint", min=0.1, help="Seconds between checkpoints.")] = 60.0,

@@ -27,7 +27,7 @@ _UNTOLD = ("ProgressReported", "GoodputReported", "ReplanDue")
 
 
 def status(home: HomeOption = None, as_json: JsonFlag = False) -> None:
-    """Show the service: where it is, what decides, nodes, jobs."""
+    """Show the service: address, policy, nodes and jobs."""
     with client(home) as service:
         found = service.status()
         url = service.url
@@ -45,7 +45,7 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     lines = [
         f"service   {found['url']}{up}, {found.get('log_seq', 0):,} entries in its log",
         f"policy    {found.get('policy')}, decides at most every {found.get('round_s')} s"
-        + (", may stop jobs that cannot go on from a checkpoint" if found.get("may_lose_work") else ""),
+        + (", may stop jobs that cannot resume from a checkpoint" if found.get("may_lose_work") else ""),
         f"nodes     {_counts(found.get('nodes')) or 'none has joined yet'}",
         f"GPUs      {gpus['held']} of {gpus['total']} held{_wanted(found.get('wanted'))}",
         f"jobs      {_counts(found['jobs']) or 'none; plait submit -- python train.py'}",
@@ -146,12 +146,12 @@ def _node_row(node: dict[str, Any]) -> list[object]:
 @nodes.command("enrol", no_args_is_help=True)
 def enrol(
     node: Annotated[str, typer.Argument(help="What the new node will be called.")],
-    expires: Annotated[str | None, typer.Option(help="Valid for so long: 12h, 30d; default: for ever.")] = None,
+    expires: Annotated[str | None, typer.Option(help="Expires after this time: 12h, 30d; default: never.")] = None,
     home: HomeOption = None,
 ) -> None:
-    """Make the token with which a further node reports.
+    """Create the token of another node.
 
-    It is good for that node alone.
+    It is valid for that node only.
     """
     with client(home) as service:
         made = service.create_token(
@@ -165,12 +165,12 @@ def enrol(
 def drain(
     context: typer.Context,
     node: Annotated[str, typer.Argument(help="A node of `plait nodes`.")],
-    wait: Annotated[str | None, typer.Option(help="Until no job is left there, for at most so long: 120s.")] = None,
+    wait: Annotated[str | None, typer.Option(help="Wait until no job is left there, at most this long: 120s.")] = None,
     home: HomeOption = None,
 ) -> None:
     """Give a node no new work.
 
-    What runs there is checkpointed and goes elsewhere.
+    Its jobs checkpoint and resume elsewhere.
     """
     within_s = None if wait is None else seconds(wait)
     with client(home or context.obj) as service:
@@ -226,7 +226,7 @@ def forget(
     node: Annotated[str, typer.Argument(help="A node of `plait nodes` that is lost, or has left.")],
     home: HomeOption = None,
 ) -> None:
-    """Take a node that will not come back off the list.
+    """Remove a node that will not come back.
 
     An agent of that name joins as a new one.
     """
@@ -236,11 +236,11 @@ def forget(
 
 
 def top(
-    every: Annotated[float, typer.Option("--every", min=0.2, help="Seconds between two looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one look and leave.")] = False,
+    every: Annotated[float, typer.Option("--every", min=0.2, help="Seconds between updates.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     home: HomeOption = None,
 ) -> None:
-    """Watch nodes and jobs; Ctrl-C leaves."""
+    """Watch nodes and jobs; Ctrl-C quits."""
     import sys
 
     from plait.live.client.client import NotRunning
@@ -297,7 +297,7 @@ def _screen(service: Any, width: int) -> RenderableType:
 def events(
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only what happened to this job.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as things happen.")] = False,
-    limit: Annotated[int, typer.Option("--last", min=1, help="Only the newest so many.")] = 50,
+    limit: Annotated[int, typer.Option("--last", min=1, help="Only this many, the newest.")] = 50,
     all_kinds: Annotated[bool, typer.Option("--all", help="Progress, estimates and idle rounds too.")] = False,
     home: HomeOption = None,
     as_json: JsonFlag = False,

@@ -16,7 +16,7 @@ def _answer(request: SweepRequest) -> None:
 def sweep() -> None:
     """Run a grid of policies, loads, seeds and clusters.
 
-    Stop and go on at will.
+    It can be stopped and continued at any time.
 
     \b
     plait sweep out --preset philly --jobs 1000 --load 0.8,1.0,1.2 --seed 0..4 -p fifo,srsf,tiresias-l

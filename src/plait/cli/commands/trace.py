@@ -18,7 +18,9 @@ FormatOption = Annotated[
 StrictOption = Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")]
 DeadlinesOption = Annotated[
     str | None,
-    typer.Option("--deadlines", metavar="FACTORS", help="Deadlines of one of these times the duration, e.g. 1.2,2,10."),
+    typer.Option(
+        "--deadlines", metavar="FACTORS", help="Draw deadlines from these multiples of the duration: 1.2,2,10."
+    ),
 ]
 ShareOption = Annotated[
     float | None, typer.Option("--opportunistic-share", help="Share of jobs made opportunistic, from 0 to 1.")

@@ -19,13 +19,13 @@ def tune(
     ],
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="The history: at least 200 jobs.")],
     cluster: Annotated[str, typer.Option("--cluster", "-c", help="NODESxGPUS, e.g. 8x8.")] = "8x8",
-    max_queues: Annotated[int, typer.Option(help="At most so many queues, where a policy has them.")] = 4,
+    max_queues: Annotated[int, typer.Option(help="Most queues, where a policy has any.")] = 4,
     only: Annotated[str | None, typer.Option(help="Fit these options alone, e.g. thresholds,within.")] = None,
     trace_format: Annotated[str, typer.Option("--format", "-f", help="See `plait trace formats`.")] = "auto",
     work: Annotated[str | None, typer.Option(help="muri: duration or iterations, what the work is.")] = None,
     censored: Annotated[str, typer.Option(help="Jobs whose end nobody saw: as_is, drop, extend.")] = "as_is",
     jobs: Annotated[int | None, typer.Option(help="Only the first N jobs of the trace.")] = None,
-    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     json: Annotated[str | None, typer.Option(help="Write the result as JSON; - for standard output.")] = None,
 ) -> None:
     """Fit a policy to half of a trace, and judge it on the rest.

@@ -81,7 +81,9 @@ class Request:
 class SweepRequest:
     """The options of `plait sweep`."""
 
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where results go; run again to go on.")]
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder of the results; the same command continues there.")
+    ]
     policy: Annotated[str, typer.Option("--policy", "-p", help="Policies, as for simulate.")] = DEFAULT_POLICIES
     cluster: Annotated[
         list[str] | None, typer.Option("--cluster", "-c", help="A cluster; give it again for more. [default: 8x8]")

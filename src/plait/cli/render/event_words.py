@@ -77,7 +77,7 @@ def _stop_costs(message: Message) -> str:
 def _stop_cost(saves: int, restart_s: float | None) -> str:
     """What a stop would cost a job, by `plait.core.jobs.Checkpoints`."""
     if not saves:
-        return "cannot go on from a checkpoint"
+        return "cannot resume from a checkpoint"
     return "can go on from a checkpoint" + ("" if restart_s is None else f"; a restart takes {duration(restart_s)}")
 
 

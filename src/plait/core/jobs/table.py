@@ -253,7 +253,7 @@ class JobTable:
     """derived: time-average number of active jobs over the job's life, at least 1"""
     stop_loss_s: FloatArray
     """derived: seconds on its GPUs that stopping a running job now would lose: work since its last checkpoint and a
-    restart (0 where that is unknown); inf if it cannot go on from a checkpoint, 0 if it is not running"""
+    restart (0 where that is unknown); inf if it cannot resume from a checkpoint, 0 if it is not running"""
 
 
 @kernel

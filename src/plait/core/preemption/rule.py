@@ -1,6 +1,6 @@
 """When a policy may stop or move a running job: one rule, the same for every policy, simulated and live.
 
-A running job that cannot go on from a checkpoint stays on its GPUs. Any other running job stays on its GPUs while its
+A running job that cannot resume from a checkpoint stays on its GPUs. Any other running job stays on its GPUs while its
 known remaining time is at most what stopping it would lose, and while it has run since its start for less than
 `runs_for` times that loss: so stops cost a job at most 1 / (1 + `runs_for`) of the time it holds GPUs. The loss is the
 work since its last checkpoint and a restart (`JobTable.stop_loss_s`). Cancelling, a lost or drained node, and time
@@ -53,7 +53,7 @@ class KeptJobs(NamedTuple):
 class PreemptionRule:
     """What a policy may stop. See the module for the rule in words.
 
-    may_lose_work  jobs that cannot go on from a checkpoint are stopped like others, and lose their work
+    may_lose_work  jobs that cannot resume from a checkpoint are stopped like others, and lose their work
     runs_for       a job is kept until it has run so many times what a stop loses; 0 = it need not
     finishes       a job is kept that would end within the time a stop loses, where that is known; one that has gone on
                    for as long beyond the end that was known has none

@@ -257,7 +257,7 @@ class Client(Caller):
         return self._object("POST", "/v1/projects", body=body)
 
     def delete_project(self, name: str) -> Json:
-        """Take a project away."""
+        """Remove a project."""
         return self._object("DELETE", f"/v1/projects/{segment(name)}", again=True)
 
 

@@ -102,7 +102,7 @@ class Job:
     )  # fmt: skip
     gpus: int = said("Processes, one a GPU; all at once or none", default=1, short="g", **_GPUS)
     wait_for_nodes: bool = said(
-        "Take it although no node that may come has room for it", default=False,
+        "Accept it even if no node that may join can hold it", default=False,
         more="Without it such a job is refused.",
     )  # fmt: skip
     min_gpus: int | None = said("Elastic: the fewest GPUs it can go on with", unset="gpus", **_GPUS)
@@ -126,7 +126,7 @@ class Job:
         "auto: guaranteed where quota and GPUs allow it, else opportunistic until they do.",
     )  # fmt: skip
     retries: int | None = said(
-        "New starts after failures", unset="3, and 0 after a crash in the first seconds", minimum=0, maximum=1000
+        "Restarts after failures", unset="3, and 0 after a crash in the first seconds", minimum=0, maximum=1000
     )
     gpu_memory: float | None = said("GPU memory of a process, e.g. 4G", more="Bytes, if a number.", **_SIZE)
     cpus: float | None = said("CPU cores of the whole job", more="0: no limit.", **_SIZE)

@@ -261,7 +261,7 @@ class Engine:
     def set_policy(self, text: str, now_s: float, *, may_lose_work: bool = False) -> None:
         """Decide by another policy from now on; `InputError` if there is none of that name.
 
-        `may_lose_work`: it may stop jobs that cannot go on from a checkpoint.
+        `may_lose_work`: it may stop jobs that cannot resume from a checkpoint.
         """
         now_s = self.clock(now_s)
         self._run(operations.set_policy(self.context, text, may_lose_work, now_s), now_s)

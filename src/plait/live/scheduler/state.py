@@ -44,7 +44,7 @@ class State:
         self.controller: Controller | None = None
         self.policy_text = ""
         self.policy: Policy | None = None
-        #: Whether an operator lets policies stop jobs that cannot go on from a checkpoint.
+        #: Whether an operator lets policies stop jobs that cannot resume from a checkpoint.
         self.may_lose_work = False
         self.projects: dict[str, dict[str, Any]] = {}
         self.jobs: dict[int, JobRecord] = {}

@@ -32,9 +32,9 @@ class ServiceOptions:
     estimates_s: float = option(
         "Seconds between what an adaptive job is believed of itself", default=EngineOptions.estimate_s, group=BY_HAND
     )
-    lost_s: float = option("A node silent for so many seconds is lost", default=EngineOptions.lost_s, least=1)
+    lost_s: float = option("A node is lost after this many silent seconds", default=EngineOptions.lost_s, least=1)
     lease_s: float | None = option(
-        "... and ends its jobs before that, after so many", default=None, unset=f"{LEASE_SHARE:g} of --lost", least=0.5
+        "Silent seconds after which a node ends its jobs", default=None, unset=f"{LEASE_SHARE:g} of --lost", least=0.5
     )
     lead_lease_s: float = option("Seconds a silent leader keeps its place", default=LEAD_S, group=BY_HAND)
     settle_s: float = option("Seconds to wait for more nodes", default=EngineOptions.settle_s, group=BY_HAND)
@@ -43,7 +43,9 @@ class ServiceOptions:
     )
     grace_s: float = option("Seconds for a checkpoint at preemption", default=EngineOptions.grace_s, group=BY_HAND)
     user_jobs: int = option("Jobs a user may have open, 0: any number", default=EngineOptions.user_jobs, least=0)
-    project_jobs: int = option("... and a project", default=EngineOptions.project_jobs, least=0)
+    project_jobs: int = option(
+        "Jobs a project may have open, 0: any number", default=EngineOptions.project_jobs, least=0
+    )
     tls_cert: str | None = option("Certificate file; with --tls-key the service has HTTPS", default=None)
     tls_key: str | None = option("Key file", default=None)
     insecure: bool = option("Listen beyond this machine without TLS", default=False)
@@ -56,7 +58,7 @@ class ServiceOptions:
     allow_policy: tuple[str, ...] = option(
         "Policies of this module may be set while it runs", default=(), metavar="MODULE"
     )
-    may_lose_work: bool = option("Let the policy stop jobs that cannot go on from a checkpoint", default=False)
+    may_lose_work: bool = option("Let the policy stop jobs that cannot resume from a checkpoint", default=False)
     policy_path: str | None = option("Where modules of policies are looked for, last", default=None, metavar="FOLDER")
     standby: bool = option("Wait until no other service leads, then lead", default=False)
     name: str = option(

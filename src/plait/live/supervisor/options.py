@@ -44,7 +44,7 @@ class UpOptions:
         "Jobs get this variable of their node, too; SLURM_* names all such", default=None, metavar="NAME", group=COMMAND
     )
     standby: bool = option(
-        "Start another service, that takes over when the first one dies", default=False, group=COMMAND
+        "Start another service that takes over when the first one dies", default=False, group=COMMAND
     )
     name: str | None = option("With --standby: what to call it", default=None, unset=SECOND, group=COMMAND)
     foreground: bool = option("Stay here until Ctrl-C, then stop", default=False, group=COMMAND)

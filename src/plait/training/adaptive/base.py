@@ -25,7 +25,7 @@ from plait.training.attachment import current
 from plait.training.job import AttachedJob
 
 _END = object()
-#: Seconds between two looks at whether another batch size would do better.
+#: Seconds between two checks for a better batch size.
 INTERVAL_S = 30.0
 #: By what part two batches may differ and count as one: ranks that do not divide a batch change it a bit.
 ALIKE = 0.05

@@ -71,7 +71,7 @@ def warn_alone(limits: BatchLimits) -> None:
 
 
 def interval(interval_s: Any) -> float:
-    """Seconds between two looks at the batch; `InputError` for anything but a finite number above 0."""
+    """Seconds between two checks for a better batch; `InputError` for anything but a finite number above 0."""
     real = isinstance(interval_s, Real) and not isinstance(interval_s, bool)
     if not (real and math.isfinite(interval_s) and interval_s > 0):
         raise InputError(

@@ -108,7 +108,7 @@ def _blockers(ctx: Context, controller: Controller, job: JobRecord) -> list[dict
         text += f", shared with {', '.join(shares)}" if shares else ""
         text += f", and {left:.0f} s to go" if left is not None else ""
         kept = stop_costs.kept(controller, number)
-        text += "; it cannot go on from a checkpoint, so no policy stops it" if kept else ""
+        text += "; it cannot resume from a checkpoint, so no policy stops it" if kept else ""
         out.append(
             {"id": job_name(number), "number": number, "gpus": len(gpus), "left_s": left, "kept": kept, "text": text}
         )

@@ -1,6 +1,6 @@
 """What stopping a job costs: whether it can go on from a checkpoint, the work that is lost, and what restarts take.
 
-A job counts as one that cannot go on from a checkpoint until all of its processes have said that they can (`saves`,
+A job counts as one that cannot resume from a checkpoint until all of its processes have said that they can (`saves`,
 which attached scripts say with their first iteration). From then on it saves when it is told to stop, unless its last
 checkpoint could not be written: then no policy stops it until one is. What a restart takes is measured: of the job
 itself if it had any, else its own start and the stops of others, else what starts and stops took on this cluster, else
@@ -71,7 +71,7 @@ def lost_work_s(attempt: Attempt, held_s: float, never: bool) -> float:
     """Seconds of work of an attempt that is over and that nobody will go on from; 0 for one that finished.
 
     What came after its newest checkpoint; all of it, from its start on, for a job that has none. `held_s`: how long it
-    had its GPUs; `never`: the job cannot go on from a checkpoint, as far as was heard before.
+    had its GPUs; `never`: the job cannot resume from a checkpoint, as far as was heard before.
     """
     lead = attempt.lead
     if lead is None:  # an earlier service heard of it, and what was saved since is not known
@@ -96,7 +96,7 @@ def why_lost(attempt: Attempt, outcome: str) -> str:
 
 
 def never_saved(ctx: Context, job: JobRecord) -> bool:
-    """Whether the job cannot go on from a checkpoint, as far as its processes have said."""
+    """Whether the job cannot resume from a checkpoint, as far as its processes have said."""
     controller = ctx.state.controller
     if controller is None or not job.admitted:
         return False
@@ -104,7 +104,7 @@ def never_saved(ctx: Context, job: JobRecord) -> bool:
 
 
 def kept(controller: Controller, number: int) -> bool:
-    """Whether no policy may stop a job because it cannot go on from a checkpoint."""
+    """Whether no policy may stop a job because it cannot resume from a checkpoint."""
     never = int(controller.job_store.columns["checkpoints"][number]) == int(Checkpoints.NEVER)
     return never and not controller.rule.may_lose_work
 
