@@ -56,6 +56,7 @@ from plait.core.jobs import TRANSITIONS, Checkpoints, JobTable, Phase
 from plait.core.plan import NO_GROUPS, Groups, Plan, Reservation
 from plait.core.policy import Policy, Usage, View
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
+from plait.core.words import counted
 from plait.placement.pinned import keep_running
 
 #: A wake-up may come this much early, seconds: backends have clocks of finite resolution.
@@ -199,6 +200,18 @@ class Controller:
     def reservations(self) -> tuple[Reservation, ...]:
         """Those of the last plan, without jobs that no longer wait and GPUs that are lost."""
         return still_reserved(self.plan.reservations, self.job_store.columns["phase"], self.cluster)
+
+    def waiting_reason(self, job: int) -> str | None:
+        """Why a job waits by the last plan, and which GPUs are reserved for it; None if the plan does not say."""
+        held = next((one.gpus for one in self.reservations if one.job == job), ())
+        words = f"{counted(len(held), 'GPU')} reserved for it: {', '.join(map(self._gpu_name, held))}" if held else ""
+        reason = self.plan.reasons.get(job)
+        return f"{reason} ({words})" if reason and words else reason or words or None
+
+    def _gpu_name(self, gpu: int) -> str:
+        """A GPU as node and number on it."""
+        node = self.cluster.gpu_node[gpu]
+        return f"{self.cluster.nodes[node].id}:{gpu - self.cluster.first_gpu[node]}"
 
     # -- jobs -----------------------------------------------------------------------------------------
 

@@ -39,9 +39,10 @@ from plait.control.messages import (
     Refuse,
     Stop,
 )
+from plait.control.plan_check.groups import guest_flags
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
-from plait.core.plan import Groups
+from plait.core.plan import Groups, Reservation
 
 Int32Array = npt.NDArray[np.int32]
 Int8Array = npt.NDArray[np.int8]
@@ -81,7 +82,9 @@ class Timeline:
              on from the span before without a restart, `span_iterations` the progress made, `span_end` a
              `SpanEnd`
     group_*  jobs on the same GPUs, held from `group_from_s` until the last member left; group `g` has the
-             GPUs `group_gpus[group_first_gpu[g]:group_first_gpu[g + 1]]`
+             GPUs `group_gpus[group_first_gpu[g]:group_first_gpu[g + 1]]`; `group_guest` says whether as a guest, and
+             is empty where nobody ever was
+    reserved_*  a GPU held for a waiting job, without a host
     wait_*   a job without GPUs, in order of job, then time; `wait_remaining_s` is the work left alone at the
              asked size as the job store knows it, NaN if unknown
     down_*   a place in the cluster without a node that is up: lost, forgotten or not there yet
@@ -105,6 +108,11 @@ class Timeline:
     group_to_s: FloatArray
     group_first_gpu: IntArray
     group_gpus: Int32Array
+    group_guest: BoolArray
+    reserved_gpu: IntArray
+    reserved_job: IntArray
+    reserved_from_s: FloatArray
+    reserved_to_s: FloatArray
     wait_job: IntArray
     wait_from_s: FloatArray
     wait_to_s: FloatArray
@@ -131,6 +139,9 @@ class History:
         self._done: list[FloatArray] = []
         self._groups: list[Groups] = []
         self._group_at: list[float] = []
+        self._reserved: tuple[Reservation, ...] = ()
+        self._reservations: list[tuple[float, float, Reservation]] = []  # from, to; the open ones are in `_since_s`
+        self._since_s: dict[Reservation, float] = {}
         self._packed: list[dict[str, Any]] = []
         self.events = 0
         self.last_s = -math.inf
@@ -151,6 +162,8 @@ class History:
             self._node_changes.append((at_s, self._controller.cluster.index(event.node.id), True))
         for command in commands:
             self._note(command, type(event), at_s)
+        if self._reserved or self._controller.plan.reservations:
+            self._note_reservations(at_s)
         if len(self._codes) >= PACK_AFTER:
             self._pack()
 
@@ -170,6 +183,17 @@ class History:
         elif isinstance(command, Refuse) and cause is JobSubmitted:
             self._refused.append(command.jobs)
 
+    def _note_reservations(self, at_s: float) -> None:
+        """Close those reservations that have changed, and open the new ones."""
+        now = self._controller.reservations
+        if now == self._reserved:
+            return
+        self._reserved = now
+        for gone in set(self._since_s) - set(now):
+            self._reservations.append((self._since_s.pop(gone), at_s, gone))
+        for one in now:
+            self._since_s.setdefault(one, at_s)
+
     def _pack(self) -> None:
         """Turn the messages kept so far into compact arrays."""
         if not self._codes:
@@ -188,11 +212,23 @@ class History:
                 "members": _counts([g.first_job for g in groups]),
                 "gpu_count": _counts([g.first_gpu for g in groups]),
                 "gpus": _join([g.gpus for g in groups], np.int32),
+                "guest": _guests(groups),
                 "group_at_s": np.repeat(self._group_at, [len(g) for g in groups]).astype(np.float64),
             }
         )
         for kept in (self._codes, self._jobs, self._at, self._ends, self._done, groups, self._group_at):
             kept.clear()
+
+    def _reserved_gpus(self) -> dict[str, Any]:
+        """One row a reserved GPU and time, in order of time."""
+        still = [(since_s, self.last_s, one) for one, since_s in self._since_s.items()]
+        rows = sorted((a, b, one.job, gpu) for a, b, one in [*self._reservations, *still] for gpu in one.gpus)
+        return {
+            "reserved_from_s": np.array([row[0] for row in rows], dtype=np.float64),
+            "reserved_to_s": np.array([row[1] for row in rows], dtype=np.float64),
+            "reserved_job": np.array([row[2] for row in rows], dtype=np.int64),
+            "reserved_gpu": np.array([row[3] for row in rows], dtype=np.int64),
+        }
 
     def timeline(self) -> Timeline:
         """The run so far."""
@@ -215,6 +251,8 @@ class History:
             group_to_s=_group_ends(spans["span_group"], spans["span_to_s"], log["group_at_s"]),
             group_first_gpu=np.concatenate([[0], np.cumsum(log["gpu_count"], dtype=np.int64)]),
             group_gpus=log["gpus"],
+            group_guest=log["guest"] if log["guest"].any() else log["guest"][:0],
+            **self._reserved_gpus(),
             **_waits(marks, columns, refused, self.last_s),
             down_node=np.array([d[0] for d in down], dtype=np.int64),
             down_from_s=np.array([d[1] for d in down], dtype=np.float64),
@@ -231,6 +269,7 @@ _LOG: Mapping[str, Any] = {
     "members": np.int32,
     "gpu_count": np.int32,
     "gpus": np.int32,
+    "guest": np.bool_,
     "group_at_s": np.float64,
 }
 
@@ -247,6 +286,11 @@ def _counts(offsets: Sequence[IntArray]) -> Int32Array:
     keep = np.ones(len(steps), dtype=bool)
     keep[np.cumsum([len(o) for o in offsets])[:-1] - 1] = False
     return steps[keep]
+
+
+def _guests(groups: Sequence[Groups]) -> BoolArray:
+    """One flag a group."""
+    return _join([guest_flags(group) for group in groups], np.bool_)  # type: ignore[no-any-return]
 
 
 def _marks(log: Mapping[str, Any]) -> dict[str, Any]:

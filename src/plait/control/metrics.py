@@ -13,6 +13,8 @@ Conventions, once for all figures:
   useful work is in GPU-seconds at the speed of a job alone, so jobs that take turns may add up to more
   than the GPU time they hold; `lost_gpu_h` is held minus useful; both are unknown if a job that ran adapts
   its batch, as its work is worth other GPU time at another size
+  reserved idle is GPU time in which a GPU is held for a waiting job and no host runs there; guests may use it, and
+  their time counts each GPU once; runs without reservations and guests do not have these figures
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import numpy as np
 
 from plait.control.controller import Controller, describe
 from plait.control.history import History, Timeline
-from plait.control.occupancy import Occupancy, blocking_index, fragmentation, occupancy
+from plait.control.occupancy import Occupancy, blocking_index, by_gpu, covered, fragmentation, occupancy
 from plait.control.outcomes import STATES, Isolated, Outcomes, fairness, outcomes, table
 from plait.control.step_functions import Steps
 from plait.core.arrays import BoolArray, FloatArray
@@ -126,6 +128,7 @@ def measure(
     summary |= _effort(columns, jobs, counted)
     fragments = fragmentation(use)
     summary |= _cluster_figures(use, fragments, span)
+    summary |= _sharing(timeline, span)
     summary |= _blocking(timeline, span)
     summary |= {
         "gpus": timeline.cluster.gpus,
@@ -225,6 +228,25 @@ def _cluster_figures(use: Occupancy, fragments: tuple[Steps, Steps], span: tuple
         "max_queue_length": int(use.waiting.max(*span)),
         "fragmentation": part(share.area(*span), counted.area(*span)),
     }
+
+
+def _sharing(timeline: Timeline, span: tuple[float, float]) -> dict[str, Value]:
+    """GPU time of reservations and guests, in GPU-hours; nothing for a run without any."""
+    t = timeline
+    if not len(t.reserved_gpu) and not len(t.group_guest):
+        return {}
+    reserved = t.reserved_gpu, t.reserved_from_s, t.reserved_to_s
+    guests = covered(*by_gpu(t, np.flatnonzero(t.group_guest)))
+    return {
+        "reserved_idle_gpu_h": _gpu_h(*reserved[1:], span),
+        "reserved_idle_used_gpu_h": _gpu_h(*covered(*reserved, by=guests)[1:], span),
+        "guest_gpu_h": _gpu_h(*guests[1:], span),
+    }
+
+
+def _gpu_h(from_s: FloatArray, to_s: FloatArray, span: tuple[float, float]) -> float:
+    """The lengths of these intervals inside a span, each of one GPU, in hours together."""
+    return float(np.maximum(np.minimum(to_s, span[1]) - np.maximum(from_s, span[0]), 0.0).sum()) / 3600
 
 
 def _blocking(timeline: Timeline, span: tuple[float, float]) -> dict[str, Value]:

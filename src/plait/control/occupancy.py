@@ -10,7 +10,7 @@ import numpy as np
 from plait.control.history import Timeline
 from plait.control.outcomes import Outcomes
 from plait.control.step_functions import Steps
-from plait.core.arrays import FloatArray
+from plait.core.arrays import FloatArray, IntArray
 from plait.core.resources import Resource
 
 #: A wait with less work left counts as this many seconds of it: the clock's resolution.
@@ -39,17 +39,17 @@ class Occupancy:
 def occupancy(timeline: Timeline, jobs: Outcomes) -> Occupancy:
     """All step functions of a run."""
     t = timeline
-    sizes = np.diff(t.group_first_gpu).astype(np.float64)
+    held = held_gpus(t)
     down = -t.cluster.node_gpus[t.down_node].astype(np.float64)
     useful, *busy = _rates(t, jobs)
     return Occupancy(
         capacity=Steps.of(t.down_from_s, t.down_to_s, down, before=float(t.cluster.gpus)),
-        held=Steps.of(t.group_from_s, t.group_to_s, sizes),
+        held=Steps.of(held.from_s, held.to_s, np.diff(held.first_gpu).astype(np.float64)),
         useful=useful,
         busy=tuple(busy),
         waiting=Steps.of(t.wait_from_s, t.wait_to_s),
         running=Steps.of(t.span_from_s, t.span_to_s),
-        fragments=_fragments(t),
+        fragments=_fragments(t, held),
     )
 
 
@@ -81,18 +81,64 @@ def _rates(t: Timeline, jobs: Outcomes) -> list[Steps | None]:
     return [next(steps) if ok else None for ok in known]
 
 
-def _fragments(t: Timeline) -> Steps:
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """`gpus[first_gpu[i]:first_gpu[i + 1]]` are held from `from_s[i]` to `to_s[i]`; no GPU twice at a time."""
+
+    from_s: FloatArray
+    to_s: FloatArray
+    first_gpu: IntArray
+    gpus: IntArray
+
+
+def held_gpus(t: Timeline) -> Held:
+    """The groups of a run; where there are guests, each GPU by itself while anybody has it."""
+    if not len(t.group_guest):
+        return Held(t.group_from_s, t.group_to_s, t.group_first_gpu, t.group_gpus.astype(np.int64))
+    gpu, from_s, to_s = covered(*by_gpu(t, np.arange(len(t.group_from_s))))
+    return Held(from_s, to_s, np.arange(len(gpu) + 1), gpu)
+
+
+def by_gpu(t: Timeline, groups: IntArray) -> tuple[IntArray, FloatArray, FloatArray]:
+    """One row a GPU of these groups: (GPU, from, to)."""
+    lengths = np.diff(t.group_first_gpu)[groups]
+    row = np.repeat(groups, lengths)
+    offset = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    gpu: IntArray = t.group_gpus[t.group_first_gpu[row] + offset].astype(np.int64)
+    return gpu, t.group_from_s[row], t.group_to_s[row]
+
+
+def covered(
+    gpu: IntArray, from_s: FloatArray, to_s: FloatArray, by: tuple[IntArray, FloatArray, FloatArray] | None = None
+) -> tuple[IntArray, FloatArray, FloatArray]:
+    """When each GPU is in at least one of these intervals, and of `by` too if given: (GPU, from, to), disjoint."""
+    others = by or (gpu[:0], from_s[:0], to_s[:0])
+    gpus = np.concatenate([gpu, gpu, others[0], others[0]])
+    times = np.concatenate([from_s, to_s, others[1], others[2]])
+    mine, theirs = len(gpu), len(others[0])
+    delta = np.repeat([1, -1, 0, 0], [mine, mine, theirs, theirs])
+    other = np.repeat([0, 0, 1, -1], [mine, mine, theirs, theirs])
+    order = np.lexsort((times, gpus))
+    gpus, times = gpus[order], times[order]
+    inside = np.cumsum(delta[order]) > 0  # back at 0 where the next GPU begins
+    if by is not None:
+        inside &= np.cumsum(other[order]) > 0
+    real = np.flatnonzero(inside[:-1] & (times[1:] > times[:-1]) & (gpus[1:] == gpus[:-1]))
+    return gpus[real], times[real], times[real + 1]
+
+
+def _fragments(t: Timeline, held: Held) -> Steps:
     """Free GPUs on nodes of which others are held."""
-    lengths = np.diff(t.group_first_gpu)
+    lengths = np.diff(held.first_gpu)
     row = np.repeat(np.arange(len(lengths)), lengths)
-    node = t.cluster.gpu_node[t.group_gpus]
+    node = t.cluster.gpu_node[held.gpus]
     if not len(node):
         return Steps(np.zeros(0), np.zeros(0))
     first = np.flatnonzero(np.append(True, (row[1:] != row[:-1]) | (node[1:] != node[:-1])))
     taken = np.diff(np.append(first, len(node))).astype(np.float64)
     row, node = row[first], node[first]
     nodes = np.concatenate([node, node])
-    times = np.concatenate([t.group_from_s[row], t.group_to_s[row]])
+    times = np.concatenate([held.from_s[row], held.to_s[row]])
     deltas = np.concatenate([taken, -taken])
     order = np.lexsort((times, nodes))
     nodes, times = nodes[order], times[order]

@@ -64,6 +64,11 @@ METRICS = (
     Metric("avg_restarts", "Restarts/job", "ratio", "low", "Starts after the first, a job.", main=False),
     Metric("lost_gpu_h", "Lost", "gpu_h", "low", "GPU-hours held minus useful work: start-up, lost progress, "
            "slow placements; negative where taking turns wins more than that.", main=False),
+    Metric("reserved_idle_gpu_h", "Reserved", "gpu_h", "low", "GPU-hours held for waiting jobs, on which no host runs.",
+           main=False),
+    Metric("reserved_idle_used_gpu_h", "Reserved, used", "gpu_h", "high", "Those of them that guests used.",
+           main=False),
+    Metric("guest_gpu_h", "Guests", "gpu_h", "", "GPU-hours on which guests ran, each GPU once.", main=False),
 )  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def _jobs(jobs: Mapping[str, Any], limit: int, origin: float) -> dict[str, Any]:
 def gantt(t: Timeline, names: Any, limit: int, origin: float, words: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Bars (job, first GPU, GPUs, from, to, member, members, end) of the first spans, in order of start.
 
-    `words`: user and model by job number, as `names` are.
+    Where there are guests, a flag says which bars are those. `words`: user and model by job number, as `names` are.
 
     A span over GPUs that are not neighbours gives several bars. `until_s` says up to when all spans are shown.
     """
@@ -136,6 +136,7 @@ def gantt(t: Timeline, names: Any, limit: int, origin: float, words: Mapping[str
         "to": numbers(t.span_to_s[span] - origin, 1),
         "member": member[span].tolist(),
         "members": t.span_company[span].tolist(),
+        **({"guest": t.group_guest[t.span_group[span]].astype(int).tolist()} if len(t.group_guest) else {}),
         "ended": t.span_end[span].tolist(),
         "ends": [end.name.lower().replace("_", " ") for end in SpanEnd],
         "down": [

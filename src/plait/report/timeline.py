@@ -18,6 +18,8 @@ from plait.report.files import whole_file
 def write_chrome_trace(result: RunResult, path: str | Path) -> None:
     """One process a node, one thread a GPU, one complete event a job and GPU; waiting jobs as a counter.
 
+    Where there are guests, a second thread a GPU has them.
+
     Times are microseconds, as the format wants. Jobs that share a GPU begin together, so the one that stays
     longest is drawn around the others.
     """
@@ -43,6 +45,9 @@ def _names(result: RunResult) -> Iterator[dict[str, Any]]:
         for gpu in range(int(cluster.first_gpu[n]), int(cluster.first_gpu[n + 1])):
             name = {"name": f"GPU {gpu}"}
             yield {"ph": "M", "pid": n + 1, "tid": gpu + 1, "name": "thread_name", "args": name}
+            if len(result.timeline.group_guest):
+                name = {"name": f"GPU {gpu}, guests"}
+                yield {"ph": "M", "pid": n + 1, "tid": gpu + 1 + cluster.gpus, "name": "thread_name", "args": name}
 
 
 def _queue(result: RunResult) -> Iterator[dict[str, Any]]:
@@ -66,10 +71,14 @@ def _spans(result: RunResult) -> Iterator[dict[str, Any]]:
             "jobs on these GPUs": int(t.span_company[i]),
             "then": ends[t.span_end[i]],
         }
+        guest = bool(len(t.group_guest) and t.group_guest[row])
+        if guest:
+            args["as a guest"] = True
         name = str(ids.get(job, f"number {job}"))
         for gpu in t.group_gpus[t.group_first_gpu[row] : t.group_first_gpu[row + 1]].tolist():
             yield {
-                "ph": "X", "pid": int(t.cluster.gpu_node[gpu]) + 1, "tid": gpu + 1, "name": name, "cat": "job",
+                "ph": "X", "pid": int(t.cluster.gpu_node[gpu]) + 1, "tid": gpu + 1 + guest * t.cluster.gpus,
+                "name": name, "cat": "job",
                 "ts": _us(from_s), "dur": _us(to_s) - _us(from_s), "args": args,
             }  # fmt: skip
 

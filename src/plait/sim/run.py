@@ -112,7 +112,7 @@ def refuse_silence(controller: Controller) -> None:
         return
     lines = []
     for job in controller.active.tolist()[:10]:
-        why = controller.plan.reasons.get(job, "the policy gave no reason")
+        why = controller.waiting_reason(job) or "the policy gave no reason"
         lines.append(f"  {controller.job_store.name(job)}: {why}")
     more = len(controller.active) - len(lines)
     raise SimulationError(

@@ -26,6 +26,8 @@ from plait.core.jobs import JobBatch, JobClass, JobSpec
 from plait.core.plan import Group, Groups, Member, Plan, Reservation
 from plait.core.policy import Usage, View
 from plait.core.resources import StageProfile
+from plait.report.payload import gantt
+from plait.report.timeline import write_chrome_trace
 from plait.sim.contract import CLUSTERS, COSTLY, IDEAL, Workload, outages, play, random_jobs
 from plait.sim.neighbours import Neighbours
 from plait.sim.physics import StandardPhysics
@@ -304,3 +306,98 @@ def test_a_log_with_guests_replays_to_the_same_commands(tmp_path) -> None:  # ty
     again, difference = replay(read_log(path), Roulette(3))
     assert difference is None
     assert json.dumps([g.guest for g in again.running]) == json.dumps([g.guest for g in controller.running])
+
+
+# -- what is shown of it ---------------------------------------------------------------------------------
+
+
+def shared_day() -> tuple[RunResult, Controller]:
+    """A host on GPU 0 for 10 s, a gang that waits with GPUs 1 and 2 reserved, and a guest on 0 and 1.
+
+    At 10 s the host ends and the gang gets its three GPUs, on which the guest stays, at half its pace.
+    """
+
+    class Waits(Steady):
+        def decide(self, view: View) -> Plan:
+            here = set(view.jobs.number.tolist())
+            if 0 in here:
+                groups, held = [host(0, 0), guest(2, 0, 1)], (Reservation(1, (1, 2)),)
+            else:
+                groups, held = [g for g in (host(1, 0, 1, 2), guest(2, 0, 1)) if g.members[0].job in here], ()
+            return Plan.of(groups, {1: "needs 3 GPUs"}, reservations=held)
+
+    jobs = (busy("a", 0.5, seconds=10.0), busy("b", 1.0, 3, seconds=30.0), busy("g", 0.5, 2, seconds=25.0))
+    return run(Waits(()), *jobs)
+
+
+def test_figures_count_each_gpu_once_and_say_what_was_reserved_and_used() -> None:
+    result, _ = shared_day()
+    # The guest: 10 s at its own pace, then 22.5 s for the other 15; the gang 22.5 s likewise, then 15 s alone.
+    assert ends(result) == pytest.approx([10.0, 47.5, 32.5])
+    t = result.timeline
+    assert t.group_guest.tolist().count(True) == 1
+    assert list(zip(t.reserved_gpu.tolist(), t.reserved_job.tolist(), t.reserved_to_s.tolist(), strict=True)) == [
+        (1, 1, 10.0),
+        (2, 1, 10.0),
+    ]
+    figures = result.summary
+    assert figures["reserved_idle_gpu_h"] == pytest.approx(20.0 / 3600)
+    assert figures["reserved_idle_used_gpu_h"] == pytest.approx(10.0 / 3600)
+    assert figures["guest_gpu_h"] == pytest.approx(65.0 / 3600)
+    held = 2 * 10.0 + 3 * 37.5
+    assert figures["gpu_utilisation"] == pytest.approx(held / (4 * 47.5))
+    assert result.series["gpus_held"].max() == pytest.approx(3.0)
+
+
+def test_runs_without_guests_have_none_of_these_figures() -> None:
+    result, _ = run(Steady((host(0, 0),)), busy("a", 0.5))
+    assert not {"reserved_idle_gpu_h", "guest_gpu_h"} & set(result.summary)
+    assert (len(result.timeline.group_guest), len(result.timeline.reserved_gpu)) == (0, 0)
+    assert "guest" not in gantt(result.timeline, ["a"], 10, 0.0)
+
+
+def test_free_gpus_beside_guests_are_fragments_once() -> None:
+    """A guest beside a host on one GPU of a node of four: three are free, and one job waits for four."""
+    jobs = (busy("a", 0.4, seconds=10.0), busy("g", 0.4, seconds=10.0), busy("w", 1.0, 4, seconds=10.0))
+
+    class Last(Steady):
+        def decide(self, view: View) -> Plan:
+            plan = super().decide(view)
+            return plan if len(view.jobs) > 1 else Plan.of([host(2, 0, 1, 2, 3)] if len(view.jobs) else [])
+
+    result, _ = run(Last((host(0, 0), guest(1, 0))), *jobs)
+    assert result.summary["fragmentation"] == pytest.approx(1.0)
+    assert result.summary["gpu_utilisation"] == pytest.approx((10.0 + 40.0) / 80.0)
+
+
+def test_reports_mark_guests(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    result, _ = shared_day()
+    bars = gantt(result.timeline, ["a", "b", "g"], 10, 0.0)
+    assert [bars["names"][job] for job, flag in zip(bars["job"], bars["guest"], strict=True) if flag] == ["g"]
+    write_chrome_trace(result, tmp_path / "run.json")
+    events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    marked = {(event["name"], event["tid"]) for event in events if event.get("args", {}).get("as a guest")}
+    assert marked == {("g", 5), ("g", 6)}
+    assert {"name": "GPU 1, guests"} in [event.get("args") for event in events]
+
+
+def test_the_reason_of_a_waiting_job_names_the_gpus_reserved_for_it() -> None:
+    said: list[str | None] = []
+
+    class Asks(Steady):
+        def decide(self, view: View) -> Plan:
+            return replace(super().decide(view), reasons={1: "needs 3 GPUs"})
+
+    def observe(controller: Controller) -> object:
+        return lambda event, commands: said.append(controller.waiting_reason(1))
+
+    plan = Asks((host(0, 0),), (Reservation(1, (1, 2)),))
+    with pytest.raises(SimulationError, match=r"'b' \(number 1\): needs 3 GPUs \(2 GPUs reserved for it: n0:1, n1:0\)"):
+        simulate(
+            JobBatch.of([busy("a", 1.0), busy("b", 1.0, 3)]),
+            Cluster.parse("2x2"),
+            plan,
+            PLAIN,
+            observe=observe,  # type: ignore[arg-type]
+        )
+    assert "needs 3 GPUs (2 GPUs reserved for it: n0:1, n1:0)" in said

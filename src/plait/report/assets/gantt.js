@@ -13,6 +13,7 @@ function startGantt() {
 
   function show(index) {
     data = report.runs[index].gantt;
+    data.order = [...data.job.keys()].sort((a, b) => guest(a) - guest(b));  // guests last, so that they are seen
     hover = -1;
     reset();
     search();
@@ -36,10 +37,12 @@ function startGantt() {
 
   function hue(job) { return Math.round((job * 137.508) % 360); }
 
+  const guest = (i) => Boolean(data.guest && data.guest[i]);
   function rectangle(i) {
     const part = data.count[i] === 1 && view.row < 3 ? 0 : 1;
     const x = xOf(data.from[i]), w = Math.max(xOf(data.to[i]) - x, 0.6);
     const y0 = yOf(data.gpu[i]), h0 = data.count[i] * view.row - part;
+    if (guest(i)) return [x, y0 + h0 * 0.7, w, h0 * 0.3];  // over whatever else runs there
     const h = h0 / data.members[i];
     return [x, y0 + h * data.member[i], w, h];
   }
@@ -59,7 +62,7 @@ function startGantt() {
     const sat = css("--bar-sat"), light = css("--bar-light"), ink = css("--bar-ink");
     paint.font = "11px system-ui, sans-serif";
     paint.textBaseline = "middle";
-    for (let i = 0; i < data.job.length; i++) {
+    for (const i of data.order) {
       if (data.to[i] < view.from || data.from[i] > view.to) continue;
       const [x, y, bw, bh] = rectangle(i);
       if (y > height() || y + bh < 0) continue;
@@ -208,7 +211,8 @@ function startGantt() {
   function point(x, y) {
     let hit = -1;
     if (x >= LEFT && y < height()) {
-      for (let i = data.job.length - 1; i >= 0 && hit < 0; i--) {
+      for (let k = data.order.length - 1; k >= 0 && hit < 0; k--) {
+        const i = data.order[k];
         const [bx, by, bw, bh] = rectangle(i);
         if (x >= bx && x <= bx + Math.max(bw, 2) && y >= by && y <= by + bh) hit = i;
       }
@@ -224,7 +228,7 @@ function startGantt() {
     const range = data.count[i] === 1 ? `GPU ${data.gpu[i]}` : `GPUs ${data.gpu[i]} to ${data.gpu[i] + data.count[i] - 1}`;
     const who = [["user", data.users], ["model", data.models]].map(([what, of]) => [what, of[data.job[i]]]).filter(([, text]) => text)
       .map(([what, text]) => `${what} ${text}`).join(", ");
-    const lines = [who, range, `${duration(data.from[i])} to ${duration(data.to[i])} (${duration(data.to[i] - data.from[i])})`,
+    const lines = [who, guest(i) ? `${range}, as a guest` : range, `${duration(data.from[i])} to ${duration(data.to[i])} (${duration(data.to[i] - data.from[i])})`,
       data.members[i] > 1 ? `shared by ${data.members[i]} jobs` : "", `then: ${data.ends[data.ended[i]]}`];
     const parts = lines.filter(Boolean).map((text) => { const div = document.createElement("div"); div.textContent = text; return div; });
     tip.replaceChildren(name, ...parts);

@@ -55,7 +55,7 @@ def waiting_reason(ctx: Context, job: JobRecord) -> str:
         return "no node has joined yet"
     if not job.admitted:
         return f"does not fit the nodes there are; more may join until {ctx.options.settle_s:.0f} s after the last"
-    reason = too_large(ctx, controller, job) or controller.plan.reasons.get(job.number)
+    reason = too_large(ctx, controller, job) or controller.waiting_reason(job.number)
     if reason:
         return f"{reason}{_silent(ctx)}"
     if not ctx.ready:
