@@ -43,6 +43,8 @@ LABELS = ("trace", "policy", "world", "seed", "cluster")
 #: Regular sample times of the blocking index, and points of a time series.
 SAMPLES, POINTS = 2000, 1000
 BLOCKING_CAP = 100.0
+#: Figures of runs with reservations or guests.
+SHARING = ("reserved_idle_gpu_h", "reserved_idle_used_gpu_h", "guest_gpu_h")
 UTILISATION = {
     Resource.STORAGE: "storage_utilisation",
     Resource.CPU: "cpu_utilisation",
@@ -237,11 +239,8 @@ def _sharing(timeline: Timeline, span: tuple[float, float]) -> dict[str, Value]:
         return {}
     reserved = t.reserved_gpu, t.reserved_from_s, t.reserved_to_s
     guests = covered(*by_gpu(t, np.flatnonzero(t.group_guest)))
-    return {
-        "reserved_idle_gpu_h": _gpu_h(*reserved[1:], span),
-        "reserved_idle_used_gpu_h": _gpu_h(*covered(*reserved, by=guests)[1:], span),
-        "guest_gpu_h": _gpu_h(*guests[1:], span),
-    }
+    rows = reserved, covered(*reserved, by=guests), guests
+    return {name: _gpu_h(from_s, to_s, span) for name, (_, from_s, to_s) in zip(SHARING, rows, strict=True)}
 
 
 def _gpu_h(from_s: FloatArray, to_s: FloatArray, span: tuple[float, float]) -> float:

@@ -1,10 +1,10 @@
-"""A policy that cannot decide, and one that changes sizes."""
+"""Policies that cannot decide, that change sizes, and that share GPUs with guests."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from plait.core.plan import Plan
+from plait.core.plan import Group, Member, Plan, Reservation
 from plait.core.policy import View
 from plait.policies.catalog import make_policy
 
@@ -30,3 +30,27 @@ class Breathing:
         most = int(jobs.max_gpus.sum()) <= view.cluster.gpus_up
         sized = jobs.subset(jobs.number, gpus=jobs.columns["max_gpus" if most else "min_gpus"])
         return replace(make_policy("fifo-backfill").decide(replace(view, jobs=sized)), settled=False)
+
+
+class Secret:
+    """Puts the third job as a guest beside the first, and reserves a GPU for the second."""
+
+    name = "secret"
+
+    def decide(self, view: View) -> Plan:
+        """Guests only when three jobs are there."""
+        jobs = view.jobs.number.tolist()
+        groups = [Group((Member(job),), (0,), guest=place > 0) for place, job in enumerate(jobs[::2])]
+        return Plan.of(groups, dict.fromkeys(jobs[1:2], "waits"), reservations=tuple(held(jobs)))
+
+
+def held(jobs: list[int]) -> list[Reservation]:
+    """A reservation for the second of these jobs."""
+    return [Reservation(job, (1,)) for job in jobs[1:2]]
+
+
+class Open(Secret):
+    """Says that it has guests."""
+
+    name = "open"
+    guests = True

@@ -711,6 +711,28 @@ def test_quota_holds_jobs_back_and_says_so(cluster: Make) -> None:
     assert c.state(4) == "running"
 
 
+def test_guests_are_refused_as_a_whole_and_reservations_are_explained(cluster: Make) -> None:
+    c = cluster(policy="fifo-backfill")
+    with pytest.raises(InputError, match="'live_cases_policies:Open' shares GPUs with guests, which is simulated only"):
+        c.engine.set_policy("live_cases_policies:Open", c.now)
+    c.engine.set_policy("live_cases_policies:Secret", c.now)
+    c.submit({})
+    c.submit({"gpus": 2})
+    c.pass_s(2.2)
+    assert c.state(0) == "running"
+    assert c.engine.explain(1, c.now)["summary"] == "waits (1 GPU reserved for it: n0:1)"
+    c.submit({})
+    c.pass_s(2.2)
+    error = c.engine.status(c.now)["policy_error"]
+    assert "job 'j-2' (number 2) as a guest on GPU 0 of node 'n0', where it has job 'j-0' (number 0)" in error
+    assert error.endswith("; sharing GPUs with guests is simulated only, so far")
+    assert (c.state(0), c.state(2)) == ("running", "waiting")
+    c.restart()
+    c.pass_s(2.2)
+    assert "simulated only" in c.engine.status(c.now)["policy_error"]
+    assert c.engine.explain(1, c.now)["summary"] == "waits (1 GPU reserved for it: n0:1)"
+
+
 def test_a_policy_that_fails_stops_nothing(cluster: Make) -> None:
     c = cluster(policy="fifo")
     c.submit({})

@@ -17,7 +17,7 @@ from plait.control.drive import drive
 from plait.control.history import History
 from plait.control.log import EventLog, read_log
 from plait.control.messages import UsageReported
-from plait.control.metrics import RunResult, measure
+from plait.control.metrics import SHARING, RunResult, measure
 from plait.control.replay import replay
 from plait.core.arrays import FloatArray
 from plait.core.cluster import Cluster
@@ -26,6 +26,7 @@ from plait.core.jobs import JobBatch, JobClass, JobSpec
 from plait.core.plan import Group, Groups, Member, Plan, Reservation
 from plait.core.policy import Usage, View
 from plait.core.resources import StageProfile
+from plait.report.metrics import METRICS
 from plait.report.payload import gantt
 from plait.report.timeline import write_chrome_trace
 from plait.sim.contract import CLUSTERS, COSTLY, IDEAL, Workload, outages, play, random_jobs
@@ -341,6 +342,7 @@ def test_figures_count_each_gpu_once_and_say_what_was_reserved_and_used() -> Non
         (2, 1, 10.0),
     ]
     figures = result.summary
+    assert set(SHARING) == {m.key for m in METRICS} & set(figures) & set(SHARING)
     assert figures["reserved_idle_gpu_h"] == pytest.approx(20.0 / 3600)
     assert figures["reserved_idle_used_gpu_h"] == pytest.approx(10.0 / 3600)
     assert figures["guest_gpu_h"] == pytest.approx(65.0 / 3600)
@@ -351,7 +353,7 @@ def test_figures_count_each_gpu_once_and_say_what_was_reserved_and_used() -> Non
 
 def test_runs_without_guests_have_none_of_these_figures() -> None:
     result, _ = run(Steady((host(0, 0),)), busy("a", 0.5))
-    assert not {"reserved_idle_gpu_h", "guest_gpu_h"} & set(result.summary)
+    assert not set(SHARING) & set(result.summary)
     assert (len(result.timeline.group_guest), len(result.timeline.reserved_gpu)) == (0, 0)
     assert "guest" not in gantt(result.timeline, ["a"], 10, 0.0)
 
