@@ -6,6 +6,7 @@ al., OSDI 2020); the feedback laws, which were never published, are plait's own.
 
 from plait.sharing.coordinator import CODEC, Observation, State, decide, replay
 from plait.sharing.directive import Action, Device, Directive, Reached, Sharer, SpillReason, StepStats
+from plait.sharing.macro_model import Estimate, Load, estimate
 from plait.sharing.memory_state import Rung, next_rung
 from plait.sharing.slowdown import longest_quantum_s
 
@@ -14,6 +15,8 @@ __all__ = [
     "Action",
     "Device",
     "Directive",
+    "Estimate",
+    "Load",
     "Observation",
     "Reached",
     "Rung",
@@ -22,6 +25,7 @@ __all__ = [
     "State",
     "StepStats",
     "decide",
+    "estimate",
     "longest_quantum_s",
     "next_rung",
     "replay",

@@ -115,17 +115,17 @@ def after_step(state: ShareState, now_s: float, step: StepStats, quantum_s: floa
         return replace(state, settling=False)
     value_s = step.step_s / step.work if step.work > 0 else step.step_s
     if state.measuring or state.baseline_s is None:
-        return _measured(state, now_s, step.step_s, value_s)
+        return after_measuring(state, now_s, step.step_s, value_s)
     shifted = _shifted(state, value_s / state.baseline_s)
     if abs(shifted) >= SHIFTED_STEPS:
         return _measure_anew(state)
     window, measured = state.window.add(step.step_s, value_s), state.measured + 1
     if now_s - state.measured_at_s >= AGAIN_S and measured >= AGAIN_AFTER_STEPS:
         return replace(state, measuring=True, settling=True, window=Window(), shifted=0)
-    ratio = _ratio(window, state.baseline_s, quantum_s / max(state.share, FLOOR))
+    ratio = window_ratio(window, state.baseline_s, quantum_s / max(state.share, FLOOR))
     if ratio is None:
         return replace(state, window=window, shifted=shifted, measured=measured)
-    judged = _judged(state, now_s, ratio)
+    judged = after_window(state, now_s, ratio)
     return replace(
         judged, window=Window(), shifted=shifted, measured=measured, settling=judged.share != state.share
     )  # fmt: skip
@@ -146,7 +146,7 @@ def _measure_anew(state: ShareState) -> ShareState:
     return ShareState(share=state.share, kind=state.kind)
 
 
-def _measured(state: ShareState, now_s: float, step_s: float, value_s: float) -> ShareState:
+def after_measuring(state: ShareState, now_s: float, step_s: float, value_s: float) -> ShareState:
     """One step more of a measurement of b0; the last one ends it."""
     window, old_s = state.window.add(step_s, value_s), state.baseline_s
     if window.steps < (FIRST_STEPS if old_s is None else AGAIN_STEPS):
@@ -167,7 +167,7 @@ def _shifted(state: ShareState, ratio: float) -> int:
     return min(state.shifted, 0) - 1 if ratio <= 1.0 - SHIFT else 0
 
 
-def _ratio(window: Window, baseline_s: float, paced_s: float) -> float | None:
+def window_ratio(window: Window, baseline_s: float, paced_s: float) -> float | None:
     """How much slower than b0 the window is; None while it is open. `paced_s`: from one quantum to the next."""
     if window.steps >= LAST and sorted(window.last_s)[1] > (1.0 + EARLY * EPS) * baseline_s:
         return sum(window.last_s) / LAST / baseline_s
@@ -178,7 +178,7 @@ def _ratio(window: Window, baseline_s: float, paced_s: float) -> float | None:
     return None if unsure else ratio
 
 
-def _judged(state: ShareState, now_s: float, ratio: float) -> ShareState:
+def after_window(state: ShareState, now_s: float, ratio: float) -> ShareState:
     """The share after a window; at 0 the guaranteed job is alone, so there is nothing to cut."""
     if ratio > 1.0 + EPS and state.share > 0.0:
         share = state.share * CUT

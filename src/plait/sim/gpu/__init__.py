@@ -6,7 +6,7 @@ It runs `plait.sharing.decide` itself, the function that the agent of a node run
 from plait.sim.gpu.memory import SimDevice
 from plait.sim.gpu.micro_model import run, table_cell
 from plait.sim.gpu.outcome import Mark, Outcome
-from plait.sim.gpu.patterns import PATTERNS, QUANTA_S, Kernel, Pattern
+from plait.sim.gpu.patterns import PATTERNS, QUANTA_S, Kernel, Pattern, drawn
 from plait.sim.gpu.scenario import Mode, Opportunistic, Phase, Scenario
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Phase",
     "Scenario",
     "SimDevice",
+    "drawn",
     "run",
     "table_cell",
 ]

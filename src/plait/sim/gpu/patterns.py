@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from functools import cached_property
+
+from plait.sharing import Load
 
 MS = 1e-3
 
@@ -42,6 +45,11 @@ class Pattern:
         return sum(k.host_s for k in self.kernels) / self.step_s
 
     @property
+    def load(self) -> Load:
+        """What the macro model is told of it."""
+        return Load(self.step_s, sum(k.gpu_s for k in self.kernels), self.gaps, self.stages)
+
+    @property
     def stages(self) -> int:
         """GPU stages, which is the number of gaps that the gate leaves open."""
         return sum(k.ends_stage for k in self.kernels)
@@ -73,5 +81,28 @@ PATTERNS = {
         _alternating("10+190", 1, 10, 190),
     )
 }
+
+
+def drawn(number: int, seed: int) -> list[tuple[Pattern, float]]:
+    """Random patterns, each with an opportunistic quantum in seconds, to test models on.
+
+    Steps of 30 to 500 ms with a slack of 0.1 to 0.9 and 1 to 12 kernels, evenly spaced or without a gap but the last;
+    quanta of 0.5 to 30 ms. Steps and quanta are spread evenly on a logarithmic scale.
+    """
+    chance, out = random.Random(seed), []
+    for _ in range(number):
+        step_ms = 30.0 * (500 / 30) ** chance.random()
+        host_ms = step_ms * chance.uniform(0.1, 0.9)
+        times, dense = chance.randint(1, 12), chance.random() < 0.5
+        gpu_ms, quantum_s = (step_ms - host_ms) / times, 0.5 * MS * 60.0 ** chance.random()
+        if dense:
+            kernels = (Kernel(gpu_ms * MS, 0.0, False),) * (times - 1) + (Kernel(gpu_ms * MS, host_ms * MS),)
+            pattern = Pattern(f"{times}x{gpu_ms:.1f} then {host_ms:.0f} host", kernels)
+        else:
+            pattern = _alternating(f"{times}x({gpu_ms:.1f}+{host_ms / times:.1f})", times, gpu_ms, host_ms / times)
+        out.append((pattern, quantum_s))
+    return out
+
+
 #: Opportunistic quanta of the table, in seconds.
 QUANTA_S = (0.001, 0.004, 0.02)
