@@ -19,6 +19,7 @@ from plait.core.policy import Usage
 from plait.core.resources import Resource
 from plait.grouping.model.interference import MEASURED_INTERFERENCE
 from plait.grouping.model.times import interleaved_iteration_s
+from plait.sim.shared_gpu import GpuSharing
 
 
 class Physics(Protocol):
@@ -51,14 +52,15 @@ class StandardPhysics:
     unknown (Tiresias, section 3); the size of the factor is an assumption, not a measurement. Members of a
     group slow each other down so that no resource is used more than all the time; with `Gate.BARRIER` they advance
     one iteration together (`lock_step_s`), none faster than alone. Either way `interference[members - 1]` comes on top.
-    Guests and hosts of a GPU slow each other down as members of a group do: no law protects hosts here. A gang goes at
-    the pace of its worst GPU.
+    `sharing` is the law by which hosts and guests share GPUs; without one (None) they slow each other down as members
+    of a group do. Either way a gang goes at the pace of its worst GPU.
     """
 
     spread_slowdown: float = 1.0
     skew_threshold: float = 0.3
     interference: tuple[float, ...] = MEASURED_INTERFERENCE
     kind_speed: Mapping[str, float] = field(default_factory=dict)
+    sharing: GpuSharing | None = field(default_factory=GpuSharing)
 
     def iteration_s(self, truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
         """Seconds an iteration for each entry of `groups.jobs`."""
@@ -72,6 +74,8 @@ class StandardPhysics:
         inside = alone if groups.single else self._shared(truth, groups, alone, cpu_shares(truth, groups, cluster))
         if groups.guest is None:
             return inside
+        if self.sharing is not None:
+            return self.sharing.iteration_s(truth, groups, inside)
         return np.maximum(inside, alone * self._crowded(truth, groups, alone))
 
     def _spread(self, truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:

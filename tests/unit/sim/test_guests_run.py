@@ -35,7 +35,7 @@ from plait.sim.physics import StandardPhysics
 from plait.sim.run import simulate, simulator
 from plait.sim.world import World
 
-PLAIN = World("plain", "guests contend, nothing else", StandardPhysics(interference=(1.0,)))
+PLAIN = World("plain", "guests contend, nothing else", StandardPhysics(interference=(1.0,), sharing=None))
 
 
 def only(group: Group, here: set[int]) -> Group:
@@ -192,7 +192,7 @@ def test_usage_is_reported_where_physics_measures_it_and_nowhere_else() -> None:
     def observe(controller: Controller) -> object:
         return lambda event, commands: seen.append(event) if isinstance(event, UsageReported) else None
 
-    world = replace(PLAIN, physics=Measured(interference=(1.0,)))
+    world = replace(PLAIN, physics=Measured(interference=(1.0,), sharing=None))
     simulate(jobs, Cluster.parse("1x4"), Looks(plan.groups), world, observe=observe)  # type: ignore[arg-type]
     assert [one.at_s for one in seen] == [0.0, 12.0, 22.0]
     np.testing.assert_allclose(seen[1].gpu_utilisation, [0.4, 0.4, 0.0, 0.0])

@@ -1,0 +1,89 @@
+"""How fast hosts and guests of GPUs are in a simulated cluster."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from plait.core.cluster import Cluster
+from plait.core.errors import InputError
+from plait.core.jobs import JobBatch, JobSpec
+from plait.core.plan import Group, Groups, Member
+from plait.core.resources import StageProfile
+from plait.sharing import Load, estimate
+from plait.sim.physics import StandardPhysics
+from plait.sim.shared_gpu import LEAST_SHARE, GpuSharing
+
+CLUSTER = Cluster.parse("1x4")
+
+
+def batch(*profiles: StageProfile | None) -> JobBatch:
+    return JobBatch.of(
+        JobSpec(id=f"j{i}", profile=profile, iteration_s=1.0 if profile is None else None, iterations=10.0)
+        for i, profile in enumerate(profiles)
+    )
+
+
+def paces(truth: JobBatch, *groups: tuple[int, tuple[int, ...], bool], **options: float) -> list[float]:
+    """Seconds an iteration of each job of (job, GPUs, guest)."""
+    there = Groups.of(Group((Member(job),), gpus, guest=guest) for job, gpus, guest in groups)
+    physics = StandardPhysics(sharing=GpuSharing(**options))  # type: ignore[arg-type]
+    return physics.iteration_s(truth, there, CLUSTER).tolist()
+
+
+HALF = StageProfile.of(cpu=0.5, gpu=0.5)
+BUSY = StageProfile.of(cpu=0.1, gpu=0.9)
+
+
+def test_a_host_loses_one_per_cent_and_a_guest_gets_what_the_law_leaves_it() -> None:
+    host_s, guest_s = paces(batch(HALF, HALF), (0, (0,), False), (1, (0,), True))
+    part = estimate(Load(1.0, 0.5), 0.002, seconds=3600.0).slack_share
+    assert host_s == pytest.approx(1.01)
+    assert guest_s == pytest.approx(1.0 + 0.5 * (1 / (0.5 * part) - 1), rel=1e-6)
+    assert paces(batch(HALF, HALF), (0, (0,), False), (1, (0,), True), host_slowdown=0.0)[0] == 1.0
+
+
+def test_without_a_host_a_guest_is_as_fast_as_alone_and_two_share_evenly() -> None:
+    truth = batch(HALF, HALF, HALF)
+    assert paces(truth, (0, (0,), True)) == [1.0]
+    assert paces(truth, (0, (0,), True), (1, (0,), True)) == [1.5, 1.5]
+    assert paces(truth, (0, (0,), False), (1, (1,), True)) == [1.0, 1.0]  # nobody shares anything
+
+
+def test_a_gang_gets_what_it_gets_on_its_worst_gpu() -> None:
+    truth = batch(HALF, BUSY, HALF).replace(gpus=np.array([1, 1, 2]))
+    hosts = (0, (0,), False), (1, (1,), False)
+    worst, better, best = (paces(truth, *hosts, (2, gpus, True))[-1] for gpus in ((0, 1), (0, 2), (2, 3)))
+    part = estimate(Load(1.0, 0.9), 0.002, seconds=3600.0).slack_share
+    assert worst == pytest.approx(1.0 + 0.5 * (1 / (0.1 * part) - 1), rel=1e-6)
+    assert 1.0 == best < better < worst
+
+
+def test_stages_that_overlap_alone_overlap_beside_others() -> None:
+    overlapped = StageProfile.from_sequence([0.0, 1.0, 0.5, 0.0], 1.0)
+    truth = batch(overlapped, overlapped)
+    assert paces(truth, (0, (0,), True), (1, (0,), True)) == [1.0, 1.0]  # half of a GPU is enough
+
+
+def test_a_host_without_a_profile_leaves_nothing() -> None:
+    host_s, guest_s = paces(batch(None, HALF), (0, (0,), False), (1, (0,), True))
+    assert host_s == pytest.approx(1.01)
+    assert guest_s == pytest.approx(0.5 + 0.5 / LEAST_SHARE)
+
+
+def test_longer_quanta_leave_guests_less() -> None:
+    short = StageProfile.of(cpu=0.1, gpu=0.1)
+    truth = batch(short, HALF)
+    times = [paces(truth, (0, (0,), False), (1, (0,), True), quantum_s=q)[1] for q in (0.001, 0.01, 0.05)]
+    assert np.argsort(times).tolist() == [0, 1, 2]
+    assert times[2] > 3 * times[0]
+
+
+def test_without_guests_nothing_changes() -> None:
+    assert paces(batch(HALF, BUSY), (0, (0,), False), (1, (1,), False)) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("options", [{"host_slowdown": -0.1}, {"quantum_s": 0.0}, {"gaps": 0}])
+def test_what_cannot_be_is_refused(options: dict[str, float]) -> None:
+    with pytest.raises(InputError):
+        GpuSharing(**options)  # type: ignore[arg-type]
