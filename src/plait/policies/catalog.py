@@ -24,6 +24,7 @@ from plait.goodput.allocate.kinds import MOST_POWER
 from plait.grouping.model.interference import MEASURED_INTERFERENCE
 from plait.placement import Scheme, SkewAware
 from plait.placement.packing import Placement
+from plait.policies.antman import ALL, MOST_GUESTS, ORDERS, AntMan
 from plait.policies.citations import CITATIONS
 from plait.policies.fair import Drf, YarnCapacity
 from plait.policies.gandiva import Gandiva
@@ -214,6 +215,22 @@ def _placed(name: str, cls: Callable[..., Policy], **options: Any) -> Policy:
     return cls(**_with_place(name, options))
 
 
+def _antman(quota: str = "", **options: Any) -> AntMan:
+    return AntMan(**options, quota=tuple(_quota(part) for part in quota.split("/") if part))
+
+
+def _quota(text: str) -> tuple[str, str, int]:
+    """Project, GPU kind ("" for all together) and GPUs of `PROJECT=GPUS` or `PROJECT@KIND=GPUS`."""
+    name, equals, gpus = text.rpartition("=")
+    project, _, kind = name.partition("@")
+    if not equals or not project or not gpus.isdecimal():
+        raise InputError(
+            f"policy antman: quota has {text!r}; write PROJECT=GPUS or PROJECT@KIND=GPUS, separated by /, e.g. "
+            f"vision=32/speech@v100=16/{ALL}=8"
+        )
+    return project, kind, int(gpus)
+
+
 #: whose jobs go first, by name on the command line: the order and what it needs
 _MURI_ORDERS: dict[str, tuple[Any, Mapping[str, Any]]] = {
     "remaining": (orders.by_remaining_service, {}),
@@ -262,6 +279,20 @@ _FITNESS = {
     "p": number("exponent of the mean of speed-ups: -1 (harmonic) is fair, 1 efficient, 0 the geometric mean",
                 -math.inf, fit=Range(-4, 1, "linear")),
     "floor": number("what a job without GPUs counts as in that mean, for p <= 0", fit=Range(1e-4, 1, "log")),
+}  # fmt: skip
+
+_ANTMAN = {
+    "order": choice("who goes first among a project's jobs that wait; guaranteed jobs are not preempted", *ORDERS,
+                    fit=("fifo", "tiresias")),
+    "quota": free_text("GPUs of guaranteed jobs, e.g. vision=32/speech@v100=16/*=8 (* = all other projects); without "
+                       "it there is no limit"),
+    "limit": number("opportunistic jobs go on GPUs of which less than this part is used", 0.0, 1.0, over=True,
+                    fit=Range(0.3, 1.0, "linear")),
+    "max_per_gpu": whole("opportunistic jobs a GPU at most", 0, MOST_GUESTS, fit=Range(1, 4, "linear", whole=True)),
+    "auto_after_s": seconds("a job of class auto that waited this long may be opportunistic, seconds; inf = never",
+                            infinite=True, fit=Range(10, 3600, "log", also=("0",))),
+    "stall_s": seconds("an opportunistic job that got nothing for this long goes elsewhere, seconds; inf = never",
+                       LEAST_S, infinite=True, fit=Range(60, 7200, "log")),
 }  # fmt: skip
 
 CATALOG: dict[str, Row] = dict(
@@ -337,6 +368,8 @@ CATALOG: dict[str, Row] = dict(
         ("optimus", Row("one more GPU always to whom it saves the most time", Optimus,
                         "remaining work, what jobs fit and measure of themselves", ("optimus", "pollux"), _ROUNDS,
                         True)),
+        ("antman", Row("guaranteed jobs at full speed within quotas, opportunistic ones on what they leave idle",
+                       _antman, "classes, stage profiles", ("antman",), _ANTMAN, True)),
         ("drf", Row("dominant resource fairness over users on GPUs, CPUs and memory", partial(_placed, "drf", Drf),
                     "demands", ("drf",), _PLACED, False)),
     ]

@@ -64,6 +64,13 @@ CITATIONS: dict[str, str] = {
   booktitle = {13th USENIX Symposium on Operating Systems Design and Implementation (OSDI)},
   year = {2018}
 }""",
+    "antman": """@inproceedings{xiao2020antman,
+  title = {{AntMan}: Dynamic Scaling on {GPU} Clusters for Deep Learning},
+  author = {Xiao, Wencong and Ren, Shiru and Li, Yong and Zhang, Yang and Hou, Pengyang and Li, Zhi and Feng, Yihui and
+            Lin, Wei and Jia, Yangqing},
+  booktitle = {14th USENIX Symposium on Operating Systems Design and Implementation (OSDI)},
+  year = {2020}
+}""",
     "drf": """@inproceedings{ghodsi2011drf,
   title = {Dominant Resource Fairness: Fair Allocation of Multiple Resource Types},
   author = {Ghodsi, Ali and Zaharia, Matei and Hindman, Benjamin and Konwinski, Andy and Shenker, Scott and

@@ -1,0 +1,411 @@
+"""AntMan's global scheduler alone: views made by hand, plans that take effect at once."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plait.control.job_store import JobStore
+from plait.core.cluster import Cluster
+from plait.core.errors import InputError
+from plait.core.jit import has_machine_code
+from plait.core.jobs import Checkpoints, JobBatch, JobClass, JobSpec, JobTable, Phase
+from plait.core.plan import NO_GROUPS, Groups, Plan, Reservation
+from plait.core.policy import Usage, View
+from plait.core.resources import Resource, StageProfile
+from plait.policies import antman_kernels
+from plait.policies.antman import AntMan
+from plait.policies.catalog import make_policy
+
+G, O, A = JobClass.GUARANTEED, JobClass.OPPORTUNISTIC, JobClass.AUTO  # noqa: E741 - one letter each
+HALF = StageProfile.of(cpu=0.5, gpu=0.5)  # keeps its GPUs busy half of the time
+
+
+@dataclass
+class House:
+    """Jobs on a cluster under a policy whose plans take effect at once."""
+
+    policy: AntMan
+    cluster: Cluster
+    now_s: float = 0.0
+    store: JobStore = field(default_factory=JobStore)
+    running: Groups = NO_GROUPS
+    reservations: tuple[Reservation, ...] = ()
+    usage: Usage | None = None
+    plan: Plan = field(default_factory=lambda: Plan(NO_GROUPS))
+
+    def submit(self, *specs: JobSpec) -> House:
+        self.store.append(JobBatch.of(replace(s, submit_s=self.now_s) for s in specs), 0.0)
+        return self
+
+    def view(self) -> View:
+        phase = self.store.columns["phase"][: self.store.count]
+        active = np.flatnonzero(phase <= int(Phase.RUNNING))
+        table = JobTable(self.store.columns, active, self.now_s, 0.0, self.store)
+        return View(
+            self.now_s, self.cluster, table, self.running, reservations=self.reservations, usage=self.usage
+        )  # fmt: skip
+
+    def decide(self, after_s: float = 1.0) -> Plan:
+        self.now_s += after_s
+        plan, columns = self.policy.decide(self.view()), self.store.columns
+        before = {m.job: g.gpus for g in self.running for m in g.members}
+        columns["running_group"][:] = -1
+        waiting = columns["phase"] <= int(Phase.RUNNING)
+        columns["phase"][waiting] = int(Phase.WAITING)
+        for i, group in enumerate(plan.groups):
+            for member in group.members:
+                columns["running_group"][member.job], columns["phase"][member.job] = i, int(Phase.RUNNING)
+                if before.get(member.job) != group.gpus:
+                    columns["last_start_s"][member.job] = self.now_s
+                    columns["shared_speed"][member.job] = math.nan
+        self.running, self.reservations, self.plan = plan.groups, plan.reservations, plan
+        return plan
+
+    def finish(self, job: int) -> House:
+        self.store.columns["phase"][job] = int(Phase.FINISHED)
+        self.store.columns["running_group"][job] = -1
+        return self
+
+    def gpus(self, guests: bool | None = None) -> dict[int, tuple[int, ...]]:
+        """GPUs of each running job; only of guests, or of hosts."""
+        return {
+            m.job: g.gpus for g in self.running for m in g.members if guests is None or g.guest is guests
+        }  # fmt: skip
+
+
+def job(name: str, gpus: int = 1, klass: JobClass = G, profile: StageProfile | None = HALF, **more: Any) -> JobSpec:
+    return JobSpec(
+        id=name, gpus=gpus, job_class=klass, profile=profile, iterations=1000.0, iteration_s=1.0, **more
+    )  # fmt: skip
+
+
+def house(cluster: str = "2x4", **options: Any) -> House:
+    return House(AntMan(**options), Cluster.parse(cluster))
+
+
+# -- guaranteed jobs -----------------------------------------------------------------------------------------
+
+
+def test_a_gang_gets_the_fewest_nodes_then_the_fewest_guests_then_the_least_room() -> None:
+    here = house("3x4")
+    here.submit(job("one", 1)).decide()
+    assert here.gpus() == {0: (0,)}
+    here.submit(job("four", 4)).decide()
+    assert here.gpus()[1] == (4, 5, 6, 7)
+    here.submit(job("two", 2)).decide()
+    assert here.gpus()[2] == (1, 2)  # not a whole node broken for it
+    here.submit(job("guest", 2, O), job("three", 3)).decide()
+    assert here.gpus(guests=True) == {3: (3, 11)}  # the idle ones; hosts chose first
+    assert here.gpus()[4] == (8, 9, 10)
+
+
+def test_hosts_avoid_guests_where_that_costs_no_node() -> None:
+    here = house("2x4")
+    here.submit(job("guest", 4, O)).decide()
+    here.submit(job("host", 4)).decide()
+    assert here.gpus() == {0: (0, 1, 2, 3), 1: (4, 5, 6, 7)}
+    here.submit(job("late", 4)).decide()
+    assert here.gpus()[2] == (0, 1, 2, 3)  # and never wait for one
+    assert here.gpus(guests=True) == {0: (0, 1, 2, 3)}
+
+
+def test_a_gang_that_needs_two_nodes_stays_in_a_rack() -> None:
+    here = house("4x4@2")
+    here.submit(job("one", 4), job("pair", 8)).decide()
+    assert here.gpus()[1] == tuple(range(8, 16))
+
+
+def test_a_gang_that_does_not_fit_holds_what_there_is_and_guests_use_it() -> None:
+    here = house()
+    here.submit(job("small", 2)).decide()
+    here.submit(job("whole", 8), job("later", 1), job("guest", 6, O)).decide()
+    assert here.gpus() == {0: (0, 1), 3: (2, 3, 4, 5, 6, 7)}
+    assert here.reservations == (Reservation(1, (2, 3, 4, 5, 6, 7)),)
+    assert here.plan.reasons[1] == "needs 8 GPUs; 6 are reserved for it until the rest is free"
+    assert here.plan.reasons[2] == "needs 1 GPU; none are free of guaranteed jobs and reservations for jobs ahead of it"
+    here.finish(0).decide()
+    assert here.gpus(guests=False) == {1: tuple(range(8))}
+    assert here.reservations == ()
+    assert here.gpus(guests=True) == {3: (2, 3, 4, 5, 6, 7)}  # not stopped for it
+
+
+def test_who_has_a_reservation_goes_first_from_then_on() -> None:
+    here = house("1x4")
+    here.submit(job("a", 1, project="a"), job("b", 1, project="b")).decide()
+    here.submit(job("wide", 4, project="a")).decide()
+    here.finish(1).submit(job("b2", 1, project="b")).decide()  # b uses less now, and its job would fit
+    assert 3 not in here.gpus()
+    assert here.reservations == (Reservation(2, (1, 2, 3)),)
+
+
+def test_projects_take_turns_by_what_they_use() -> None:
+    here = house("1x4")
+    here.submit(*(job(f"a{i}", 1, project="a") for i in range(4)), *(job(f"b{i}", 1, project="b") for i in range(4)))
+    here.decide()
+    assert sorted(here.gpus()) == [0, 1, 4, 5]
+
+
+def test_quotas_hold_and_count_in_order() -> None:
+    here = house(quota=(("a", "", 4),))
+    here.submit(job("a0", 2, project="a"), job("a1", 4, project="a"), job("a2", 2, project="a"), job("b", 1)).decide()
+    assert sorted(here.gpus()) == [0, 3]  # a2 does not slip past a1, which would never start
+    assert "the quota of project a is used up" in here.plan.reasons[1]
+    here.submit(job("a3", 8, project="a")).decide()
+    assert "more than the quota of project a ever allows" in here.plan.reasons[4]
+    here.finish(0).decide()
+    assert 1 in here.gpus()
+    assert 2 not in here.gpus()
+
+
+def test_kinds_have_quotas_of_their_own_and_gangs_one_kind() -> None:
+    here = house("1x4:v100,1x4:a100", quota=(("*", "v100", 2),))
+    here.submit(job("a", 3), job("b", 2), job("c", 2)).decide()
+    assert here.gpus() == {0: (4, 5, 6), 1: (0, 1)}
+    assert "quota" in here.plan.reasons[2] or "reserved" in here.plan.reasons[2]
+
+
+def test_other_orders() -> None:
+    here = house("1x1", order="srtf")
+    here.submit(job("long"), replace(job("short"), iterations=10.0)).decide()
+    assert sorted(here.gpus()) == [1]
+    here = house("1x1", order="tiresias")
+    here.submit(job("served"), job("new"))
+    here.store.columns["attained_gpu_s"][0] = 1e6
+    here.decide()
+    assert sorted(here.gpus()) == [1]
+
+
+# -- opportunistic jobs --------------------------------------------------------------------------------------
+
+
+def test_guests_go_on_the_least_used_gpus_below_the_limit_all_or_nothing() -> None:
+    here = house("1x4")
+    busy, idle = StageProfile.of(cpu=0.1, gpu=0.9), StageProfile.of(cpu=0.7, gpu=0.3)
+    here.submit(job("busy", 1, profile=busy), job("half", 1), job("idle", 1, profile=idle)).decide()
+    here.submit(job("three", 3, O), job("four", 4, O)).decide()
+    assert here.gpus(guests=True) == {3: (1, 2, 3)}
+    assert here.plan.reasons[4].startswith("needs 4 GPUs to share; none are less than 80% used")
+    here.finish(3).submit(job("one", 1, O)).decide()
+    assert here.gpus(guests=True) == {5: (3,)}
+
+
+def test_a_job_without_a_profile_counts_as_measured() -> None:
+    here = house("1x2")
+    here.submit(job("unknown", 1, profile=None), job("other", 1, profile=None)).decide()
+    here.submit(job("guest", 1, O)).decide()
+    assert here.gpus(guests=True) == {}
+    nothing = np.zeros(0)
+    here.usage = Usage(np.array([0.9, 0.3]), np.zeros(2), np.zeros(0, dtype=np.int64), *[nothing] * 4)
+    here.decide()
+    assert here.gpus(guests=True) == {2: (1,)}
+
+
+def test_several_guests_share_a_gpu_if_asked_to() -> None:
+    light = StageProfile.of(cpu=0.9, gpu=0.1)
+    for most, started in ((1, 1), (3, 3), (0, 0)):
+        here = house("1x1", max_per_gpu=most)
+        here.submit(*(job(f"g{i}", 1, O, light) for i in range(4))).decide()
+        assert len(here.gpus(guests=True)) == started
+
+
+def test_memory_decides_who_fits_and_a_host_takes_it_from_a_guest() -> None:
+    cluster = Cluster.of(1, 2, gpu_memory_bytes=16_000_000_000)
+    here = House(AntMan(), cluster)
+    here.submit(job("host", 1, gpu_memory_bytes=10e9), job("guest", 1, O, gpu_memory_bytes=10e9)).decide()
+    assert here.gpus() == {0: (0,), 1: (1,)}
+    here.submit(job("second", 1, O, gpu_memory_bytes=5e9)).decide()
+    assert here.gpus(guests=True) == {1: (1,), 2: (0,)}
+    here.submit(job("late", 1, gpu_memory_bytes=8e9)).decide()
+    assert here.gpus(guests=False) == {0: (0,), 3: (1,)}
+    assert 1 not in here.gpus()
+    assert "a guaranteed job needs the memory or cores" in here.plan.reasons[1]
+
+
+def test_a_guest_that_may_not_be_stopped_keeps_its_memory() -> None:
+    cluster = Cluster.of(1, 1, gpu_memory_bytes=16_000_000_000)
+    here = House(AntMan(), cluster)
+    here.submit(job("guest", 1, O, gpu_memory_bytes=10e9, checkpoints=Checkpoints.NEVER)).decide()
+    here.submit(job("host", 1, gpu_memory_bytes=8e9)).decide()
+    assert here.gpus() == {0: (0,)}
+
+
+def test_an_auto_job_is_a_guest_until_it_can_be_promoted_where_it_runs() -> None:
+    here = house("1x4", quota=(("p", "", 2),))
+    here.submit(job("host", 2, project="p"), job("auto", 2, A, project="p")).decide()
+    assert here.gpus(guests=True) == {1: (2, 3)}
+    here.finish(0).decide()
+    assert here.gpus(guests=False) == {1: (2, 3)}
+
+
+def test_an_auto_job_is_promoted_once_no_host_is_on_its_gpus() -> None:
+    here = house("1x2")
+    here.submit(job("host", 2), job("auto", 2, A)).decide()
+    assert here.gpus(guests=True) == {1: (0, 1)}
+    here.finish(0).submit(job("late", 2)).decide()
+    assert here.gpus(guests=False) == {1: (0, 1)}  # it was there first
+
+
+def test_an_auto_job_waits_as_long_as_it_is_told_to() -> None:
+    here = house("1x2", auto_after_s=60.0)
+    here.submit(job("host", 2), job("auto", 1, A)).decide(0.0)
+    assert here.gpus() == {0: (0, 1)}
+    assert here.plan.valid_until_s == 60.0
+    here.decide(60.0)
+    assert here.gpus(guests=True) == {1: (0,)}
+
+
+def test_a_stalled_guest_goes_elsewhere_at_most_once_in_a_while() -> None:
+    here = house("1x2", stall_s=100.0, limit=1.0)
+    here.submit(job("guest", 1, O)).decide(0.0)
+    here.submit(job("host", 1)).decide(10.0)
+    assert here.gpus() == {0: (0,), 1: (1,)}
+    here.store.columns["shared_speed"][0] = 0.0
+    here.decide(10.0)
+    assert here.plan.valid_until_s == pytest.approx(100.0)
+    here.decide(80.0)
+    assert here.gpus(guests=True) == {0: (1,)}
+    here.store.columns["shared_speed"][0] = 0.0
+    here.decide(50.0)
+    assert here.gpus(guests=True) == {0: (1,)}
+    here.decide(50.0)
+    assert here.gpus(guests=True) == {0: (0,)}
+
+
+def test_other_policies_jobs_become_guests_where_they_run() -> None:
+    here = house("1x2")
+    here.submit(job("opportunistic", 1, O)).decide()
+    here.running = Groups.of(replace(g, guest=False) for g in here.running)  # as any policy without classes runs it
+    here.decide()
+    assert here.gpus(guests=True) == {0: (0,)}
+
+
+# -- options -------------------------------------------------------------------------------------------------
+
+
+def test_options_by_name() -> None:
+    policy = make_policy("antman:order=tiresias,quota=vision=32/speech@v100=16/*=8,max_per_gpu=2,stall_s=inf")
+    assert isinstance(policy, AntMan)
+    assert policy.quota == (("vision", "", 32), ("speech", "v100", 16), ("*", "", 8))
+    assert policy.max_per_gpu == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("antman:quota=32", "write PROJECT=GPUS"),
+        ("antman:quota=a=many", "write PROJECT=GPUS"),
+        ("antman:limit=0", "limit is 0"),
+        ("antman:order=lifo", "fifo, tiresias or srtf"),
+        ("antman:max_per_gpu=-1", "max_per_gpu is -1"),
+    ],
+)
+def test_options_that_cannot_be(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        make_policy(text)
+
+
+# -- always --------------------------------------------------------------------------------------------------
+
+CLUSTERS = ("2x4", "4x4@2", "1x8,2x4", "2x4:v100,2x4:a100")
+
+
+def drawn_job(chance: random.Random, i: int) -> JobSpec:
+    gpu_s = chance.choice([0.1, 0.4, 0.9])
+    return job(
+        f"j{i}",
+        chance.choice([1, 1, 2, 3, 4, 8]),
+        chance.choice([G, G, O, A]),
+        chance.choice([None, StageProfile.of(cpu=1.0 - gpu_s, gpu=gpu_s)]),
+        project=chance.choice("ab"),
+        gpu_memory_bytes=chance.choice([0.0, 4e9, 10e9]),
+        gpu_kinds=chance.choice([None, None, None, ("v100",)]),
+    )
+
+
+def check(here: House, before: dict[int, tuple[int, ...]], hosts_before: set[int]) -> None:
+    """What every plan keeps."""
+    specs, running = here.store, here.gpus()
+    hosts = here.gpus(guests=False)
+    on_hosts = Counter(gpu for gpus in hosts.values() for gpu in gpus)
+    assert all(count == 1 for count in on_hosts.values()), "two hosts on a GPU"
+    guests = Counter(gpu for gpus in here.gpus(guests=True).values() for gpu in gpus)
+    assert max(guests.values(), default=0) <= here.policy.max_per_gpu
+    reserved = Counter(gpu for r in here.reservations for gpu in r.gpus)
+    assert not any(gpu in on_hosts or count > 1 for gpu, count in reserved.items())
+    for number, gpus in running.items():
+        spec = specs.spec(number)
+        assert len(set(gpus)) == spec.gpus
+        kinds = {here.cluster.kinds[here.cluster.node_kind[here.cluster.gpu_node[gpu]]] for gpu in gpus}
+        assert len(kinds) == 1
+        assert spec.gpu_kinds is None or kinds <= set(spec.gpu_kinds)
+        assert spec.job_class is not G or number in hosts
+        assert spec.job_class is not O or number not in hosts
+    for number in hosts_before:
+        assert running[number] == before[number], "a guaranteed job was stopped, moved or made a guest"
+        assert number in hosts
+    for project, _, most in here.policy.quota:
+        assert sum(len(g) for n, g in hosts.items() if specs.spec(n).project == project) <= most
+    waiting = {n for n in here.view().jobs.number.tolist() if n not in running}
+    assert waiting == set(here.plan.reasons)
+
+
+@pytest.mark.parametrize("seed", range(200 if os.environ.get("PLAIT_SLOW") else 16))
+def test_no_gang_waits_for_ever_and_all_rules_hold(seed: int) -> None:
+    chance = random.Random(seed)
+    cluster = Cluster.parse(CLUSTERS[seed % 4])
+    gpu_bytes = 16_000_000_000 if chance.random() < 0.5 else 0
+    cluster = Cluster(tuple(replace(node, gpu_memory_bytes=gpu_bytes) for node in cluster.nodes))
+    quota = (("a", "", chance.choice([4, 8, 12])),) if chance.random() < 0.7 else ()
+    here = House(AntMan(quota=quota, max_per_gpu=chance.choice([1, 2])), cluster)
+    left, steps = [drawn_job(chance, i) for i in range(40)], 0
+    while left or len(here.view().jobs):
+        if left and chance.random() < 0.6:
+            here.submit(left.pop())
+        elif here.gpus():
+            here.finish(chance.choice(sorted(here.gpus())))
+        before = {n: g for n, g in here.gpus().items() if n in here.view().jobs.number}
+        hosts = set(here.gpus(guests=False)) & set(before)
+        here.decide()
+        check(here, before, hosts)
+        jobs, steps = here.view().jobs, steps + 1
+        if not left and not here.gpus():
+            rest = [here.plan.reasons[n] for n in jobs.number.tolist()]
+            never = ("ever allows" in r or not here.cluster.largest_gang(here.store.spec(n).gpu_kinds) >= g
+                     for r, n, g in zip(rest, jobs.number.tolist(), jobs.gpus.tolist(), strict=True))  # fmt: skip
+            assert all(never), rest
+            break
+        assert steps < 500
+
+
+def test_compiled_and_plain_walk_decide_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(antman_kernels.admit_hosts, "py_func"):
+        pytest.skip("needs the extra [sim]")
+    if not (os.environ.get("PLAIT_SLOW") or has_machine_code(antman_kernels.admit_hosts)):
+        pytest.skip("compiles for 20 s; set PLAIT_SLOW=1")
+    for seed in range(4):
+        chance = random.Random(seed)
+        here = House(AntMan(max_per_gpu=2), Cluster.parse(CLUSTERS[seed]))
+        for i in range(30):
+            here.submit(drawn_job(chance, i))
+            plans = []
+            for work in (False, True):
+                monkeypatch.setattr("plait.policies.antman.compiled", lambda *_, answer=work: answer)
+                plans.append(here.policy.decide(here.view()))
+            assert [*plans[0].groups] == [*plans[1].groups]
+            assert plans[0].reservations == plans[1].reservations
+            assert dict(plans[0].reasons) == dict(plans[1].reasons)
+            here.decide()
+            if chance.random() < 0.4 and here.gpus():
+                here.finish(chance.choice(sorted(here.gpus())))
+
+
+def test_use_of_the_gpu_is_that_of_the_profile() -> None:
+    assert HALF.stage_s[Resource.GPU] / HALF.iteration_s == 0.5
