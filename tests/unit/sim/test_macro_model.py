@@ -91,12 +91,10 @@ def test_a_job_that_never_leaves_the_gpu_has_no_slack() -> None:
     assert estimate(Load(0.1, 0.1), 0.002) == Estimate(1.0, 0.0)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"step_s": 0.0, "gpu_s": 0.0}, {"step_s": 1.0, "gpu_s": 2.0}, {"step_s": 1.0, "gpu_s": 0.5, "gaps": 3, "stages": 2}]
-)  # fmt: skip
-def test_a_step_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
+@pytest.mark.parametrize("wrong", [(0.0, 0.0), (1.0, 2.0), (1.0, 0.5, 3, 2)])
+def test_a_step_that_cannot_be_is_refused(wrong: tuple[float, ...]) -> None:
     with pytest.raises(InputError):
-        Load(**wrong)  # type: ignore[arg-type]
+        Load(*wrong)  # type: ignore[arg-type]
 
 
 def test_arguments_that_cannot_be_are_refused() -> None:

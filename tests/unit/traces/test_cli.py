@@ -37,19 +37,22 @@ def test_convert_show_generate_formats(tmp_path):
     assert "philly" in run("formats")
 
 
-def test_deadlines_and_classes_are_drawn_for_any_trace(tmp_path):
+def test_deadlines_classes_and_tenants_are_drawn_for_any_trace(tmp_path):
     made, again, converted = tmp_path / "made.csv", tmp_path / "again.csv", tmp_path / "converted.csv"
-    draws = ("--deadlines", "1.5,3", "--opportunistic-share", 0.5, "--seed", 3)
+    draws = ("--deadlines", "1.5,3", "--opportunistic-share", 0.5, "--tenants", 2, "--seed", 3)
     run("generate", made, "--jobs", 200, *draws)
     table = read_canonical(made)
     assert set(np.round(table["deadline_s"] / table["duration_s"], 3)) == {1.5, 3.0}
     jobs = load_jobs(table).jobs
     assert np.array_equal(jobs.column("deadline_s"), table["deadline_s"])
     assert 60 < (jobs.column("job_class") == JobClass.OPPORTUNISTIC).sum() < 140
+    assert 60 < (jobs.column("project") == "tenant-1").sum() < 140
+    assert set(jobs.column("project")) == {"tenant-1", "tenant-2"}
     run("generate", again, "--jobs", 200, "--seed", 3)
     run("convert", again, converted, *draws)
     assert np.array_equal(read_canonical(converted)["deadline_s"], table["deadline_s"])
-    assert read_canonical(converted)["job_class"].tolist() == table["job_class"].tolist()
+    for column in ("job_class", "project"):
+        assert read_canonical(converted)[column].tolist() == table[column].tolist()
 
 
 @pytest.mark.parametrize(
@@ -58,6 +61,7 @@ def test_deadlines_and_classes_are_drawn_for_any_trace(tmp_path):
         ("--deadlines", "soon", "--deadlines is 'soon', needs factors such as 1.2,2,10"),
         ("--deadlines", "0,2", "finite and above 0"),
         ("--opportunistic-share", 1.5, r"must lie in \[0, 1\] \(got 1.5\)"),
+        ("--tenants", 0, r"at least 1 tenant \(got 0\)"),
     ],
 )
 def test_wrong_draws_are_refused_and_write_nothing(tmp_path, option, value, message):

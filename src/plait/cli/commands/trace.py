@@ -25,6 +25,7 @@ DeadlinesOption = Annotated[
 ShareOption = Annotated[
     float | None, typer.Option("--opportunistic-share", help="Share of jobs made opportunistic, from 0 to 1.")
 ]
+TenantsOption = Annotated[int | None, typer.Option(help="Deal the jobs out to so many projects, by chance.")]
 
 
 @app.command()
@@ -40,7 +41,8 @@ def convert(
     models: Annotated[str | None, typer.Option("--assign-models", help="Mix: uniform or by_gpu_hours.")] = None,
     deadlines: DeadlinesOption = None,
     opportunistic_share: ShareOption = None,
-    seed: Annotated[int, typer.Option(help="Of models, deadlines and classes.")] = 0,
+    tenants: TenantsOption = None,
+    seed: Annotated[int, typer.Option(help="Of models, deadlines, classes and tenants.")] = 0,
     strict: StrictOption = False,
 ) -> None:
     """Convert a trace to the canonical form."""
@@ -54,7 +56,7 @@ def convert(
         from plait.traces.synthetic.assign import assign_models
 
         table = assign_models(table, seed=seed, mix=models)
-    table = _assigned(table, seed, deadlines, opportunistic_share)
+    table = _assigned(table, seed, deadlines, opportunistic_share, tenants)
     write_canonical(table, target)
     _say_written(table, target)
 
@@ -70,13 +72,14 @@ def generate(
     models: Annotated[str | None, typer.Option("--assign-models", help="Mix: uniform or by_gpu_hours.")] = None,
     deadlines: DeadlinesOption = None,
     opportunistic_share: ShareOption = None,
+    tenants: TenantsOption = None,
 ) -> None:
     """Generate a synthetic trace."""
     from plait.traces.canonical import write_canonical
     from plait.traces.synthetic.generate import generate as make
 
     table = make(preset, jobs, gpus, load, seed, models=models)
-    table = _assigned(table, seed, deadlines, opportunistic_share)
+    table = _assigned(table, seed, deadlines, opportunistic_share, tenants)
     write_canonical(table, target)
     _say_written(table, target)
 
@@ -119,10 +122,12 @@ def formats() -> None:
     Console().print(grid)
 
 
-def _assigned(table: TraceTable, seed: int, deadlines: str | None, opportunistic_share: float | None) -> TraceTable:
-    """The trace with the deadlines and classes that the options ask for."""
+def _assigned(
+    table: TraceTable, seed: int, deadlines: str | None, opportunistic_share: float | None, tenants: int | None
+) -> TraceTable:
+    """The trace with the deadlines, classes and tenants that the options ask for."""
     from plait.core.errors import InputError
-    from plait.traces.synthetic.assign import assign_classes, assign_deadlines
+    from plait.traces.synthetic.assign import assign_classes, assign_deadlines, assign_tenants
 
     if deadlines is not None:
         try:
@@ -132,6 +137,8 @@ def _assigned(table: TraceTable, seed: int, deadlines: str | None, opportunistic
         table = assign_deadlines(table, seed=seed, factors=factors)
     if opportunistic_share is not None:
         table = assign_classes(table, seed=seed, opportunistic=opportunistic_share)
+    if tenants is not None:
+        table = assign_tenants(table, seed=seed, tenants=tenants)
     return table
 
 

@@ -60,7 +60,8 @@ def _cases_on(request: Request) -> list[Case]:
         table = read_table(path, request)
         cluster = given or cluster_of(table)
         changes = None if request.failures is None else read_failures(request.failures, cluster)
-        drawn = request.assign_models is not None or request.censored == "extend"
+        draws = (request.assign_models, request.opportunistic_share, request.tenants)
+        drawn = any(draw is not None for draw in draws) or request.censored == "extend"
         loads = {seed: workload_of(table, path, request, seed, cluster) for seed in (seeds if drawn else seeds[:1])}
         _say_unknown_skew(path, [policy_text(p, request.placement) for p in policies], loads[seeds[0]][0])
         for policy in policies:

@@ -41,6 +41,10 @@ class Request:
     nodes: Annotated[Path | None, typer.Option(help="openb2023, spot2026: the node list.")] = None
     data: Annotated[Path | None, typer.Option(help="pollux-artifact: the folder with its measurements.")] = None
     assign_models: Annotated[Text, typer.Option(help="Draw models: uniform or by_gpu_hours.")] = None
+    opportunistic_share: Annotated[
+        float | None, typer.Option(help="Share of jobs made opportunistic, from 0 to 1, by chance.")
+    ] = None
+    tenants: Annotated[int | None, typer.Option(help="Deal the jobs out to so many projects, by chance.")] = None
     censored: Annotated[str, typer.Option(help="Jobs whose end nobody saw: as_is, drop, extend.")] = "as_is"
     overheads: Annotated[Text, typer.Option(help="Cost of starts and stops: measured, none or a CSV file.")] = None
     spread_slowdown: Annotated[

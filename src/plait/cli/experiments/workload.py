@@ -17,7 +17,7 @@ from plait.sim.studies.cases import parse_range
 from plait.traces.adaptive import no_larger_than
 from plait.traces.formats.registry import read_trace
 from plait.traces.load import load_jobs
-from plait.traces.synthetic.assign import assign_models
+from plait.traces.synthetic.assign import assign_classes, assign_models, assign_tenants
 from plait.traces.table import TraceTable
 
 
@@ -48,11 +48,16 @@ def workload_of(
 ) -> tuple[JobBatch, dict[str, Value]]:
     """The jobs of a table that was read, none larger than the cluster, and what a result states of them.
 
-    Models and lengths that the trace does not have are drawn from `seed`; only the first seed notes what was left out.
+    Models, classes, tenants and lengths that the trace does not have are drawn from `seed`; only the first seed notes
+    what was left out.
     Raises `InputError`.
     """
     if request.assign_models is not None:
         table = assign_models(table, seed=seed, mix=request.assign_models)
+    if request.opportunistic_share is not None:
+        table = assign_classes(table, seed=seed, opportunistic=request.opportunistic_share)
+    if request.tenants is not None:
+        table = assign_tenants(table, seed=seed, tenants=request.tenants)
     try:
         work = load_jobs(table, censored=request.censored, seed=seed)
     except InputError as error:
@@ -68,6 +73,8 @@ def workload_of(
     dropped = sum(work.dropped.values()) + sum(table.meta["rows_dropped"].values())
     load = round(gpu_s / (span_s * cluster.gpus), 6) if span_s > 0 else math.nan
     about: dict[str, Value] = {"load": load, "dropped": dropped}
+    asked = {"opportunistic_share": request.opportunistic_share, "tenants": request.tenants}
+    about |= {name: value for name, value in asked.items() if value is not None}
     if request.clusters == ("trace",):  # as text it may be as long as the list of nodes
         about["cluster"] = f"of the trace: {len(cluster.nodes)} nodes, {cluster.gpus} GPUs"
     return jobs, about

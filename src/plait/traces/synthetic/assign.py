@@ -1,4 +1,4 @@
-"""Models, classes and deadlines for traces that have none.
+"""Models, classes, tenants and deadlines for traces that have none.
 
 What a job gets is a function of (seed, key, job id, catalogue version) alone, drawn from a keyed hash:
 filtering, sorting or splitting a trace never changes it, and each kind of assignment has its own key, so
@@ -167,6 +167,15 @@ def assign_classes(table: TraceTable, *, seed: int, opportunistic: float) -> Tra
     classes = np.where(chosen, "opportunistic", "guaranteed").astype(object)
     what = {"what": "job_class", "seed": seed, "opportunistic": opportunistic}
     return _assigned(table, {"job_class": classes}, what)
+
+
+def assign_tenants(table: TraceTable, *, seed: int, tenants: int) -> TraceTable:
+    """Makes each job one of `tenants` projects, tenant-1 and so on, each as likely."""
+    if tenants < 1:
+        raise InputError(f"there must be at least 1 tenant (got {tenants})")
+    at = (uniforms(seed, "tenant", table["job_id"]) * tenants).astype(np.int64)
+    names = np.array([f"tenant-{i + 1}" for i in range(tenants)], dtype=object)
+    return _assigned(table, {"project": names[at]}, {"what": "tenant", "seed": seed, "tenants": tenants})
 
 
 def assign_deadlines(table: TraceTable, *, seed: int, factors: Sequence[float] = (1.2, 2.0, 10.0)) -> TraceTable:
