@@ -28,6 +28,7 @@ from plait.traces.synthetic.generate import ADAPTIVE, PRESETS
 POLICIES_INTRO = """
 Written from the catalog; `plait policies` prints the same. An option follows the name:
 `tiresias-l:thresholds=3250/7200,knob=8`. *Knows* is what the policy is told about jobs.
+Every policy takes `quota`, too: GPUs of projects, in all or by kind, such as `fifo:quota=vision=32/speech@v100=16/*=8`.
 """
 OPTIONS_INTRO = """
 Written from the declarations of which the parsers are made. `plait submit --schema` prints what a job file may say as

@@ -50,6 +50,7 @@ from plait.policies.parts.gittins import REFRESH, Distribution, FixedIndex, Inde
 from plait.policies.parts.urgency import Urgency
 from plait.policies.pollux import Pollux
 from plait.policies.pollux_ga import MOST, PolluxGa
+from plait.policies.quotas import Quotas, WithinQuotas
 from plait.policies.sia import Sia
 from plait.policies.themis import Themis
 from plait.policies.tiresias import WITHIN, Queues
@@ -376,6 +377,13 @@ CATALOG: dict[str, Row] = dict(
 )  # fmt: skip
 
 
+#: Options of every policy of the catalog.
+COMMON: Mapping[str, Option] = {
+    "quota": free_text("GPUs that jobs of a project may hold together, also by GPU kind, e.g. "
+                       "vision=32/speech@v100=16/*=8 (* = all other projects)"),
+}  # fmt: skip
+
+
 def rows() -> dict[str, Row]:
     """The catalog and what installed packages add to it."""
     found = dict(CATALOG)
@@ -402,9 +410,11 @@ def make_policy(text: str) -> Policy:
     known = rows()
     if name in known:
         row = known[name]
-        options = _options(text, rest, row.options)
+        options = _options(text, rest, {**COMMON, **row.options})
         try:
-            return _named(row.make(**options), text)
+            quota = None if "quota" in row.options else options.pop("quota", None)
+            policy = _named(row.make(**options), text)
+            return policy if quota is None else WithinQuotas(policy, Quotas.parse(quota))
         except InputError as error:
             if f"policy {name}" in str(error) or isinstance(error, MissingExtra):
                 raise

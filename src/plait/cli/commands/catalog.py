@@ -17,7 +17,7 @@ policy = typer.Typer(help="The policy that decides: show, set, check one of your
 
 def policies(as_json: JsonFlag = False) -> None:
     """List policies, what they know, and their options."""
-    from plait.policies.catalog import rows
+    from plait.policies.catalog import COMMON, rows
 
     known = rows()
     if as_json:
@@ -35,6 +35,7 @@ def policies(as_json: JsonFlag = False) -> None:
         grid.add_row(name, row.knows, preempts(row), row.summary, " ".join(row.options), escape(needs(row)))
     console().print(grid)
     options = {name: option for row in known.values() for name, option in row.options.items()}
+    options |= {f"{name} (every policy)": option for name, option in COMMON.items() if name not in options}
     meanings = Table("option", "meaning", "takes", title="NAME:option=value,...", title_justify="left")
     for name, option in options.items():
         meanings.add_row(name, option.help, option.takes)

@@ -19,12 +19,12 @@ from plait.core.policy import Policy
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.live.protocol.wire import NodeInfo
 from plait.live.scheduler.live_policy import GUESTS_PER_GPU
-from plait.live.scheduler.quota import Quotas
 from plait.live.scheduler.records.attempts import JobRecord, NodeRecord
 from plait.live.scheduler.records.groups import GroupBook
 from plait.live.scheduler.records.submissions import Submissions
 from plait.live.scheduler.records.track_record import TrackRecord
 from plait.policies.catalog import make_policy
+from plait.policies.quotas import Quotas, WithinQuotas
 
 _VERSION = 1
 #: So many jobs that left last are kept whole: forecasts take them for what is typical here.
@@ -97,9 +97,9 @@ class State:
 
     def _with_quotas(self, policy: Policy) -> Policy:
         limits = tuple(
-            (name, int(p["gpu_quota"])) for name, p in sorted(self.projects.items()) if p["gpu_quota"] is not None
+            (name, "", int(p["gpu_quota"])) for name, p in sorted(self.projects.items()) if p["gpu_quota"] is not None
         )
-        return Quotas(policy, limits) if limits else policy
+        return WithinQuotas(policy, Quotas(limits)) if limits else policy
 
     # -- looking --------------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ from plait.core.jobs import Phase
 from plait.core.policy import Autoscaling, Wanted
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.options import ANY_SIZE
-from plait.live.scheduler.quota import Quotas
 from plait.live.scheduler.records.attempts import JobRecord
+from plait.policies.quotas import WithinQuotas
 
 _LOG = logging.getLogger("plait.service")
 
@@ -50,7 +50,7 @@ class Wants:
 def _worth(ctx: Context, numbers: tuple[int, ...]) -> Wanted | None:
     """What the policy says that these jobs are worth; None if it does not say, or fails."""
     state = ctx.state
-    policy: object = state.policy.policy if isinstance(state.policy, Quotas) else state.policy
+    policy: object = state.policy.policy if isinstance(state.policy, WithinQuotas) else state.policy
     if state.controller is None or not numbers or not isinstance(policy, Autoscaling):
         return None
     view = state.controller.view()
@@ -63,7 +63,7 @@ def _worth(ctx: Context, numbers: tuple[int, ...]) -> Wanted | None:
 
 
 def _within_quotas(ctx: Context, jobs: Iterable[JobRecord]) -> list[JobRecord]:
-    """Those of the jobs that `Quotas` lets pass."""
+    """Those of the jobs that `WithinQuotas` lets pass."""
     state = ctx.state
     left = {name: float(_quota(project)) for name, project in state.projects.items()}
     if not left:
