@@ -19,7 +19,6 @@ from plait.core.plan import Groups, plain_details
 from plait.core.words import counted
 
 OK, NO_SUCH_JOB, NOT_ACTIVE, TWICE, WRONG_SIZE, NO_SUCH_GPU, NODE_DOWN, GPU_TWICE, TWO_KINDS, GUESTS_FULL = range(10)
-NO_FLAGS: BoolArray = np.zeros(0, dtype=np.bool_)
 
 
 @part
@@ -133,10 +132,10 @@ def compare(
     gpu_node: IntArray,
     node_kind: IntArray,
     node_up: BoolArray,
-    guest: BoolArray,
+    guest: BoolArray | None,
     most_guests: int,
 ) -> tuple[int, int, int, IntArray, IntArray, IntArray]:
-    """Validate, and say what changes; `guest` has one flag a group, or none where there are no guests.
+    """Validate, and say what changes; `guest` has one flag a group, or is None: then code without guests is compiled.
 
     Returns (code, job, gpu, change of each group, jobs that start, jobs that leave their GPUs). A member stays
     if it runs on the very same GPUs; only running jobs have a `running_group`, so one that stays needs no other check.
@@ -146,8 +145,7 @@ def compare(
     groups = len(first_gpu) - 1
     change = np.zeros(groups, dtype=np.int64)
     used = np.zeros(len(gpu_node), dtype=np.bool_)
-    some_guests = len(guest) > 0
-    guests = np.zeros(len(gpu_node) if some_guests else 0, dtype=np.int64)
+    guests = np.zeros(0 if guest is None else len(gpu_node), dtype=np.int64)
     starts = np.empty(len(jobs), dtype=np.int64)
     starting = 0
     for g in range(groups):
@@ -176,7 +174,10 @@ def compare(
                 jobs, first_job[g], first_job[g + 1], old_jobs, old_first_job[old], old_first_job[old + 1]
             ):
                 change[g] = 1
-        if some_guests and guest[g]:
+        is_guest = False
+        if guest is not None:
+            is_guest = guest[g]
+        if is_guest:
             code, gpu = seat_guest(gpus, lo, hi, unchecked, guests, most_guests, gpu_node, node_kind, node_up)
         else:
             code, gpu = use_gpus(gpus, lo, hi, unchecked, used, gpu_node, node_kind, node_up)
@@ -253,17 +254,16 @@ def check_plan(
         cluster.gpu_node,
         cluster.node_kind,
         cluster.node_up,
-        NO_FLAGS if groups.guest is None else groups.guest,
+        groups.guest,
         most_guests,
     )
     if code != OK:
         return code, job, gpu, PlanChanges(NO_JOBS, NO_JOBS, NO_JOBS, NO_JOBS, NO_CHANGE)
-    special = (groups.details, running.details, groups.gate, running.gate, groups.guest, running.guest)
-    if any(column is not None for column in special):
+    plain = groups.details is None and running.details is None and groups.guest is None and running.guest is None
+    if not plain or groups.gate is not None or running.gate is not None:
         change = _details_differ(groups, running, columns["running_group"], change)
     launched = (change == 2).nonzero()[0] if len(starts) else NO_JOBS
     adjusted = NO_JOBS
-    plain = groups.details is None and running.details is None and groups.guest is None and running.guest is None
     if not (plain and groups.single and running.single):
         adjusted = (change == 1).nonzero()[0]
     if len(leave) > 1:
