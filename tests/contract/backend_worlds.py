@@ -58,6 +58,14 @@ class World(ABC):
         """state, epoch, nodes, exit_code, reason, attempts."""
 
     @abstractmethod
+    def held(self) -> list[str]:
+        """Options of a job that goes on after its steps until `let_go`, however long other things take meanwhile."""
+
+    @abstractmethod
+    def let_go(self) -> None:
+        """Let the jobs that were held end."""
+
+    @abstractmethod
     def cancel(self, number: int) -> None: ...
 
     @abstractmethod

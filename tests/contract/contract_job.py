@@ -1,6 +1,7 @@
 """What jobs of the contract suite do, as a real process: steps at a pace, fenced checkpoints, an end as it is told.
 
 contract_job.py steps=40 pace_s=0.05 every=10 exit_code=0 keep=FOLDER stubborn=1: see `plait.testing.programs.Program`.
+With until=FILE it goes on after its steps until that file exists.
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ from plait.training.state.checkpoint_store import CheckpointStore, StaleEpoch
 
 def read(words: Sequence[str]) -> dict[str, float | int | str]:
     """The options by name."""
-    kinds = {"steps": float, "pace_s": float, "exit_code": int, "every": int, "stubborn": int, "keep": str}
+    kinds = {
+        "steps": float,
+        "pace_s": float,
+        "exit_code": int,
+        "every": int,
+        "stubborn": int,
+        "keep": str,
+        "until": str,
+    }
     pairs = (word.split("=", 1) for word in words)
     return {name: kinds[name](value) for name, value in pairs}
 
@@ -45,14 +54,14 @@ class Training:
         except StaleEpoch as error:
             print(f"refused: {error}", flush=True)
 
-    def run(self, steps: float, pace_s: float, every: int, told: list[int]) -> int:
+    def run(self, steps: float, pace_s: float, every: int, until: str, told: list[int]) -> int:
         """The exit code that says how it ended: 0 or 75."""
         found = self.commits.complete()
         step = saved = found[0].step if found else 0
         print(f"{self.name}: from step {step}", flush=True)
         with Page.open(self.around.page_file) as page:
             page.pid, page.state = os.getpid(), JobState.RUNNING
-            while step < steps:
+            while step < steps or (until and not os.path.exists(until)):
                 time.sleep(pace_s)
                 step += 1
                 page.steps, page.step_s, page.saves = float(step), pace_s, Saves.YES
@@ -79,7 +88,9 @@ def main() -> int:
     folder = around.job_dir.parent.parent / "kept" / str(keep) if keep else around.job_dir / "checkpoints"
     commits = CheckpointStore(folder, epoch=around.epoch, epoch_file=around.job_dir / "EPOCH")
     steps, pace_s = float(options.get("steps", "inf")), float(options.get("pace_s", 0.05))
-    code = Training(around, commits).run(steps, pace_s, int(options.get("every", 0)), told)
+    code = Training(around, commits).run(
+        steps, pace_s, int(options.get("every", 0)), str(options.get("until", "")), told
+    )
     return code or int(options.get("exit_code", 0))
 
 

@@ -91,6 +91,17 @@ class Served(World):
         self._submitted.append(made["number"])
         return int(made["number"])
 
+    def held(self) -> list[str]:
+        self._go.unlink(missing_ok=True)
+        return [f"until={self._go}"]
+
+    def let_go(self) -> None:
+        self._go.touch()
+
+    @property
+    def _go(self) -> Path:
+        return self.layout.home / "go"
+
     def job(self, number: int) -> Json:
         return self.client.job(f"j-{number}")
 

@@ -224,7 +224,7 @@ def test_jobs_outlive_their_agent(world: World) -> None:
 
 
 def test_scheduler_restart_reattaches(world: World) -> None:
-    jobs = [world.submit("steps=400", retries=0), world.submit("steps=400", gpus=2, retries=0)]
+    jobs = [world.submit("steps=100", *world.held(), retries=0, **more) for more in ({}, {"gpus": 2})]
     for number in jobs:
         world.until_step(number, WARM)
     before = {node: sorted(world.processes(node)) for node in world.base}
@@ -235,6 +235,7 @@ def test_scheduler_restart_reattaches(world: World) -> None:
         world.until_state(number, "running")
     assert {node: sorted(world.processes(node)) for node in world.base} == before
     assert not {"AttemptBegan", "StopAsked", "AttemptOver"} & {e["type"] for e in world.log()[at:]}
+    world.let_go()
     assert [wait(world, number)["epoch"] for number in jobs] == [1, 1]
     after = world.submit("steps=5")
     wait(world, after)
