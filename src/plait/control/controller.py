@@ -252,7 +252,7 @@ class Controller:
             columns["iterations_done"], columns["attained_gpu_s"], columns["run_s"], columns["iteration_s"],
             columns["lost_s"],
         )  # fmt: skip
-        if not self.running.single:
+        if not self.running.single or self.running.guest is not None:
             self._note_shared_speed(event)
         return ()
 
@@ -264,13 +264,18 @@ class Controller:
         columns["saved_run_s"][lost] = columns["run_s"][lost]
 
     def _note_shared_speed(self, event: ProgressReported) -> None:
-        """Speeds of groups whose members all report a pace; else somebody has just left and the rest runs faster."""
+        """Speeds of guests, and of groups whose members all report a pace.
+
+        Of others somebody has just left, and the rest runs faster.
+        """
         columns = self.job_store.columns
         members = np.diff(self.running.first_job)
         running_group = columns["running_group"][event.jobs]
         paced = (running_group >= 0) & ~np.isnan(event.iteration_s)
         reporting = np.bincount(running_group[paced], minlength=len(members))
         shares = paced & (members[running_group] > 1) & (reporting[running_group] == members[running_group])
+        if self.running.guest is not None:
+            shares |= paced & self.running.guest[running_group]
         jobs = event.jobs[shares]
         columns["shared_speed"][jobs] = columns["iteration_s"][jobs] / event.iteration_s[shares]
 

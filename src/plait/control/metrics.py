@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from plait.control.class_figures import class_figures
 from plait.control.controller import Controller, describe
 from plait.control.history import History, Timeline
 from plait.control.occupancy import Occupancy, blocking_index, by_gpu, covered, fragmentation, occupancy
@@ -131,6 +132,7 @@ def measure(
     fragments = fragmentation(use)
     summary |= _cluster_figures(use, fragments, span)
     summary |= _sharing(timeline, span)
+    summary |= class_figures(controller.job_store.columns, jobs, timeline, counted)
     summary |= _blocking(timeline, span)
     summary |= {
         "gpus": timeline.cluster.gpus,

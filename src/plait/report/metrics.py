@@ -30,6 +30,10 @@ METRICS = (
     Metric("p50_jct_s", "p50 JCT", "seconds", "low", "Median completion time."),
     Metric("p95_jct_s", "p95 JCT", "seconds", "low", "95th percentile of completion time.", main=False),
     Metric("p99_jct_s", "p99 JCT", "seconds", "low", "99th percentile of completion time."),
+    Metric("avg_jct_guaranteed_s", "JCT, guaranteed", "seconds", "low", "Mean completion time of guaranteed jobs."),
+    Metric("avg_jct_opportunistic_s", "JCT, opportunistic", "seconds", "low", "Mean completion time of opportunistic "
+           "jobs."),
+    Metric("avg_jct_auto_s", "JCT, auto", "seconds", "low", "Mean completion time of jobs of class auto."),
     Metric("makespan_s", "Makespan", "seconds", "low", "First submission to last end."),
     Metric("avg_queue_s", "Avg wait", "seconds", "low", "Time without GPUs over a job's life, all waits; mean."),
     Metric("max_queue_s", "Max wait", "seconds", "low", "The longest total wait of a job.", main=False),
@@ -69,6 +73,14 @@ METRICS = (
     Metric("reserved_idle_used_gpu_h", "Reserved, used", "gpu_h", "high", "Those of them that guests used.",
            main=False),
     Metric("guest_gpu_h", "Guests", "gpu_h", "", "GPU-hours on which guests ran, each GPU once.", main=False),
+    Metric("avg_stretch_guaranteed", "Stretch", "ratio", "low", "Time of guaranteed jobs on GPUs over that alone; "
+           "mean.", main=False),
+    Metric("p99_stretch_guaranteed", "p99 stretch", "ratio", "low", "99th percentile of that.", main=False),
+    Metric("throttled_h", "Throttled", "ratio", "low", "Hours of guests on their GPUs beyond what their work takes "
+           "alone.", main=False),
+    Metric("promotions_in_place", "Promoted", "count", "", "Guests that became hosts where they ran.", main=False),
+    Metric("opportunistic_kills", "Kills", "count", "low", "Stops of opportunistic jobs whose work was lost.",
+           main=False),
 )  # fmt: skip
 
 
