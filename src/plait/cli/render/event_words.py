@@ -134,6 +134,7 @@ _WORDS: Mapping[str, Callable[[Message], str]] = {
     "Restarted": lambda m: f"{_jobs(m)} runs again; its restart took {duration(m.get('cost_s'))}{_attempt(m)}",
     "ProgressReported": _told("{jobs} made progress"),
     "GoodputReported": _told("{jobs} reported goodput"),
+    "UsageReported": _told("the use of GPUs by {jobs} was measured"),
     "JobProfiled": _told("the stages of {jobs} were measured"),
     "Learnt": lambda m: "a measurement was kept for later jobs" + (f", from {_jobs(m)}" if "job" in m else ""),
     "StopCostReported": _stop_costs,
