@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from plait.core.resources import Resource
 from plait.core.words import counted
 from plait.placement.packing import allowed_kinds
 from plait.policies import antman_kernels as k
+from plait.policies.quotas import ALL, Quotas
 from plait.policies.tiresias import Queues
 from plait.sharing.memory_state import CONTEXT_BYTES
 
@@ -38,8 +39,6 @@ STALLED = 0.01
 USAGE_S = 60.0
 #: What compiling one of the two kernels takes, seconds of CPU time.
 COMPILE_CPU_S = 10
-#: The project that stands for all others in a quota.
-ALL = "*"
 
 
 @dataclass(frozen=True)
@@ -71,6 +70,12 @@ class AntMan:
     auto_after_s: float = 0.0
     stall_s: float = 600.0
     name: str = "antman"
+    guests: ClassVar[bool] = True
+
+    @property
+    def quotas(self) -> Quotas:
+        """The same quotas as a value."""
+        return Quotas(self.quota)
 
     def __post_init__(self) -> None:
         """Refuse options that mean nothing."""

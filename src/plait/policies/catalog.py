@@ -24,7 +24,7 @@ from plait.goodput.allocate.kinds import MOST_POWER
 from plait.grouping.model.interference import MEASURED_INTERFERENCE
 from plait.placement import Scheme, SkewAware
 from plait.placement.packing import Placement
-from plait.policies.antman import ALL, MOST_GUESTS, ORDERS, AntMan
+from plait.policies.antman import MOST_GUESTS, ORDERS, AntMan
 from plait.policies.citations import CITATIONS
 from plait.policies.fair import Drf, YarnCapacity
 from plait.policies.gandiva import Gandiva
@@ -217,19 +217,7 @@ def _placed(name: str, cls: Callable[..., Policy], **options: Any) -> Policy:
 
 
 def _antman(quota: str = "", **options: Any) -> AntMan:
-    return AntMan(**options, quota=tuple(_quota(part) for part in quota.split("/") if part))
-
-
-def _quota(text: str) -> tuple[str, str, int]:
-    """Project, GPU kind ("" for all together) and GPUs of `PROJECT=GPUS` or `PROJECT@KIND=GPUS`."""
-    name, equals, gpus = text.rpartition("=")
-    project, _, kind = name.partition("@")
-    if not equals or not project or not gpus.isdecimal():
-        raise InputError(
-            f"policy antman: quota has {text!r}; write PROJECT=GPUS or PROJECT@KIND=GPUS, separated by /, e.g. "
-            f"vision=32/speech@v100=16/{ALL}=8"
-        )
-    return project, kind, int(gpus)
+    return AntMan(**options, quota=Quotas.parse(quota).rules if quota else ())
 
 
 #: whose jobs go first, by name on the command line: the order and what it needs

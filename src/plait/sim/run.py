@@ -16,7 +16,7 @@ from plait.core.errors import SimulationError
 from plait.core.jobs import Checkpoints, JobBatch
 from plait.core.policy import Policy
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
-from plait.policies.quotas import WithinQuotas
+from plait.policies.quotas import Quotas
 from plait.sim.backend import Simulator
 from plait.sim.failures import NodeChange, drawn_failures
 from plait.sim.invariants import Invariants
@@ -90,8 +90,9 @@ def simulate(
     >>> done.controller.job_store.columns["end_s"][:2].tolist()
     [100.0, 200.0]
     """
-    if isinstance(policy, WithinQuotas):
-        policy.quotas.refuse_unknown(set(jobs.column("project").tolist()), cluster.kinds)
+    quotas = getattr(policy, "quotas", None)
+    if isinstance(quotas, Quotas):
+        quotas.refuse_unknown(set(jobs.column("project").tolist()), cluster.kinds)
     backend = simulator(jobs, cluster, world, seed=seed, node_changes=node_changes)
     controller = Controller(policy, cluster, rule)
     steps: list[Step] = []

@@ -715,6 +715,8 @@ def test_guests_are_refused_as_a_whole_and_reservations_are_explained(cluster: M
     c = cluster(policy="fifo-backfill")
     with pytest.raises(InputError, match="'live_cases_policies:Open' shares GPUs with guests, which is simulated only"):
         c.engine.set_policy("live_cases_policies:Open", c.now)
+    with pytest.raises(InputError, match="'antman:max_per_gpu=2' shares GPUs with guests"):
+        c.engine.set_policy("antman:max_per_gpu=2", c.now)
     c.engine.set_policy("live_cases_policies:Secret", c.now)
     c.submit({})
     c.submit({"gpus": 2})

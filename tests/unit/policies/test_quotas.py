@@ -91,6 +91,13 @@ def test_quotas_of_unknown_projects_and_kinds_are_refused_before_the_run() -> No
         starts("fifo:quota=p=4", "1x8", job("a", "", 1))
 
 
+def test_antman_refuses_quotas_of_unknown_projects_and_kinds_likewise() -> None:
+    with pytest.raises(InputError, match=r"no job is of project 'q'; known: p"):
+        starts("antman:quota=q=4", "1x8", job("a", "p", 1))
+    with pytest.raises(InputError, match=r"policy antman: quota 'p=4' is given twice"):
+        make_policy("antman:quota=p=4/p=4")
+
+
 def test_the_policy_inside_keeps_its_name_and_what_it_uses() -> None:
     policy = make_policy("srtf:quota=p=4,deadlines=on")
     assert isinstance(policy, WithinQuotas)
