@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
-from plait.core.jit import kernel
+from plait.core.jit import kernel, part
 
 # Rows of `node`: the vertex matched with, the outer vertex whose edge here has least slack, the surface it lies in,
 # the vertex it was reached from, the label, the last search for an ancestor that passed, the length of its cycle.
@@ -34,14 +34,14 @@ VERTICES, IDS, HEAD, TAIL, SEARCHES = range(5)
 RELATIVE = 1e-5  # the one tolerance: an outer dual this close to the step ends the search
 
 
-@kernel
+@part
 def slack_of(x: int, y: int, weight: FloatArray, dual: FloatArray, edge: IntArray) -> float:
     """How far the edge that stands for (x, y) is from tight, with the duals of now."""
     u, v = edge[0, x, y], edge[1, x, y]
     return float(dual[u] + dual[v] - weight[u, v] * 2.0)
 
 
-@kernel
+@part
 def find_candidate(
     x: int, weight: FloatArray, dual: FloatArray, gap: FloatArray, edge: IntArray, node: IntArray, counts: IntArray
 ) -> None:
@@ -55,7 +55,7 @@ def find_candidate(
                 node[CANDIDATE, x], gap[x] = u, slack
 
 
-@kernel
+@part
 def enqueue(x: int, node: IntArray, cycle: IntArray, queue: IntArray, counts: IntArray) -> None:
     """Queue the vertices of x, blossoms opened breadth first in cycle order."""
     open_ids = np.empty(node.shape[1], dtype=np.int64)
@@ -72,7 +72,7 @@ def enqueue(x: int, node: IntArray, cycle: IntArray, queue: IntArray, counts: In
                 end += 1
 
 
-@kernel
+@part
 def put_under(x: int, surface: int, node: IntArray, cycle: IntArray, counts: IntArray) -> None:
     """Everything in x lies in `surface` from now on."""
     open_ids = np.empty(node.shape[1], dtype=np.int64)
@@ -87,14 +87,14 @@ def put_under(x: int, surface: int, node: IntArray, cycle: IntArray, counts: Int
                 end += 1
 
 
-@kernel
+@part
 def turn_round(b: int, size: int, cycle: IntArray) -> None:
     """Reverse the first members of blossom b, all but the base."""
     for i in range(1, (size + 1) // 2):
         cycle[b, i], cycle[b, size - i] = cycle[b, size - i], cycle[b, i]
 
 
-@kernel
+@part
 def even_way(b: int, member: int, node: IntArray, cycle: IntArray) -> int:
     """Place of a member of b counted the even way round from the base; turns the cycle round if need be."""
     size, place = node[SIZE, b], 0
@@ -106,7 +106,7 @@ def even_way(b: int, member: int, node: IntArray, cycle: IntArray) -> int:
     return int(size - place)
 
 
-@kernel
+@part
 def match_along(
     x: int, y: int, edge: IntArray, node: IntArray, cycle: IntArray, inside: IntArray, counts: IntArray
 ) -> None:
@@ -131,7 +131,7 @@ def match_along(
             cycle[b, i] = turned[(i + place) % len(turned)]
 
 
-@kernel
+@part
 def augment(
     x: int, y: int, edge: IntArray, node: IntArray, cycle: IntArray, inside: IntArray, counts: IntArray
 ) -> None:
@@ -146,7 +146,7 @@ def augment(
         x, y = before, left
 
 
-@kernel
+@part
 def common_ancestor(x: int, y: int, node: IntArray, counts: IntArray) -> int:
     """First outer surface on both ways to the roots, in turns, x's side first; 0 if the roots differ."""
     counts[SEARCHES] += 1
@@ -162,7 +162,7 @@ def common_ancestor(x: int, y: int, node: IntArray, counts: IntArray) -> int:
     return 0
 
 
-@kernel
+@part
 def represent(
     b: int, weight: FloatArray, dual: FloatArray, edge: IntArray, node: IntArray, cycle: IntArray, inside: IntArray,
     counts: IntArray,
@@ -185,7 +185,7 @@ def represent(
                 inside[b, v] = member
 
 
-@kernel
+@part
 def shrink(
     x: int, base: int, y: int, weight: FloatArray, dual: FloatArray, gap: FloatArray, edge: IntArray, node: IntArray,
     cycle: IntArray, inside: IntArray, queue: IntArray, counts: IntArray,
@@ -214,7 +214,7 @@ def shrink(
     find_candidate(b, weight, dual, gap, edge, node, counts)
 
 
-@kernel
+@part
 def expand(
     b: int, weight: FloatArray, dual: FloatArray, gap: FloatArray, edge: IntArray, node: IntArray,
     cycle: IntArray, inside: IntArray, queue: IntArray, counts: IntArray,
@@ -240,7 +240,7 @@ def expand(
     node[SURFACE, b] = 0
 
 
-@kernel
+@part
 def visit(
     u: int, v: int, weight: FloatArray, dual: FloatArray, gap: FloatArray, edge: IntArray, node: IntArray,
     cycle: IntArray, inside: IntArray, queue: IntArray, counts: IntArray,
@@ -263,7 +263,7 @@ def visit(
     return False
 
 
-@kernel
+@part
 def scan(
     weight: FloatArray, dual: FloatArray, gap: FloatArray, edge: IntArray, node: IntArray,
     cycle: IntArray, inside: IntArray, queue: IntArray, counts: IntArray,
@@ -290,7 +290,7 @@ def scan(
     return False
 
 
-@kernel
+@part
 def step_of(dual: FloatArray, gap: FloatArray, node: IntArray, counts: IntArray) -> float:
     """How far the duals can move before an edge gets tight or an inner blossom opens."""
     step = np.inf
@@ -306,7 +306,7 @@ def step_of(dual: FloatArray, gap: FloatArray, node: IntArray, counts: IntArray)
     return step
 
 
-@kernel
+@part
 def move_duals(
     step: float, weight: FloatArray, dual: FloatArray, gap: FloatArray, edge: IntArray, node: IntArray, counts: IntArray
 ) -> bool:
@@ -331,7 +331,7 @@ def move_duals(
     return True
 
 
-@kernel
+@part
 def phase(
     weight: FloatArray, dual: FloatArray, gap: FloatArray, edge: IntArray, node: IntArray,
     cycle: IntArray, inside: IntArray, queue: IntArray, counts: IntArray,
