@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, settings
 
 import compiled_once
 import postgres_server
+from sampling import examples
 
 settings.register_profile(
     "plait",
     deadline=None,
-    max_examples=60,
+    max_examples=examples(60),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "plait"))

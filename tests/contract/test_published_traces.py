@@ -27,7 +27,7 @@ SLOW = {(trace, policy) for trace in ("trace1", "trace3") for policy in OFTEN}
 SLOW |= {("trace1", policy) for policy in CATALOG if policy not in ("srsf", "tiresias-l")}
 SLOW |= {("trace3", policy) for policy in ("muri-s", "muri-l:quantum_s=7200", "sia:interval_s=86400")}
 #: whose runs are of whole traces whatever PLAIT_SLOW says: quick ones, one of each kind
-WHOLE = {("trace3", policy) for policy in ("fifo", "yarn-cs", "srsf", "drf")} | {("trace1", "srsf")}
+WHOLE = {("trace3", policy) for policy in ("fifo", "srsf")}
 THOROUGH = bool(os.environ.get("PLAIT_SLOW"))
 #: the same policies, decided less often
 COARSE = {"las": "las:quantum_s=3600", "2d-las": "2d-las:quantum_s=3600", "themis": "themis:lease_s=14400"}

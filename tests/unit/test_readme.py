@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from plait.cli import main
 from plait.policies.catalog import CATALOG
 from plait.traces.formats.registry import FORMATS
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PLAIT = (sys.executable, "-c", "import sys; sys.argv[0] = 'plait'; from plait.cli import main; main()")
 LINKS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -23,10 +24,23 @@ LINKS = [
 ]
 
 
-def plait(*words: str, folder: Path) -> str:
-    done = subprocess.run([*PLAIT, *words], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def plait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`plait("simulate", ...)` in this process and an empty folder; what it prints."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+
+    def run(*words: str) -> str:
+        with pytest.raises(SystemExit) as left:
+            main(list(words))
+        said = capsys.readouterr()
+        assert not left.value.code, said.err
+        return said.out
+
+    return run
 
 
 def code_of_readme() -> str:
@@ -36,21 +50,19 @@ def code_of_readme() -> str:
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> str:
-    plait(
-        "trace", "generate", "trace.csv", "--jobs", "150", "--gpus", "16", "--load", "1", "--seed", "1", folder=tmp_path
-    )
+def trace(plait: Run) -> str:
+    plait("trace", "generate", "trace.csv", "--jobs", "150", "--gpus", "16", "--load", "1", "--seed", "1")
     return "trace.csv"
 
 
-def test_the_policy_of_the_readme_runs_and_keeps_the_contracts(tmp_path: Path, trace: str) -> None:
+def test_the_policy_of_the_readme_runs_and_keeps_the_contracts(tmp_path: Path, plait: Run, trace: str) -> None:
     code = code_of_readme()
     assert len(code.splitlines()) <= 20
     (tmp_path / "mymodule.py").write_text(code, encoding="utf-8")
     name = "mymodule:" + re.findall(r"^class (\w+)", code, flags=re.MULTILINE)[0]
-    table = plait("simulate", trace, "--policy", f"{name},srsf", "--cluster", "2x8", "--check", folder=tmp_path)
+    table = plait("simulate", trace, "--policy", f"{name},srsf", "--cluster", "2x8", "--check")
     assert name in table
-    assert "keeps all" in plait("policy", "check", name, folder=tmp_path)
+    assert "keeps all" in plait("policy", "check", name)
 
 
 def test_the_readme_shows_the_example() -> None:
@@ -59,20 +71,20 @@ def test_the_readme_shows_the_example() -> None:
 
 # The other one is that of the README, above.
 @pytest.mark.parametrize("file", ["widest_first:WidestFirst"])
-def test_example_policies(tmp_path: Path, trace: str, file: str) -> None:
+def test_example_policies(tmp_path: Path, plait: Run, trace: str, file: str) -> None:
     module = file.partition(":")[0] + ".py"
     (tmp_path / module).write_bytes((ROOT / "examples" / module).read_bytes())
-    assert file in plait("simulate", trace, "--policy", file, "--cluster", "2x8", "--check", folder=tmp_path)
-    assert "keeps all" in plait("policy", "check", file, folder=tmp_path)
+    assert file in plait("simulate", trace, "--policy", file, "--cluster", "2x8", "--check")
+    assert "keeps all" in plait("policy", "check", file)
 
 
-def test_the_example_that_chooses_sizes(tmp_path: Path) -> None:
+def test_the_example_that_chooses_sizes(tmp_path: Path, plait: Run) -> None:
     module, name = "doubling_sizes.py", "doubling_sizes:DoublingSizes"
     (tmp_path / module).write_bytes((ROOT / "examples" / module).read_bytes())
-    plait("trace", "generate", "p.csv", "--preset", "pollux", "--jobs", "6", "--gpus", "8", folder=tmp_path)
+    plait("trace", "generate", "p.csv", "--preset", "pollux", "--jobs", "6", "--gpus", "8")
     options = ("--world", "pollux", "--cluster", "2x4", "--jobs", "4", "--check")
-    assert name in plait("simulate", "p.csv", "--policy", name, *options, folder=tmp_path)
-    assert "keeps all" in plait("policy", "check", name, folder=tmp_path)
+    assert name in plait("simulate", "p.csv", "--policy", name, *options)
+    assert "keeps all" in plait("policy", "check", name)
 
 
 def test_example_of_the_python_api(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from plait.policies.catalog import make_policy
 from plait.sim.failures import NodeChange
 from plait.sim.run import simulate
 from plait.sim.world import make_world
+from sampling import sample
 
 POLICIES = ["srsf", "tiresias-l:thresholds=60/400,knob=2,within=running_first", "tiresias-g", "themis", "gandiva"]
 POLICIES += ["drf", "yarn-cs", "2d-las:placement=random,quantum_s=50"]
@@ -65,9 +66,9 @@ def record(policy: str, path: Path) -> Path:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_ten_runs_write_the_same_bytes_and_replay_agrees(policy: str, tmp_path: Path) -> None:
+def test_runs_write_the_same_bytes_and_replay_agrees(policy: str, tmp_path: Path) -> None:
     first = record(policy, tmp_path / "0.jsonl")
-    for i in range(1, 10):
+    for i in range(1, sample(3, 10)):
         assert record(policy, tmp_path / f"{i}.jsonl").read_bytes() == first.read_bytes()
     controller, difference = replay(read_log(first), make_policy(policy))
     assert difference is None
@@ -77,13 +78,14 @@ def test_ten_runs_write_the_same_bytes_and_replay_agrees(policy: str, tmp_path: 
 def test_another_process_writes_the_same_bytes(tmp_path: Path) -> None:
     here = record("tiresias-g", tmp_path / "here.jsonl").read_bytes()
     code = (
-        "import sys; sys.path.insert(0, sys.argv[2]); from pathlib import Path; "
+        "import sys; sys.path[:0] = sys.argv[2:]; from pathlib import Path; "
         "from test_log_and_replay import record; record('tiresias-g', Path(sys.argv[1]))"
     )
-    for seed in ("1", "2"):
+    folders = [str(Path(__file__).parents[up]) for up in (0, 2)]
+    for seed in sample(("1",), ("1", "2")):
         there = tmp_path / f"{seed}.jsonl"
         subprocess.run(
-            [sys.executable, "-c", code, str(there), str(Path(__file__).parent)],
+            [sys.executable, "-c", code, str(there), *folders],
             check=True,
             env={**os.environ, "PYTHONHASHSEED": seed},
         )
@@ -115,7 +117,7 @@ def test_what_is_left_out_of_jobs_that_ended_decides_nothing(policy: str, tmp_pa
             controller = restore(json.loads(json.dumps(data)), make_policy(policy))
         if r.random() < 0.1:
             controller.job_store.forget(recent)
-        if isinstance(step.event, ReplanDue):
+        if isinstance(step.event, ReplanDue) and r.random() < sample(0.25, 1.0):
             _decides_the_same(controller, make_policy(policy), step.event, recent)
         assert [to_json(c) for c in controller.handle(step.event)] == [to_json(c) for c in step.commands]
 

@@ -17,6 +17,7 @@ from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.resources import StageProfile
+from sampling import examples
 
 
 def job(name, submit_s=0.0, gpus=1, seconds=100.0, profile=None, **more):
@@ -212,7 +213,7 @@ def test_steps_agree_with_counting_seconds(intervals):
     np.testing.assert_allclose(double.bins(np.linspace(0, 100, 11)), 2 * plain.bins(np.linspace(0, 100, 11)))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.integers(0, 10**6), st.sampled_from([math.inf, 3.0, 0.5]))
 def test_blocking_index_agrees_with_the_definition(seed, cap):
     random = np.random.default_rng(seed)

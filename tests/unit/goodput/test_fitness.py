@@ -13,11 +13,12 @@ from plait.core.errors import InputError
 from plait.goodput.allocate.fitness import FLOOR, MOST, after_restart, check, fitness, terms
 from plait.goodput.allocate.knapsack import best_sizes
 from plait.goodput.allocate.ladder import column_of, every_size, ladder
+from sampling import examples
 
 NUMBERS = st.lists(st.floats(0.0, 50.0), min_size=1, max_size=8)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(NUMBERS, NUMBERS, st.sampled_from([-20.0, -1.0, 0.0, 0.5, 1.0, 3.0]))
 def test_the_sum_of_terms_orders_as_fitness_does(a, b, p):
     count = min(len(a), len(b))
@@ -27,7 +28,7 @@ def test_the_sum_of_terms_orders_as_fitness_does(a, b, p):
         assert terms(one, p).sum() > terms(other, p).sum()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.floats(0.01, 50.0), min_size=1, max_size=8))
 def test_means_grow_with_p_between_the_least_and_the_largest(x):
     means = [float(fitness(x, p, floor=0.0)) for p in (-60.0, -1.0, 0.0, 1.0, 60.0)]
@@ -79,7 +80,7 @@ def test_refuses_terms_that_sums_cannot_hold(p, floor, words):
     check(1.0, 0.0)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=8), st.floats(-96.0, 1e4), st.floats(0.0, 1e6))
 def test_terms_are_finite_and_so_is_their_sum(x, p, weight):
     each = terms(x, p, weights=np.full(len(x), weight))

@@ -15,6 +15,7 @@ from plait.goodput.allocate.ladder import every_size
 from plait.goodput.genetic.nsga2 import crowding, dominates, survivors, tournaments
 from plait.goodput.genetic.operators import MOST_NODES, Limits, cross, distinct, mutate, repair
 from plait.goodput.genetic.search import Front, Search, evolve
+from sampling import examples
 
 
 def question(seed: int, jobs: int, nodes: int, **more: object) -> Search:
@@ -34,7 +35,7 @@ def limits(jobs: int, nodes: int, artifact: bool = False, most: int = 64, least:
     return Limits(np.zeros((jobs, nodes), dtype=np.int16), np.full(nodes, 4, dtype=np.int16), *columns, artifact)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 20), st.integers(1, 9), st.integers(0, 2))
 def test_repaired_allocations_keep_to_every_limit(seed, jobs, nodes, most, least):
     rng = np.random.default_rng(seed)
@@ -71,7 +72,7 @@ def test_children_exchange_the_first_rows():
     assert (swapped == 0).mean() == pytest.approx(0.1 + 0.9 / 6, abs=0.08)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=14), st.integers(1, 14))
 def test_survivors_come_front_by_front(scores, keep):
     points = np.array(scores, dtype=np.float64)

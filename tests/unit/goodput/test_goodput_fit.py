@@ -18,6 +18,7 @@ from plait.core.jit import HAVE_NUMBA, plain
 from plait.goodput.model import levenberg_marquardt, objective
 from plait.goodput.model.fit import START, Measurements, bounds, fit, fit_many, loss, loss_and_gradient, minimised
 from plait.goodput.model.throughput import grad_s, step_s
+from sampling import examples
 
 slow = pytest.mark.skipif(os.environ.get("PLAIT_SLOW") != "1", reason="half a minute; set PLAIT_SLOW=1")
 
@@ -40,7 +41,7 @@ def some_theta(rng: np.random.Generator) -> np.ndarray:
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_the_gradient_is_that_of_finite_differences(seed) -> None:
     rng = np.random.default_rng(seed)
     profile = noisy(some_theta(rng), seed, int(rng.integers(1, 40)), 0.1)
@@ -143,7 +144,7 @@ def few(seed: int) -> Measurements:
     )
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(250, marks=slow)])
+@pytest.mark.parametrize("count", [12, pytest.param(30, marks=slow), pytest.param(250, marks=slow)])
 def test_hardly_one_in_many_small_profiles_ends_above_the_published_search_and_none_by_much(count) -> None:
     profiles = [few(seed) for seed in range(count)]
     excess = []

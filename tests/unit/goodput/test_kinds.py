@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from plait.core.errors import InputError
 from plait.goodput.allocate.kinds import MOST_POWER, Limit, best_configurations, kind_configs, relative
+from sampling import examples
 
 
 def goodputs(seed: int, jobs: int, configs: np.ndarray) -> np.ndarray:
@@ -27,7 +28,7 @@ def score(values: np.ndarray, chosen: tuple[int, ...], p: float, penalty: float)
     return float(total)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     st.integers(0, 2**32 - 1),
     st.integers(1, 4),
@@ -81,7 +82,7 @@ def test_weights_and_what_cannot_run():
         best_configurations(values, *size, limits=[Limit(np.ones((2, 1)))])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([-1.0, -0.5, 0.0, 0.5, 3.0]), st.sampled_from([1e-12, 1e-7, 1e9]))
 def test_only_how_weights_compare_matters(seed, p, scale):
     configs = kind_configs([2, 4], [2, 1])
@@ -92,7 +93,7 @@ def test_only_how_weights_compare_matters(seed, p, scale):
     assert best_configurations(values, *size, p, weights=weights * scale).tolist() == expected.tolist()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([-4.0, -0.5, 0.5, 4.0]))
 def test_no_choice_is_better_with_weights_far_apart(seed, p):
     configs = kind_configs([2, 4], [2, 1])

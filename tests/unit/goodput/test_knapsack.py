@@ -17,6 +17,7 @@ from plait.core.jit import plain
 from plait.goodput.allocate.fitness import fitness, terms
 from plait.goodput.allocate.knapsack import best_of_only_sizes, best_sizes, fill_table, knapsack, plain_table
 from plait.goodput.allocate.ladder import ladder
+from sampling import examples
 
 P = [-10.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0]
 
@@ -28,7 +29,7 @@ def speedups(seed: int, jobs: int, gpus: np.ndarray) -> np.ndarray:
     return gpus / (1 + slow * gpus) * np.where(gpus > 4, rng.uniform(0.3, 1.0, (jobs, 1)), 1.0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(0, 3), st.sampled_from(P), st.booleans())
 def test_nothing_is_better_and_no_equal_takes_fewer(seed, jobs, nodes, p, capped):
     gpus = ladder(4, nodes)[:, 1]
@@ -45,7 +46,7 @@ def test_nothing_is_better_and_no_equal_takes_fewer(seed, jobs, nodes, p, capped
     assert gpus[found].sum() <= fewest
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 6), st.integers(0, 5), st.sampled_from(P))
 def test_the_kernel_and_the_plain_table_agree(seed, jobs, nodes, p):
     gpus = ladder(4, nodes)[:, 1]
@@ -70,7 +71,7 @@ def test_the_table_is_compiled_for_one_layout_of_its_arguments():
     assert len(fill_table.overloads) == known
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.sampled_from(P), st.sampled_from([0, math.inf]))
 def test_jobs_of_one_size_each_are_chosen_as_among_all_sizes(seed, jobs, p, patience):
     rng, gpus, rows = np.random.default_rng(seed), ladder(4, 3)[:, 1], np.arange(jobs)

@@ -14,6 +14,7 @@ from plait.core.errors import InputError
 from plait.goodput.allocate.exact_placement import best_positions, realised
 from plait.goodput.allocate.fitness import fitness
 from plait.goodput.allocate.ladder import every_size
+from sampling import examples
 
 
 @cache
@@ -33,7 +34,7 @@ def speedups(rng: np.random.Generator, jobs: int, configs: np.ndarray) -> np.nda
     return values * np.where(configs[:, 0] > 1, rng.uniform(0.6, 1.3, (jobs, 1)), 1.0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([(2, (4, 4)), (3, (2, 2, 2)), (3, (3, 3)), (3, (3, 1, 0)), (3, (2, 4)), (4, (2, 2))]),

@@ -16,6 +16,7 @@ from plait.goodput.allocate.ilp import best_arrangement
 from plait.goodput.allocate.knapsack import best_sizes
 from plait.goodput.allocate.ladder import every_size, ladder
 from plait.testing.allocations import random_round
+from sampling import examples
 
 
 def speedups(seed: int, jobs: int, configs: np.ndarray, kinks: bool) -> np.ndarray:
@@ -48,7 +49,7 @@ def check(found, configs, per_node):
     assert ((gpus[several] > 0).sum(axis=0) <= 1).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([(1, 4, 2), (2, 4, 2), (3, 2, 3), (3, 3, 2), (4, 2, 2)]),
@@ -86,7 +87,7 @@ def test_equal_weights_change_nothing(seed):
     assert reached == pytest.approx([reached[0]] * 4, rel=1e-6)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 14), st.integers(1, 6), st.sampled_from([-10.0, -1.0, 0.0, 1.0]))
 def test_never_below_the_ladder(seed, jobs, nodes, p):
     configs, steps = every_size(4, nodes), ladder(4, nodes)

@@ -17,6 +17,7 @@ from plait.grouping.exact.classes import exact_groups, kinds_of_groups, round_ro
 from plait.grouping.exact.programs import LinearProgram, integer_program
 from plait.grouping.model import kernels
 from plait.grouping.model.bucket import Model, Options
+from sampling import sample
 
 
 def partitions(items, groups, most):
@@ -165,6 +166,6 @@ def test_dealing_seats_every_job():
 
 
 def test_the_same_answer_every_time():
-    jobs = candidates(few_kinds(400, 16, 3))
+    jobs = candidates(few_kinds(sample(120, 400), 16, 3))
     first = group(jobs, method="exact")
-    assert all(vars(group(jobs, method="exact")) == vars(first) for _ in range(2))
+    assert all(vars(group(jobs, method="exact")) == vars(first) for _ in range(sample(1, 2)))

@@ -13,6 +13,7 @@ from plait.core.errors import InputError
 from plait.placement import elastic
 from plait.placement.elastic import Placed, place_sizes
 from plait.placement.elastic_kernels import place_undisturbed
+from sampling import examples
 
 
 def matrix(*rows: list[int]) -> np.ndarray:
@@ -197,7 +198,7 @@ def rounds(draw: st.DrawFn) -> tuple[int, int, list[list[int]]]:
     return per_node, nodes, out
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(rounds())
 def test_every_choice_on_the_ladder_finds_a_place_round_after_round(case):
     per_node, nodes, sizes_of = case
@@ -213,7 +214,7 @@ def test_every_choice_on_the_ladder_finds_a_place_round_after_round(case):
         running = found.gpus
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_any_sizes_on_unequal_nodes_break_no_rule_and_are_cut_rather_than_lost(data):
     nodes, jobs = data.draw(st.integers(1, 6)), data.draw(st.integers(0, 8))

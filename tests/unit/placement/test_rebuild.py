@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from plait.core.errors import InputError
 from plait.placement.elastic import place_sizes
 from plait.placement.rebuild import place_arranged, rebuild
+from sampling import examples
 
 
 def random_arrangement(rng: np.random.Generator, jobs: int, nodes: int) -> np.ndarray:
@@ -29,7 +30,7 @@ def random_arrangement(rng: np.random.Generator, jobs: int, nodes: int) -> np.nd
     return out
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 8), st.integers(1, 5))
 def test_patterns_are_kept_and_no_numbering_of_nodes_keeps_more(seed, jobs, nodes):
     rng = np.random.default_rng(seed)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from plait.core.cluster import Cluster, Node
 from plait.placement import Scheme, kernels
 from plait.placement.reference import Answer, Gang, Hardware, choose, walk
+from sampling import examples
 from strategies import clusters
 
 
@@ -85,14 +86,14 @@ def _reseeded(seed: int):  # type: ignore[no-untyped-def]
     return renumber
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(questions())
 def test_compiled_and_plain_walk_agree(question: tuple[list[Gang], Cluster, int]) -> None:
     gangs, cluster, seed = question
     assert compiled(gangs, cluster, seed) == walk(gangs, cluster)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(questions())
 def test_every_answer_is_possible(question: tuple[list[Gang], Cluster, int]) -> None:
     gangs, cluster, seed = question
@@ -109,7 +110,7 @@ def test_every_answer_is_possible(question: tuple[list[Gang], Cluster, int]) -> 
         hardware.take(gang, answer.gpus)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(questions())
 def test_asked_again_everybody_stays(question: tuple[list[Gang], Cluster, int]) -> None:
     """What was placed runs now; the same order must not move anybody who is placed again."""

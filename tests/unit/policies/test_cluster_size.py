@@ -16,6 +16,7 @@ from plait.core.policy import Autoscaling, Wanted
 from plait.policies.catalog import make_policy
 from plait.policies.fair import Drf
 from plait.policies.pollux import Pollux
+from sampling import examples
 
 #: a job whose gradients are so noisy that many GPUs bring much, and one for which a larger batch brings nothing
 GOOD, BAD = estimate(var=1e5, profiled=64), estimate(var=1e-3, profiled=64)
@@ -93,7 +94,7 @@ def test_each_kind_of_gpu_is_sized_apart_and_cores_count() -> None:
     assert wanted("4x4+16c", hungry, {1: GOOD}).gpus == 12  # 2 GPUs on each of two nodes, and a node for the other
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     st.lists(st.tuples(st.floats(1e-3, 1e5), st.integers(1, 16), st.integers(1, 4), st.integers(4, 40)), max_size=5),
     st.lists(st.integers(1, 9), max_size=3), st.integers(1, 6), st.integers(4, 48),

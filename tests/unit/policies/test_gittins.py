@@ -14,6 +14,7 @@ from plait.policies.catalog import make_policy
 from plait.policies.parts.gittins import CensoredSizes, Distribution
 from plait.sim.run import simulate
 from plait.sim.world import make_world
+from sampling import examples
 
 SIZES = st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0, 4.0, 7.0, 8.0, 30.0, 64.0, 1e4]), min_size=1, max_size=30)
 STEPS = st.lists(st.integers(0, 20), max_size=30)
@@ -25,7 +26,7 @@ def plain_supremum(of: Distribution, service: np.ndarray) -> list[float]:
     return [max(values, default=0.0) for values in ahead]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(SIZES, STEPS, st.floats(0.1, 1e3))
 def test_censored_sizes_agree_with_kaplan_meier(sizes: list[float], steps: list[int], quantum: float) -> None:
     departed = np.sort(np.array(sizes))

@@ -23,6 +23,10 @@ from plait.policies.sizing.pools import Pool, pools
 from plait.policies.sizing.rounds import InRounds
 from plait.policies.sizing.skippable_rounds import unchanged_until
 from plait.policies.sizing.steps import Ladder
+from sampling import sample
+
+#: How many random pools, and how many random runs, of those that pytest may be asked for.
+POOLS, RUNS = sample(100, 400), sample(2, 5)
 
 pytestmark = pytest.mark.skipif(not HAVE_NUMBA, reason="needs the compiler: the extra sim")
 
@@ -68,7 +72,7 @@ def both(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> list[Any]:
 
 def test_free_gpus_go_to_the_same_jobs_compiled(monkeypatch):
     changed = 0
-    for seed in range(400):
+    for seed in range(POOLS):
         pool, rng = random_pool(seed), np.random.default_rng(seed)
         matrix = pool.held if seed % 2 else allocation(rng, pool.least, pool.capacity)
         want = None if seed % 3 else matrix.sum(axis=1)
@@ -80,12 +84,12 @@ def test_free_gpus_go_to_the_same_jobs_compiled(monkeypatch):
         plain, fast = both(monkeypatch, fill)
         assert plain == fast, seed
         changed += plain[0] != matrix.tolist()
-    assert changed > 100
+    assert changed > POOLS / 4
 
 
 def test_jobs_on_steps_get_the_same_gpus_compiled(monkeypatch):
     home = 0
-    for seed in range(400):
+    for seed in range(POOLS):
         pool, rng = random_pool(seed), np.random.default_rng(seed)
         ladder = Ladder.of(pool)
         column = np.where(rng.random(len(pool.rows)) < 0.7, np.maximum(ladder.running, 0), ladder.first)
@@ -94,20 +98,20 @@ def test_jobs_on_steps_get_the_same_gpus_compiled(monkeypatch):
         )
         assert plain == fast, seed
         home += (np.array(plain) == pool.held).all()
-    assert 100 < home < 400
+    assert POOLS / 4 < home < POOLS
 
 
 @needs_solver
 @pytest.mark.parametrize("policy", ["sia:p=0.5,patience_s=300", "pollux:patience_s=400,interval_s=50"])
 def test_whole_runs_are_the_same_compiled(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(200, 205):
+    for seed in range(200, 200 + RUNS):
         plain, fast = both(monkeypatch, lambda seed=seed: run(policy, drawn(seed)))
         assert (plain.commands, plain.asked) == (fast.commands, fast.asked), seed
 
 
 def test_pools_of_one_size_each_are_no_special_case(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is known of them without looking at every size is what looking at every size finds."""
-    for seed in range(400, 405):
+    for seed in range(400, 400 + RUNS):
         short = run("pollux:patience_s=400,interval_s=50", drawn(seed))
         with monkeypatch.context() as patch:
             patch.setattr(Pool, "simple", False)
@@ -136,7 +140,7 @@ def test_the_line_is_the_same_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
     decided = InRounds.decide
     monkeypatch.setattr(InRounds, "decide", decide)
-    for seed in range(300, 306):
+    for seed in range(300, 300 + sample(3, 6)):
         run("pollux:patience_s=300,restart_s=100,interval_s=45", drawn(seed))
     assert len(found) > 100
     for plain, fast in found:

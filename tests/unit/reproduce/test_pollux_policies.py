@@ -16,6 +16,7 @@ from plait.reproduce.pollux.settings import make_rule, read_setting
 from plait.reproduce.pollux.workload import load
 from plait.reproduce.pollux.world import simulate
 from pollux_files import step_s, write_measurements, write_workload
+from sampling import THOROUGH
 
 NAMES = ("pollux", "pollux:exact=on", "pollux-ga", "pollux-ga:avoid=off,interference=0.5")
 
@@ -98,6 +99,8 @@ def test_whole_runs(long, name):
     done = run(w, rule, setting.shape)
     assert (done.end_s > done.first_start_s).all()
     assert 2 < len(told) < done.rounds
+    if name == NAMES[-1] and not THOROUGH:
+        return  # the search of the one before it is repeated
     again = simulate(w, setting)
     assert again.end_s.tolist() == done.end_s.tolist()
     assert again.restarts.tolist() == done.restarts.tolist()

@@ -24,6 +24,7 @@ from plait.sim.overheads import Overheads
 from plait.sim.physics import StandardPhysics
 from plait.sim.run import Simulation, simulate, simulator
 from plait.sim.world import World
+from sampling import examples
 from strategies import profiles
 
 OPTIONS = [
@@ -137,7 +138,7 @@ def conserved(run: Simulation, cluster: Cluster) -> None:
 CHEAP = {"pollux-ga": "pollux-ga:generations=3,population=20"}
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.data(), st.sampled_from([*CATALOG, *OPTIONS]), hardware(), job_lists(), worlds(), st.integers(0, 99))
 def test_anything_goes_and_nothing_breaks(
     data: st.DataObject, policy: str, cluster: Cluster, specs: list[JobSpec], world: World, seed: int
@@ -148,7 +149,7 @@ def test_anything_goes_and_nothing_breaks(
     conserved(run, cluster)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.sampled_from(["srsf", "2d-las", "tiresias-l", "gandiva"]), job_lists(), st.integers(0, 99))
 def test_drawn_node_failures(policy: str, specs: list[JobSpec], seed: int) -> None:
     world = World("mtbf", "", node_mtbf_s=900.0, node_mttr_s=120.0, checkpoint_every_s=60.0)

@@ -13,8 +13,9 @@ from plait.traces.canonical import read_canonical, sidecar_path, write_canonical
 from plait.traces.schema import JOB_COLUMNS, STAGES, Column
 from plait.traces.table import TraceTable
 from plait.traces.validate import checked_table
+from sampling import examples
 
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 

@@ -14,6 +14,7 @@ from plait.traces.formats import gavel, openb2023, spot2026
 from plait.traces.formats.registry import FORMATS, read_trace, sniff
 from plait.traces.load import cluster_of, load_jobs
 from plait.traces.table import TraceTable
+from sampling import examples
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CASES = json.loads((FIXTURES / "expected.json").read_text())
@@ -36,7 +37,7 @@ FILES = {
 }
 HEADERLESS = {"gavel", "synergy"}
 PLAIN = sorted(set(FILES) - {"alibaba2020"})
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def rows_of(table: TraceTable) -> list[dict]:
