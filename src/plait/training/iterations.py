@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from plait.training.device.gpu_stage import GpuStage
 
 #: Steps of a loop, and their seconds, after which a registered optimizer that never stepped is waited for no longer.
 WAIT_LOOP_STEPS, WAIT_S = 100, 20.0
+
+
+def saved_loop_step(about: Mapping[str, Any], step: int) -> int:
+    """The step at which `job.steps` resumes, of what a checkpoint says about its job; `step` if it says nothing.
+
+    Version 0.2.0 wrote it as `turn`.
+    """
+    return int(about.get("loop_step", about.get("turn", step)))
 
 
 class Iterations:

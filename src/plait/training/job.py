@@ -28,7 +28,7 @@ from plait.runtime.throttle import Throttle
 from plait.training.device.emulation import make_stages
 from plait.training.device.gpu_stage import GpuStage
 from plait.training.environment import ControlFile, Environment
-from plait.training.iterations import Iterations
+from plait.training.iterations import Iterations, saved_loop_step
 from plait.training.noop_job import Job, whole_number
 from plait.training.process import here
 from plait.training.profiler import Profiler
@@ -156,7 +156,7 @@ class AttachedJob(Job):
             commit, state = found
             self.step = commit.step
             self._epoch = state["plait"]["epoch"]
-            self.iterations.loop_step = state["plait"].get("loop_step", self.step)
+            self.iterations.loop_step = saved_loop_step(state["plait"], self.step)
             self.page.steps = self.page.checkpoint_steps = self.step
             with contextlib.suppress(OSError):
                 self.page.checkpoint_time = commit.path.stat().st_mtime

@@ -18,6 +18,7 @@ from attempts import PREEMPTED, SCRIPTS, Attempt, environment, steps_saved, the_
 
 from plait.core.errors import InputError
 from plait.runtime.page import JobState, Saves
+from plait.training.iterations import saved_loop_step
 from plait.training.state.checkpoint import Checkpointer
 from plait.training.state.checkpoint_store import CheckpointStore
 from plait.training.state.state_registry import StateRegistry
@@ -72,6 +73,11 @@ def test_a_loop_without_an_optimizer_goes_on_at_the_very_step(kind: str, tmp_pat
     assert steps(out) == steps(tmp_path / "alone") == list(range(30))  # nothing twice, nothing left out
     assert result(out) == result(tmp_path / "alone")
     assert result(out)[-1] == "False"  # torch is not imported for it
+
+
+@pytest.mark.parametrize(("about", "at"), [({"loop_step": 7}, 7), ({"turn": 7, "epoch": 1}, 7), ({"epoch": 1}, 21)])
+def test_checkpoints_of_the_first_release_say_where_a_loop_goes_on(about: dict[str, int], at: int) -> None:
+    assert saved_loop_step(about, 21) == at
 
 
 def test_batches_of_a_wrapped_loader_are_iterations_too(tmp_path: Path) -> None:
