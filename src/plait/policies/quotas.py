@@ -48,7 +48,7 @@ class Quotas:
             if not right or (project, kind) in rules:
                 what = "is given twice" if right else "is no quota"
                 raise InputError(
-                    f"quota {part[:100]!r} {what}; write PROJECT=GPUS or PROJECT@KIND=GPUS, separated by /, e.g. "
+                    f"quota {part[:100]!r} {what}; it takes PROJECT=GPUS or PROJECT@KIND=GPUS, separated by /, e.g. "
                     f"vision=32/speech@v100=16/{ALL}=8"
                 )
             rules[project, kind] = int(gpus)

@@ -300,8 +300,8 @@ def test_options_by_name() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("antman:quota=32", "write PROJECT=GPUS"),
-        ("antman:quota=a=many", "write PROJECT=GPUS"),
+        ("antman:quota=32", "it takes PROJECT=GPUS"),
+        ("antman:quota=a=many", "it takes PROJECT=GPUS"),
         ("antman:limit=0", "limit is 0"),
         ("antman:order=lifo", "fifo, tiresias or srtf"),
         ("antman:max_per_gpu=-1", "max_per_gpu is -1"),

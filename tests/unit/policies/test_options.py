@@ -15,7 +15,7 @@ from plait.core.errors import InputError
 from plait.core.jobs import JobBatch
 from plait.goodput.allocate.solver import HAVE_HIGHS
 from plait.placement import SkewAware
-from plait.policies.catalog import CATALOG, make_policy, rows
+from plait.policies.catalog import CATALOG, COMMON, make_policy, rows
 from plait.policies.options import Option, Range, number
 from plait.policies.parts.gittins import Distribution, FixedIndex, LearntIndex
 from plait.policies.tiresias import Queues
@@ -43,7 +43,7 @@ def jobs() -> JobBatch:
     )
 
 
-@pytest.mark.parametrize(("name", "option"), EVERY)
+@pytest.mark.parametrize(("name", "option"), [*EVERY, *(("fifo", option) for option in COMMON)])
 def test_an_odd_value_is_refused_by_name_or_runs(name: str, option: str) -> None:
     if name == "sia" and not HAVE_HIGHS:
         pytest.skip("needs highspy")

@@ -70,7 +70,7 @@ def test_a_job_that_its_quota_never_lets_pass_is_named_with_the_reason() -> None
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("p", r"policy fifo: quota 'p' is no quota; write PROJECT=GPUS or PROJECT@KIND=GPUS"),
+        ("p", r"policy fifo: quota 'p' is no quota; it takes PROJECT=GPUS or PROJECT@KIND=GPUS"),
         ("p=-1", "'p=-1' is no quota"),
         ("p@=1", "'p@=1' is no quota"),
         ("=4", "'=4' is no quota"),
