@@ -9,6 +9,8 @@ import pytest
 from live_cases import Cluster, Node
 
 from plait.core.errors import InputError
+from plait.core.jobs import JobClass
+from plait.live.protocol.requests import spec_of
 
 Make = Callable[..., Cluster]
 
@@ -143,3 +145,14 @@ def test_a_job_of_more_memory_than_nodes_have_is_refused(cluster: Make) -> None:
     c.pass_s(1.0)
     with pytest.raises(InputError, match="needs 1 GPU with its CPUs and memory"):
         c.submit({"memory": 16e9})
+
+
+def test_a_job_may_be_of_class_auto_and_of_no_unknown_one(cluster: Make) -> None:
+    c = cluster((2,))
+    (number,) = c.submit({"class": "auto"})
+    c.pass_s(1.0)
+    assert c.engine.state.controller is not None
+    assert c.engine.state.controller.job_store.spec(number).job_class is JobClass.AUTO
+    assert c.state(number) == "running"  # a policy without classes takes it for guaranteed
+    with pytest.raises(InputError, match="class is 'spare', needs guaranteed, opportunistic or auto"):
+        spec_of(0, {"command": ["a"], "class": "spare"}, owner="me", project="p", submit_s=0.0)

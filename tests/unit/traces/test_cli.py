@@ -55,6 +55,16 @@ def test_deadlines_classes_and_tenants_are_drawn_for_any_trace(tmp_path):
         assert read_canonical(converted)[column].tolist() == table[column].tolist()
 
 
+def test_traces_have_three_job_classes(tmp_path):
+    path = tmp_path / "jobs.csv"
+    path.write_text("job_id,submit_s,gpus,duration_s,job_class\na,0,1,10,auto\nb,0,1,10,opportunistic\nc,0,1,10,\n")
+    classes = load_jobs(read_canonical(path)).jobs.column("job_class").tolist()
+    assert classes == [JobClass.AUTO, JobClass.OPPORTUNISTIC, JobClass.GUARANTEED]
+    path.write_text(path.read_text().replace("auto", "spare"))
+    with pytest.raises(TraceError, match=r"jobs\.csv:2: .*job_class.*spare.*auto"):
+        read_canonical(path)
+
+
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
