@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-#: The simulated demo: orders without knowledge, learnt, and with perfect knowledge.
-SIMULATED_POLICIES = "fifo,fifo-backfill,sjf,srtf,srsf,2d-las,tiresias-l,themis"
+#: The simulated demo: orders without knowledge, learnt, and with perfect knowledge; and one that knows classes.
+SIMULATED_POLICIES = "fifo,fifo-backfill,sjf,srtf,srsf,2d-las,tiresias-l,themis,antman"
 
 
 def demo(
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Simulate 2,000 jobs under eight policies instead.")
+        bool, typer.Option("--simulate", help="Simulate 2,000 jobs under nine policies instead.")
     ] = False,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report.")] = Path("demo-out"),
     examples: Annotated[
@@ -36,7 +36,10 @@ def demo(
 
 
 def simulated(out: Path) -> None:
-    """A seeded trace like Microsoft's Philly cluster on 64 GPUs, under eight policies."""
+    """A seeded trace like Microsoft's Philly cluster on 64 GPUs, under nine policies.
+
+    Half of the jobs are opportunistic, which only `antman` looks at.
+    """
     from plait.cli.commands.trace import generate
     from plait.cli.experiments.request import Request
     from plait.cli.experiments.simulation import answer
@@ -46,7 +49,13 @@ def simulated(out: Path) -> None:
     generate(trace, preset="philly", jobs=2000, gpus=64, load=1.0, seed=1, models="uniform")
     answer(
         Request(
-            [trace], SIMULATED_POLICIES, cluster=["8x8"], report=out / "report.html", json=str(out / "results.json")
+            [trace],
+            SIMULATED_POLICIES,
+            cluster=["8x8"],
+            opportunistic_share=0.5,
+            tenants=2,
+            report=out / "report.html",
+            json=str(out / "results.json"),
         )
     )
     typer.echo(f"Open {(out / 'report.html').resolve()} in a browser; the figures are in {out / 'results.json'}.")
