@@ -320,6 +320,7 @@ def _plan_json(plan: Plan) -> str:
             "valid_until_s": plan.valid_until_s,
             "suspend": plan.suspend,
             "settled": plan.settled,
+            "reservations": [[one.job, *one.gpus] for one in plan.reservations],
         }
     )
 
