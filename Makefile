@@ -26,7 +26,7 @@ demo-simulate: $(VENV)/.sim ## simulate 2,000 jobs on 64 GPUs under nine policie
 # One worker more than there are cores: tests of processes wait for a third of their time.
 test: $(VENV)/.dev ## the test suite
 	$(BIN)/python -m pytest -m 'not engines' $(PYTEST_ARGS) \
-		-n $$($(BIN)/python -c 'import os; print(min(8, (os.cpu_count() or 1) + 1))')
+		--dist loadfile -n $$($(BIN)/python -c 'import os; print(min(8, (os.cpu_count() or 1) + 1))')
 
 # One at a time: each starts a cluster of its own, and they measure how soon things happen.
 test-engines: $(VENV)/.engines ## ... of whole clusters, of processes and on Ray, Slurm and PostgreSQL (half an hour)
