@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 
 import numpy as np
@@ -28,7 +28,7 @@ import numpy as np
 from plait.core.cluster import Cluster
 from plait.core.goodput import Estimate
 from plait.core.jobs import Checkpoints, JobSpec, JobTable, Phase
-from plait.core.plan import NO_GROUPS, Gate, Groups
+from plait.core.plan import NO_GROUPS, Gate, Groups, Reservation
 from plait.core.policy import Policy, View
 from plait.core.resources import Resource
 
@@ -535,10 +535,18 @@ class Archive:
 
 
 def asking(policy: Policy) -> Callable[[Naive], Choice]:
-    """Decisions of a plait policy."""
+    """Decisions of a plait policy, for one run: it sees again what it has reserved for jobs that still wait."""
+    reserved: list[Reservation] = []
 
     def choose(run: Naive) -> Choice:
-        plan = policy.decide(run.view())
+        view = run.view()
+        still = []
+        for one in reserved:
+            up = tuple(gpu for gpu in one.gpus if view.cluster.node_up[view.cluster.gpu_node[gpu]])
+            if up and run.jobs[one.job].state == "waiting":
+                still.append(Reservation(one.job, up))
+        plan = policy.decide(replace(view, reservations=tuple(still)))
+        reserved[:] = plan.reservations
         groups = [(tuple(m.job for m in g.members), g.gpus) for g in plan.groups]
         order = () if plan.order is None else plan.order.tolist()
         levels = () if plan.levels is None else plan.levels.tolist()
