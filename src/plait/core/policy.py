@@ -10,7 +10,7 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
-from plait.core.jobs import JobTable
+from plait.core.jobs import JobClass, JobTable
 from plait.core.plan import Groups, Plan, Reservation
 from plait.core.preemption import DEFAULT_RULE, KeptJobs, PreemptionRule
 from plait.core.preemption.kernels import CLOCK_S
@@ -131,7 +131,7 @@ class Policy(Protocol):
 
 
 #: What jobs may ask for beside GPUs and a policy may take into account, as `UsesRequests.uses` names it.
-PRIORITY, DEADLINE = "priority", "deadline"
+PRIORITY, DEADLINE, JOB_CLASS = "priority", "deadline", "job class"
 
 
 @runtime_checkable
@@ -140,17 +140,23 @@ class UsesRequests(Protocol):
 
     @property
     def uses(self) -> frozenset[str]:
-        """Those of `PRIORITY` and `DEADLINE` by which the policy orders jobs."""
+        """Those of `PRIORITY`, `DEADLINE` and `JOB_CLASS` that make a difference to the policy."""
         ...
 
 
-def ignored_by(policy: Policy, priority: float, deadline_s: float | None) -> list[str]:
-    """Those of `PRIORITY` and `DEADLINE` that a job asks for and the policy ignores.
+def ignored_by(
+    policy: Policy, priority: float, deadline_s: float | None, job_class: JobClass = JobClass.GUARANTEED
+) -> list[str]:
+    """Those of `PRIORITY`, `DEADLINE` and `JOB_CLASS` that a job asks for and the policy ignores.
 
-    `priority` 0 and `deadline_s` None (or NaN) ask for nothing.
+    `priority` 0, `deadline_s` None (or NaN) and the class guaranteed ask for nothing.
     """
     uses = policy.uses if isinstance(policy, UsesRequests) else frozenset()
-    asked = {PRIORITY: priority != 0, DEADLINE: deadline_s is not None and not math.isnan(deadline_s)}
+    asked = {
+        PRIORITY: priority != 0,
+        DEADLINE: deadline_s is not None and not math.isnan(deadline_s),
+        JOB_CLASS: job_class != JobClass.GUARANTEED,
+    }
     return [name for name, is_asked in asked.items() if is_asked and name not in uses]
 
 

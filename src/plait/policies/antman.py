@@ -19,7 +19,7 @@ from plait.core.errors import InputError
 from plait.core.jit import plain
 from plait.core.jobs import JobClass
 from plait.core.plan import NO_GROUPS, Groups, Plan, Reservation, plain_details
-from plait.core.policy import View
+from plait.core.policy import JOB_CLASS, View
 from plait.core.resources import Resource
 from plait.core.words import counted
 from plait.placement.packing import allowed_kinds
@@ -71,6 +71,7 @@ class AntMan:
     stall_s: float = 600.0
     name: str = "antman"
     guests: ClassVar[bool] = True
+    uses: ClassVar[frozenset[str]] = frozenset({JOB_CLASS})
 
     @property
     def quotas(self) -> Quotas:

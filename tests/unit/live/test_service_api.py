@@ -425,6 +425,8 @@ def test_a_submission_says_what_the_policy_ignores(service: Service) -> None:
     assert answer["remarks"] == ["policy fifo-backfill ignores deadlines; fifo-backfill:deadlines=on orders by them"]
     both = service.ask("POST", "/v1/jobs", "ann", json={"jobs": [job, {"command": ["true"]}]}).json()
     assert ["remarks" in one for one in both] == [True, False]
+    guest = service.ask("POST", "/v1/jobs", "ann", json={"command": ["true"], "class": "opportunistic"}).json()
+    assert guest["remarks"][0].startswith("policy fifo-backfill ignores job classes and treats all jobs as guaranteed")
     assert service.ask("PUT", "/v1/policy", json={"policy": "drf"}).status_code == 200
     remarks = service.ask("POST", "/v1/jobs", "ann", json=job).json()["remarks"]
     assert [remark.partition(";")[0] for remark in remarks] == [

@@ -10,11 +10,11 @@ import pytest
 
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
-from plait.core.jobs import JobBatch, JobSpec
+from plait.core.jobs import JobBatch, JobClass, JobSpec
 from plait.core.plan import Plan
 from plait.core.policy import View, ignored_by
 from plait.policies.catalog import CATALOG, make_policy
-from plait.policies.parts.ignored_requests import remarks
+from plait.policies.parts.ignored_requests import TELL_CLASSES_APART, remarks
 from plait.sim.run import simulate
 from plait.sim.world import make_world
 
@@ -131,6 +131,13 @@ def test_every_policy_says_what_it_ignores(name):
         assert said[0].startswith(f"policy {name} ignores priorities; policies that order by them: fifo, ")
     assert remarks(name, make_policy(name), 0.0, None) == []
     assert remarks(name, make_policy(name), 0.0, math.nan) == []
+
+
+def test_policies_that_treat_all_classes_alike_are_told():
+    apart = [name for name in CATALOG if not remarks(name, make_policy(name), 0.0, None, JobClass.OPPORTUNISTIC)]
+    assert sorted(apart) == sorted(TELL_CLASSES_APART)
+    (said,) = remarks("fifo", make_policy("fifo"), 0.0, None, JobClass.AUTO)
+    assert said.startswith("policy fifo ignores job classes and treats all jobs as guaranteed; others do not: pollux")
 
 
 def test_a_policy_of_ones_own_declares_what_it_uses():

@@ -7,18 +7,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from plait.cli.experiments.asked_world import make_asked_world, settings
 from plait.cli.experiments.request import Request
 from plait.cli.experiments.workload import read_table, workload_of
 from plait.control.metrics import Window
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
-from plait.core.jobs import JobBatch
+from plait.core.jobs import JobBatch, JobClass
+from plait.core.policy import ignored_by
 from plait.core.preemption import rule_named
 from plait.live.notes import note
 from plait.placement import SkewAware, unknown_models
 from plait.policies.catalog import make_policy, split_policies
-from plait.policies.parts.ignored_requests import remarks
+from plait.policies.parts.ignored_requests import classes_ignored, remarks
 from plait.sim.failures import read_failures
 from plait.sim.studies.cases import Case, has_placement, parse_range, policy_text
 from plait.traces.load import cluster_of
@@ -64,6 +67,7 @@ def _cases_on(request: Request) -> list[Case]:
         drawn = any(draw is not None for draw in draws) or request.censored == "extend"
         loads = {seed: workload_of(table, path, request, seed, cluster) for seed in (seeds if drawn else seeds[:1])}
         _say_unknown_skew(path, [policy_text(p, request.placement) for p in policies], loads[seeds[0]][0])
+        _say_ignored_classes(path, policies, loads[seeds[0]][0])
         for policy in policies:
             _say_ignored(path, policy, loads[seeds[0]][0])
             for world in worlds:
@@ -83,6 +87,14 @@ def _say_ignored(path: Path, policy: str, jobs: JobBatch) -> None:
     deadline_s = next((d for d in jobs.column("deadline_s").tolist() if not math.isnan(d)), None)
     for remark in remarks(policy, make_policy(policy), priority, deadline_s):
         note(f"warning: {path}: {remark}")
+
+
+def _say_ignored_classes(path: Path, policies: Sequence[str], jobs: JobBatch) -> None:
+    """Policies that treat all jobs alike, where a trace has jobs of another class than guaranteed."""
+    others = [JobClass(one) for one in np.unique(jobs.column("job_class")).tolist() if one != JobClass.GUARANTEED]
+    ignoring = [text for text in policies if others and ignored_by(make_policy(text), 0.0, None, others[0])]
+    if ignoring:
+        note(f"warning: {path}: {classes_ignored(ignoring)}")
 
 
 def _say_unknown_skew(path: Path, policies: Sequence[str], jobs: JobBatch) -> None:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from plait.control.messages import ReplanDue
+from plait.core.jobs import JobClass
 from plait.live.layout import Layout
 from plait.live.protocol.wire import Assignment, Observed
 from plait.live.scheduler.context import Context, Step
@@ -238,7 +239,8 @@ class Engine:
         """What a request asks for and the policy of now ignores, a sentence each."""
         policy = self.state.policy
         priority, deadline_s = float(request.get("priority") or 0.0), request.get("deadline_s")
-        return [] if policy is None else remarks(self.state.policy_text, policy, priority, deadline_s)
+        job_class = JobClass[str(request.get("class") or "guaranteed").upper()]
+        return [] if policy is None else remarks(self.state.policy_text, policy, priority, deadline_s, job_class)
 
     def cancel(self, number: int, now_s: float) -> None:
         """Cancel a job; if it runs, it is stopped. `Conflict` if it has ended, `LookupError` if it never was."""

@@ -1,18 +1,27 @@
-"""Warn users of priorities and deadlines that a policy ignores."""
+"""Warn users of priorities, deadlines and job classes that a policy ignores."""
 
 from __future__ import annotations
 
-from plait.core.policy import DEADLINE, Policy, ignored_by
+from collections.abc import Sequence
+
+from plait.core.jobs import JobClass
+from plait.core.policy import DEADLINE, JOB_CLASS, Policy, ignored_by
 from plait.policies.catalog import rows
 
 _PLURAL = {DEADLINE: "deadlines"}
 
 
-def remarks(text: str, policy: Policy, priority: float, deadline_s: float | None) -> list[str]:
+def remarks(
+    text: str,
+    policy: Policy,
+    priority: float,
+    deadline_s: float | None,
+    job_class: JobClass = JobClass.GUARANTEED,
+) -> list[str]:
     """A sentence for each thing that a job asks for and the policy ignores, with what would work instead.
 
-    `text` is the policy as it was named, `policy` what was made of it, the rest what the job asks for: 0 and None are
-    nothing.
+    `text` is the policy as it was named, `policy` what was made of it, the rest what the job asks for: 0, None and the
+    class guaranteed are nothing.
 
     >>> from plait.policies.catalog import make_policy
     >>> remarks("fifo", make_policy("fifo"), 0.0, 3600.0)
@@ -21,7 +30,10 @@ def remarks(text: str, policy: Policy, priority: float, deadline_s: float | None
     []
     """
     found = []
-    for what in ignored_by(policy, priority, deadline_s):
+    for what in ignored_by(policy, priority, deadline_s, job_class):
+        if what == JOB_CLASS:
+            found.append(classes_ignored([text]))
+            continue
         head = f"policy {text} ignores {_PLURAL.get(what, 'priorities')}"
         name = text.partition(":")[0]
         known = rows()
@@ -34,3 +46,19 @@ def remarks(text: str, policy: Policy, priority: float, deadline_s: float | None
             option = ":deadlines=on" if what == DEADLINE else ""
             found.append(f"{head}; policies that order by them: {', '.join(other + option for other in others)}")
     return found
+
+
+#: Policies that look at classes; a test compares them with what policies declare.
+TELL_CLASSES_APART = ("pollux", "pollux-ga", "sia", "optimus", "antman")
+
+
+def classes_ignored(policies: Sequence[str]) -> str:
+    """What users of these policies, as they were named, have to know about the classes of their jobs.
+
+    >>> classes_ignored(["fifo"]).partition(";")[0]
+    'policy fifo ignores job classes and treats all jobs as guaranteed'
+    """
+    which = f"policy {policies[0]} ignores" if len(policies) == 1 else f"policies {', '.join(policies)} ignore"
+    treats = "treats" if len(policies) == 1 else "treat"
+    others = f"others do not: {', '.join(TELL_CLASSES_APART)} (simulated only, so far)"
+    return f"{which} job classes and {treats} all jobs as guaranteed; {others}"

@@ -16,7 +16,7 @@ from plait.core.compile_policy import compiled, run
 from plait.core.errors import InputError
 from plait.core.jobs import JobClass
 from plait.core.plan import NO_GROUPS, Plan
-from plait.core.policy import View
+from plait.core.policy import JOB_CLASS, View
 from plait.goodput.allocate.fitness import FLOOR, HARMONIC, check, fitness
 from plait.policies.sizing.free_gpus import FreeGpus, groups_of, with_companions, with_staying
 from plait.policies.sizing.line_kernels import CLOCK_S, in_line
@@ -110,6 +110,11 @@ class InRounds:
         self._require("interval_s", lambda value: math.isfinite(value) and value > 0, "a finite number of seconds > 0")
         self._require("patience_s", lambda value: value > 0, "seconds > 0, or inf")
         self._require("restart_s", lambda value: math.isfinite(value) and value >= 0, "a finite number of seconds >= 0")
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """Opportunistic jobs are never due: they may wait for ever."""
+        return frozenset({JOB_CLASS})
 
     @property
     def longest_wait_s(self) -> float:
