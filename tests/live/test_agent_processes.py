@@ -283,8 +283,9 @@ def test_a_job_cannot_hold_the_agent_up_by_what_it_puts_into_its_folder(world: W
         "import json, os, time\n"
         "os.chdir(os.environ['PLAIT_RUN_DIR'])\n"
         "for name in ('runner.json', 'control.json', 'page.bin', 'stop.json'):\n"
-        "    if os.path.exists(name): os.unlink(name)\n"
-        "    os.mkfifo(name)\n"
+        "    while True:\n"  # the runner may write one of them in between
+        "        try: os.mkfifo(name); break\n"
+        "        except FileExistsError: os.unlink(name)\n"
         f"os.unlink('out.log'); os.symlink({str(secret)!r}, 'out.log')\n"
         f"json.dump({{os.stat('out.log').st_ino: 0}}, open('log.json', 'w'))\n"
         "open('ready', 'w').close()\nwhile True: time.sleep(0.01)\n"

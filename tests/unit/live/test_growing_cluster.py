@@ -10,17 +10,18 @@ import pytest
 from live_cases import Cluster, Node
 
 from plait.core.errors import InputError
+from plait.core.policy import has_guests
 from plait.live.backends.registry import open_backend
 from plait.live.layout import Layout
 from plait.live.scheduler.options import ANY_SIZE
 from plait.live.service.leadership import open_lead
 from plait.live.service.options import read_options
-from plait.policies.catalog import CATALOG
+from plait.policies.catalog import CATALOG, make_policy
 
 Make = Callable[..., Cluster]
 
 
-@pytest.mark.parametrize("policy", sorted(CATALOG))
+@pytest.mark.parametrize("policy", sorted(name for name in CATALOG if not has_guests(make_policy(name))))
 def test_a_wide_gang_waits_for_nodes_that_may_come_and_one_beyond_the_limit_is_refused(
     cluster: Make, policy: str
 ) -> None:

@@ -144,7 +144,7 @@ def test_one_that_was_replaced_before_its_first_term_gets_none(services: Service
     store = services.store(b)
     services.run_out(c)
     assert c.try_take()
-    with pytest.raises(Replaced, match="before it began"):
+    with pytest.raises(Replaced, match="before this one started"):
         store.next_term()
     assert services.store(c).next_term() == 2
 

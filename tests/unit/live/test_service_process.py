@@ -98,7 +98,7 @@ def test_killed_and_started_again(service: tuple[Path, subprocess.Popen[str]]) -
     ("options", "says"),
     [
         (["--host", "0.0.0.0"], "--host 0.0.0.0 can be reached from other machines"),
-        (["--host", "192.168.1.1"], "--insecure if the network is yours alone"),
+        (["--host", "192.168.1.1"], "--insecure in a private network"),
         (["--host", "example.org"], "can be reached from other machines"),
         (["--tls-cert", "/x"], "TLS needs both files"),
         (["--tls-cert", "/nonexistent", "--tls-key", "/nonexistent"], "there is no file /nonexistent"),

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections import OrderedDict, defaultdict, deque
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,10 @@ def test_killed_it_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
     job, out = tmp_path / "j-1", tmp_path / "out"
     first = Run(job, 1, out, "steps", "0.01", PLAIT_CHECKPOINT_S="0.02")
     first.until(12)
+    until = time.monotonic() + 60
+    while not steps_saved(job):
+        assert time.monotonic() < until, "no checkpoint"
+        time.sleep(0.01)
     first.process.kill()
     first.finish()
     saved = max(steps_saved(job))
