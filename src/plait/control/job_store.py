@@ -57,7 +57,7 @@ LIFE_COLUMNS: dict[str, tuple[Any, Any]] = {
 
 
 #: columns that have another name in snapshots, as they were called when these were first written
-_STORED_AS = {"running_group": "slot"}
+_STORED_AS = {"running_group": "slot", "project_number": "group_number"}
 #: columns with several numbers a job
 _WIDE = ("stage_s", "goodput")
 #: columns of the spec that what was measured replaces
@@ -246,7 +246,7 @@ class JobStore:
                 "stage_s": plain_array(columns["stage_s"]),
                 "goodput": _known_rows(columns["goodput"]),
                 "users": users,
-                "projects": projects,
+                "groups": projects,
                 "flags": flags,
                 "departed": departed.tolist(),
             }
@@ -292,7 +292,7 @@ class JobStore:
         job_store.departures = len(job_store._past_gpu_s)
         job_store.depart(np.array(data["departed"], dtype=np.int64))
         job_store._users = {u: i for i, u in enumerate(data["users"])}
-        job_store._projects = {p: i for i, p in enumerate(data["projects"])}
+        job_store._projects = {p: i for i, p in enumerate(data["groups"])}
         for name, flag in zip(_FLAGS, data.get("flags", ()), strict=False):
             job_store.columns[name][0] = flag
         return job_store

@@ -275,7 +275,9 @@ def spec_to_json(spec: JobSpec) -> dict[str, Any]:
 
 
 def spec_from_json(data: Mapping[str, Any]) -> JobSpec:
-    """The spec that `spec_to_json` wrote."""
+    """The spec that `spec_to_json` wrote. Version 0.2.0 called the project of a job its `group`."""
+    if "group" in data:
+        data = {"project" if name == "group" else name: value for name, value in data.items()}
     if data.get("profile") is None:
         return _PARTS.decode(JobSpec, data)
     profile = StageProfile.from_sequence(data["profile"], data["iteration_s"])

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.control import messages as m
+from plait.control.job_store import JobStore
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.goodput import Estimate
-from plait.core.jobs import JobBatch
+from plait.core.jobs import JobBatch, JobSpec
 from plait.core.plan import Gate, Group, Groups, Member
 from strategies import nodes, spec_lists
 
@@ -132,3 +133,14 @@ def test_messages_survive_json(message: Any) -> None:
 def test_what_is_no_message_is_refused(data: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         m.from_json(data)
+
+
+def test_logs_and_snapshots_of_the_first_release_say_the_project_of_a_job_as_its_group() -> None:
+    assert m.spec_from_json({"id": "a", "group": "vision"}).project == "vision"
+    store = JobStore()
+    store.append(JobBatch.of([JobSpec(id="a", project="vision")]), 0.0)
+    stored = store.to_json()
+    assert stored["groups"] == ["vision"]
+    assert stored["life"]["group_number"] == [0]
+    assert "project_number" not in stored["life"]
+    assert JobStore.from_json(stored).columns["project_number"][:1].tolist() == [0]
