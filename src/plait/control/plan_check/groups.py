@@ -34,6 +34,19 @@ def same_slice(values: IntArray, lo: int, hi: int, others: IntArray, other_lo: i
 
 
 @part
+def gpu_fault(gpu: int, kind: int, gpu_node: IntArray, node_kind: IntArray, node_up: BoolArray) -> int:
+    """Why a group cannot have this GPU, or OK; `kind` is that of its GPUs before, -1 for the first."""
+    if gpu < 0 or gpu >= len(gpu_node):
+        return NO_SUCH_GPU
+    node = gpu_node[gpu]
+    if not node_up[node]:
+        return NODE_DOWN
+    if kind >= 0 and node_kind[node] != kind:
+        return TWO_KINDS
+    return OK
+
+
+@part
 def use_gpus(
     gpus: IntArray,
     lo: int,
@@ -52,14 +65,10 @@ def use_gpus(
     for i in range(lo, hi):
         gpu = gpus[i]
         if unchecked:
-            if gpu < 0 or gpu >= len(gpu_node):
-                return NO_SUCH_GPU, gpu
-            node = gpu_node[gpu]
-            if not node_up[node]:
-                return NODE_DOWN, gpu
-            if kind >= 0 and node_kind[node] != kind:
-                return TWO_KINDS, gpu
-            kind = node_kind[node]
+            code = gpu_fault(gpu, kind, gpu_node, node_kind, node_up)
+            if code != OK:
+                return code, gpu
+            kind = node_kind[gpu_node[gpu]]
         if used[gpu]:
             return GPU_TWICE, gpu
         used[gpu] = True
@@ -83,14 +92,10 @@ def seat_guest(
     for i in range(lo, hi):
         gpu = gpus[i]
         if unchecked:
-            if gpu < 0 or gpu >= len(gpu_node):
-                return NO_SUCH_GPU, gpu
-            node = gpu_node[gpu]
-            if not node_up[node]:
-                return NODE_DOWN, gpu
-            if kind >= 0 and node_kind[node] != kind:
-                return TWO_KINDS, gpu
-            kind = node_kind[node]
+            code = gpu_fault(gpu, kind, gpu_node, node_kind, node_up)
+            if code != OK:
+                return code, gpu
+            kind = node_kind[gpu_node[gpu]]
             for j in range(lo, i):
                 if gpus[j] == gpu:
                     return GPU_TWICE, gpu
