@@ -388,17 +388,18 @@ class AttachedJob(Job):
 
     def _count(self) -> None:
         """One iteration more: tell the page, feed the profiler."""
-        now_s = time.monotonic()
+        self.stages.publish()
+        # An optimizer steps inside a stage: its time until now is of this iteration, the rest of the next one.
+        now_s, busy_s = time.monotonic(), self.stages.busy_so_far()
         self.step += 1
         self.iterations.count()
-        self.stages.publish()
         page, profiler = self.page, self.profiler
         if self.step == 1 or page.state == JobState.STARTING:
             page.state = JobState.RUNNING
         if self.counted == 1:
             page.first_step_monotonic = now_s
         idle_s, self._idle_s = self._idle_s, 0.0
-        if profiler.step(now_s, self.stages.busy_s, alone=self.control.alone, idle_s=idle_s) and profiler.result:
+        if profiler.step(now_s, busy_s, alone=self.control.alone, idle_s=idle_s) and profiler.result:
             page.set_profile(*profiler.result)
         page.step_s, page.last_step_monotonic, page.steps = profiler.step_s, now_s, self.step
         page.saves = self.saves

@@ -223,6 +223,15 @@ class Stages:
             if self.gate.kind != "none":
                 page.waited_s, page.gate_timeouts = stats.waited_s, stats.timeouts
 
+    def busy_so_far(self) -> list[float]:
+        """`busy_s` with what open stages have taken until now; the GPU's own clock says nothing before a span ends."""
+        with self._lock:
+            now, out = self._clock(), list(self.busy_s)
+            for r, since in enumerate(self._since):
+                if since is not None and not self._asleep[r] and not (r == Resource.GPU and self._cuda.spanning):
+                    out[r] += now - since
+        return out
+
     def add(self, resource: Resource, busy_s: float, exposed_s: float) -> None:
         """Count seconds measured elsewhere: by loader workers."""
         with self._lock:

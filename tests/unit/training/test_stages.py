@@ -6,6 +6,7 @@ import pytest
 
 from plait.core.resources import Resource
 from plait.runtime.stage_gate import GateTimeout, NullGate
+from plait.training.profiler import FEWEST, WARM_UP, Profiler
 from plait.training.stages import Stages
 
 STORAGE, CPU, GPU, NETWORK = Resource
@@ -119,3 +120,20 @@ def test_the_gate_is_changed_between_stages_only(clock):
             assert stages.gate.reason == "one"
     with stages.stage(CPU):
         assert stages.gate.reason == "two"
+
+
+def test_an_iteration_that_ends_inside_a_stage_has_its_part_of_it(clock):
+    """A stall before the first iteration of a profile is no part of it, though its stage ends in that iteration."""
+    stages, profiler = Stages(None, NullGate(), clock=clock), Profiler()
+    for step in range(1 + WARM_UP + FEWEST):
+        with stages.stage(CPU):
+            clock.now_s += 1
+        with stages.stage(GPU):
+            clock.now_s += 300 if step == WARM_UP else 3
+            stages.publish()
+            profiler.step(clock.now_s, stages.busy_so_far())
+            clock.now_s += 2
+    assert profiler.result is not None
+    stage_s, iteration_s, _ = profiler.result
+    assert (stage_s[CPU], stage_s[GPU], iteration_s) == pytest.approx((1, 5, 6))
+    assert stages.busy_so_far() == stages.busy_s
